@@ -463,7 +463,7 @@ def bounded(read: Callable[[Path], str], path: Path) -> tuple[str, float, float]
     if not (process := os.fork()):
         os.close(reads)
         before = _data()
-        resource.setrlimit(resource.RLIMIT_DATA, (before + MEGABYTES * 2**20,) * 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (before + MEGABYTES * 2**20, before + MEGABYTES * 2**20))
         resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
         start = time.process_time()
         try:
@@ -510,7 +510,7 @@ def main() -> None:
                 path.write_bytes(data)
                 told, seconds, megabytes = bounded(read, path)
                 path.unlink()
-                found[f"{kind}: {name}"] = {"told": told, "seconds": seconds, "megabytes": megabytes}
+                found[f"{kind}: {name}"] = {"told": told.replace(f"{folder}/", ""), "seconds": seconds, "megabytes": megabytes}
     refused = [case for case in found.values() if case["told"] and "NOT REFUSED" not in case["told"]]
     summary = {
         "cases": len(found),
@@ -521,7 +521,7 @@ def main() -> None:
         "perennial": VERSION,
     }
     told = {
-        name: case["told"].replace(str(Path(tempfile.gettempdir())), "TMP")[:160]
+        name: case["told"][:160]
         for name, case in found.items()
     }
     if "--dry" not in sys.argv:

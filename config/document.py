@@ -47,7 +47,7 @@ def require_digest(experiment: Experiment, content: dict[str, Any], expected: st
         raise ConfigError(
             f"{where}: its settings have SHA-256 {' or '.join(sorted(found))}, the run names {expected:.64}"
         )
-    experiment.__dict__["digest"] = expected
+    vars(experiment)["digest"] = expected
 
 
 def document_digest(content: dict[str, Any]) -> str:
@@ -77,8 +77,7 @@ def _locate_encoder(content: dict[str, Any], where: str, folder: Path) -> None:
     """Make digests.encoder.file the text beside the document, which is the only one that it may name."""
     digests = content.get("digests")
     encoder = digests.get("encoder") if isinstance(digests, dict) else None
-    file = encoder.get("file") if isinstance(encoder, dict) else None
-    if file is None:
+    if not isinstance(encoder, dict) or (file := encoder.get("file")) is None:
         return
     if file != ENCODER or not isinstance(encoder.get("sha256"), str):
         raise ConfigError(

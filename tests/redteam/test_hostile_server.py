@@ -131,7 +131,7 @@ def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Pa
     request = DescribeRequest(version=VERSION, experiment=hospital.experiment.digest)
     hospital.ask(request, digest="0" * 64)
     assert "policy: run config: digest: found" in hospital.refusal
-    assert f"approved here: {hospital.experiment.digest:.16} (hostile)" in hospital.refusal
+    assert f"approved here: hostile {hospital.experiment.digest:.16}" in hospital.refusal
 
 
 def test_what_was_approved_runs_whatever_becomes_of_the_file(tmp_path: Path) -> None:
