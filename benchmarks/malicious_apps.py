@@ -510,7 +510,11 @@ def main() -> None:
                 path.write_bytes(data)
                 told, seconds, megabytes = bounded(read, path)
                 path.unlink()
-                found[f"{kind}: {name}"] = {"told": told.replace(f"{folder}/", ""), "seconds": seconds, "megabytes": megabytes}
+                found[f"{kind}: {name}"] = {
+                    "told": told.replace(f"{folder}/", ""),
+                    "seconds": seconds,
+                    "megabytes": megabytes,
+                }
     refused = [case for case in found.values() if case["told"] and "NOT REFUSED" not in case["told"]]
     summary = {
         "cases": len(found),
@@ -520,10 +524,7 @@ def main() -> None:
         "python": platform.python_version(),
         "perennial": VERSION,
     }
-    told = {
-        name: case["told"][:160]
-        for name, case in found.items()
-    }
+    told = {name: case["told"][:160] for name, case in found.items()}
     if "--dry" not in sys.argv:
         RESULTS.write_text(json.dumps({"summary": summary, "told": told}, indent=1) + "\n", encoding="utf-8")
     for name, case in found.items():

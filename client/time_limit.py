@@ -25,6 +25,7 @@ def bounded(policy: SitePolicy, record: RecordDict) -> Iterator[None]:
     with time_limit(policy.max_seconds):
         yield
 
+
 TIME_RULE = "policy.max_seconds"
 """What a refusal begins with that ended a request for its length."""
 

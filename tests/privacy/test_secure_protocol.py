@@ -142,7 +142,7 @@ def _masked(federation: MaskedFederation) -> tuple[dict[str, SiteSession], Serve
 
 def test_a_stage_leaves_no_secret_that_it_does_not_need() -> None:
     """What a thief of a site's disk finds after each stage; what was given out can be given out again."""
-    federation = Federation(4, Parameters(1))
+    federation = MaskedFederation(4, Parameters(1))
     sessions, server = _masked(federation)
     assert all(session.mask_secret == session.seed == "" for session in sessions.values())
     for name, session in sessions.items():

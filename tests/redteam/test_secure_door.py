@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Message
 
 from perennial.benchmarks.attacked_hospital import Hospital
-from perennial.benchmarks.secure_sites import RUN, Federation, attempt_of, subject_of
+from perennial.benchmarks.secure_sites import RUN, MaskedFederation, attempt_of, subject_of
 from perennial.client.secure_state import SecureState
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, StateError
@@ -106,7 +106,7 @@ def test_a_request_of_texts_alone_is_bounded_too(tmp_path: Path) -> None:
 
 def _enrolled(folder: Path) -> tuple[SecureState, SiteSession]:
     """A site in a sum of three, about to mask its values."""
-    federation = Federation(3, Parameters())
+    federation = MaskedFederation(3, Parameters())
     sessions = federation.prepared(attempt_of())
     keeper = SecureState(folder, RUN, "site-000", SitePolicy())
     session = sessions["site-000"]
