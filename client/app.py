@@ -5,7 +5,7 @@ imported here that a request may not need.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
 from perennial.client.receipts import attach_tip, take_receipt
-from perennial.client.time_limit import bounded
+from perennial.client.time_limit import check_bytes
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
     ConfigError,
@@ -107,12 +107,13 @@ def _answer(
 
     def act(identity: Identity) -> Message:
         take_receipt(identity, message.content)
-        with bounded(identity.policy, message.content) if identity.deployed else nullcontext():
-            request = expected.from_record(message.content)
-            with _watched(identity, request, context):
-                record = handle(identity, request).to_record()
-                attach_tip(identity, record)
-                return Message(record, reply_to=message)
+        if identity.deployed:
+            check_bytes(identity.policy, message.content)
+        request = expected.from_record(message.content)
+        with _watched(identity, request, context):
+            record = handle(identity, request).to_record()
+            attach_tip(identity, record)
+            return Message(record, reply_to=message)
 
     return attempt(message, context, act)
 

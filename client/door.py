@@ -16,7 +16,7 @@ from perennial.client.quota import Quota
 from perennial.client.request_count import RequestCount
 from perennial.client.site import registry_of_site, require_same_experiment, require_split_key
 from perennial.client.split_key import keep_split_key
-from perennial.client.time_limit import TIME_RULE
+from perennial.client.time_limit import TIME_RULE, time_limit
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import (
@@ -59,7 +59,8 @@ def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
     if identity.own_data is not None:
         keep_split_key(folder, request.split_key)
     try:
-        yield
+        with time_limit(policy.max_seconds):
+            yield
     except PerennialError as error:
         if _told_nothing(request, error):
             count.give_back(plan, kind, request)

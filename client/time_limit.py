@@ -1,4 +1,4 @@
-"""The bytes and seconds that one request of any kind may take, before anything of it is read."""
+"""The bytes and seconds that one request of any kind may take."""
 
 import signal
 import threading
@@ -14,16 +14,13 @@ from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.fields import read_kind, record_bytes
 
 
-@contextmanager
-def bounded(policy: SitePolicy, record: RecordDict) -> Iterator[None]:
-    """Parse and answer a request inside the block. Raises PolicyRefusal naming the rule that it breaks."""
+def check_bytes(policy: SitePolicy, record: RecordDict) -> None:
+    """Raises PolicyRefusal for a request that is larger than the policy bears, before it is parsed."""
     found = record_bytes(record)
     if found > policy.max_bytes:
         raise PolicyRefusal(
             f"policy.max_bytes: {read_kind(record)}: found {found} bytes, allowed {policy.max_bytes}"
         )
-    with time_limit(policy.max_seconds):
-        yield
 
 
 TIME_RULE = "policy.max_seconds"
