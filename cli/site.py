@@ -217,7 +217,8 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
-    for line in in_words(setup.config.policy, any_app=setup.connection.any_app):
+    codes = bool(setup.config.other_code)
+    for line in in_words(setup.config.policy, any_app=setup.connection.any_app, other_code=codes):
         typer.echo(line)
     typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
     check_superlink(setup)

@@ -1,4 +1,4 @@
-"""What a hostile server could get out of a site under a policy, channel by channel.
+"""What a hostile server could get out of a site under a policy: one sentence, then channel by channel.
 
 For each channel: whether the server can recover single images, computed from the policy alone. The server is
 taken at its worst: it sends any model, in the requests of any experiment that the hospital approves.
@@ -15,17 +15,27 @@ ANY_APP = (
     "a hostile server can recover single images: YES, ALL OF THEM: connection.any_app runs whatever code and "
     "settings the operator sends, which can read what the SuperNode's user can and ignore this file"
 )
+OTHER_CODE = (
+    "a hostile server can recover single images: YES, ALL OF THEM, by apps with code of their own that "
+    "other_code names: such code can read what the SuperNode's user can and ignore this file"
+)
+SHARED = ("client_shared", "sample_shared")
+"""Demands that noise of all sites together serves."""
 BITS = 3 * 8
 """Bits of the smallest thing that is called an image here: three pixels of 8 bits."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One way out. recovers: whether single images come out of it. why: the rule that decides it."""
+    """One way out. recovers: whether single images come out of it. why: the rule that decides it.
+
+    open: whether anything leaves by it at all.
+    """
 
     name: str
     recovers: bool
     why: str
+    open: bool = True
 
     def __str__(self) -> str:
         return f"{self.name}: {'YES' if self.recovers else 'no'}, {self.why}"
@@ -42,12 +52,35 @@ def channels(policy: SitePolicy) -> Iterator[Channel]:
     yield _statistics(policy)
 
 
-def in_words(policy: SitePolicy, *, any_app: bool = False) -> Iterator[str]:
-    """The lines that `perennial site check` prints. any_app: connection.any_app of the same file."""
+def in_one_sentence(policy: SitePolicy) -> str:
+    """What the server can learn under a policy at worst, from the same channels."""
+    found = [channel for channel in channels(policy) if channel.open]
+    learns = "under this policy the server can learn"
+    if by := [channel.name for channel in found if channel.recovers]:
+        return f"{learns} single images of patients, by {', '.join(by)}"
+    if not found:
+        return f"{learns} nothing that is computed from samples: no request for it is answered"
+    if policy.require_privacy != "none" and policy.max_epsilon is not None:
+        return (
+            f"{learns} of one {policy.unit} what epsilon {policy.max_epsilon:g} at delta {policy.delta:g} "
+            f"allows over all runs together, by {', '.join(channel.name for channel in found)}"
+        )
+    return (
+        f"{learns} sums, means and counts over {policy.min_samples} samples and more, with no bound on what "
+        f"all of them together tell of one sample, by {', '.join(channel.name for channel in found)}"
+    )
+
+
+def in_words(policy: SitePolicy, *, any_app: bool = False, other_code: bool = False) -> Iterator[str]:
+    """The lines that `perennial site check` prints.
+
+    any_app: connection.any_app of the same file. other_code: whether the file names apps with code.
+    """
     found = [*channels(policy)]
-    if any_app:
-        yield ANY_APP
+    if any_app or other_code:
+        yield ANY_APP if any_app else OTHER_CODE
         yield "what Perennial's own code would let out, if the operator sends that:"
+    yield in_one_sentence(policy)
     by = [channel.name for channel in found if channel.recovers]
     if by:
         yield f"a hostile server can recover single images: YES, by {', '.join(by)}"
@@ -64,7 +97,7 @@ def in_words(policy: SitePolicy, *, any_app: bool = False) -> Iterator[str]:
 def _shut(policy: SitePolicy, name: str, answer: Answer) -> Channel | None:
     if answer in policy.answers:
         return None
-    return Channel(name, False, f"policy.answers does not list {answer!r}")
+    return Channel(name, False, f"policy.answers does not list {answer!r}", open=False)
 
 
 def _budget(policy: SitePolicy) -> str | None:
@@ -78,16 +111,25 @@ def _budget(policy: SitePolicy) -> str | None:
 
 def _masked(policy: SitePolicy, name: str) -> Channel | None:
     """A channel in which values leave as a part of masked sums only; None where they may leave alone."""
-    if not policy.require_secure and policy.require_privacy not in ("client_shared", "sample_shared"):
-        return None
+    if policy.require_privacy not in SHARED:
+        if not policy.require_secure or policy.require_privacy != "none":
+            return None
+        return Channel(
+            name,
+            True,
+            "policy.require_secure without noise: masks hide this site's value from a server that keeps to "
+            "the protocol; one that lies chooses the model and who counts as present, and one sum under a "
+            "model made for it gives single images. Noise of all sites stops that: require_privacy "
+            "client_shared or sample_shared",
+        )
     if not policy.peers:
-        why = "policy.peers pins nobody, so a hostile server can make up the other sites of a masked sum"
+        why = "policy.peers pins nobody, so a hostile server can make up the sites whose noise hides this one"
         return Channel(name, True, why)
     return Channel(
         name,
         False,
-        f"policy.require_secure, least_sites {policy.least_sites}: a sum of {name} with those of pinned "
-        "peers, as long as no more of them than the experiment assumes work with the server",
+        f"policy.require_privacy {policy.require_privacy!r}: a sum of {name} with those of pinned peers and "
+        "the noise of all, as long as no more of them than the experiment assumes work with the server",
     )
 
 
@@ -96,7 +138,7 @@ def _closed(policy: SitePolicy, name: str, answer: Answer) -> Channel | None:
     if shut := _shut(policy, name, answer):
         return shut
     budget = _budget(policy)
-    return None if budget is None else Channel(name, False, budget)
+    return None if budget is None else Channel(name, False, budget, open=policy.require_privacy != "none")
 
 
 def _updates(policy: SitePolicy) -> Channel:
@@ -178,7 +220,7 @@ def _prototypes(policy: SitePolicy) -> Channel:
         return closed
     if exempt(policy, "prototypes"):
         return Channel(name, True, "policy.below_floor lists 'prototypes', each of which is one sample")
-    return Channel(name, False, "policy.below_floor does not list 'prototypes'")
+    return Channel(name, False, "policy.below_floor does not list 'prototypes'", open=False)
 
 
 def _statistics(policy: SitePolicy) -> Channel:

@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from perennial.benchmarks.attack_table import RESULTS, page
 from perennial.benchmarks.attacked_hospital import POLICIES, Hospital, template_policy
 from perennial.benchmarks.hostile_server import ATTACKS, attacked, overrides
-from perennial.client.exposure import ANY_APP, channels, in_words
+from perennial.client.exposure import ANY_APP, OTHER_CODE, channels, in_one_sentence, in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
 
@@ -90,19 +90,24 @@ def test_no_recorded_recovery_contradicts_what_site_check_says() -> None:
             assert row["recovered"] == 0
 
 
+def verdict(policy: SitePolicy) -> str:
+    """The line about single images, which follows the one sentence."""
+    sentence, line = [*in_words(policy)][:2]
+    assert sentence == in_one_sentence(policy) and ("single images" in sentence) == ("YES" in line)
+    return line
+
+
 def test_site_check_speaks_of_the_policy_and_not_by_heart() -> None:
-    first = next(in_words(SitePolicy.model_validate(POLICIES["template"])))
+    first = verdict(SitePolicy.model_validate(POLICIES["template"]))
     assert first == "a hostile server can recover single images: no channel that this file opens gives them"
-    first = next(in_words(SitePolicy.model_validate(POLICIES["floor of 20"])))
+    first = verdict(SitePolicy.model_validate(POLICIES["floor of 20"]))
     assert first.endswith("YES, by updates, counts of right answers")
     few = SitePolicy.model_validate(POLICIES["floor of 20"] | {"max_evaluations": 20})
-    assert next(in_words(few)).endswith("YES, by updates")
+    assert verdict(few).endswith("YES, by updates")
     central = {"require_privacy": "client_central", "max_epsilon": 8, "min_samples": 20}
-    assert next(in_words(SitePolicy.model_validate(central))).endswith(
-        "YES, by updates, counts of right answers"
-    )
+    assert verdict(SitePolicy.model_validate(central)).endswith("YES, by updates, counts of right answers")
     named = {"min_samples": 20, "answers": ["digest"], "below_floor": ["digest"]}
-    assert next(in_words(SitePolicy.model_validate(named))).endswith("YES, by digests")
+    assert verdict(SitePolicy.model_validate(named)).endswith("YES, by digests")
 
 
 def test_a_site_that_runs_any_app_gives_everything_and_is_told(tmp_path: Path) -> None:
@@ -121,6 +126,7 @@ def test_a_site_that_runs_any_app_gives_everything_and_is_told(tmp_path: Path) -
     first, second, third = [*in_words(policy, any_app=True)][:3]
     assert first == ANY_APP and "YES, ALL OF THEM" in first
     assert "Perennial's own code" in second and third == next(in_words(policy))
+    assert next(in_words(policy, other_code=True)) == OTHER_CODE
 
 
 def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Path) -> None:

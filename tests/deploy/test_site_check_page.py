@@ -1,0 +1,31 @@
+"""docs/deploy.md shows what `perennial site check` says of three policies that hospitals write."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perennial.client.exposure import in_words
+from perennial.config.site import SitePolicy
+from perennial.deploy.site_template import template_policy
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
+BLOCKS = re.findall(r"```yaml\n(policy:.*?)```\n+```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_page_shows_the_template_masked_sums_and_no_protection() -> None:
+    policies = [SitePolicy.model_validate(yaml.safe_load(block)["policy"]) for block, _ in BLOCKS]
+    template = SitePolicy.model_validate(yaml.safe_load(template_policy())["policy"])
+    assert policies[0] == template
+    assert [(policy.require_secure, policy.require_privacy) for policy in policies] == [
+        (False, "sample"),
+        (True, "none"),
+        (False, "none"),
+    ]
+
+
+@pytest.mark.parametrize(("block", "said"), BLOCKS)
+def test_what_the_page_shows_is_what_site_check_says(block: str, said: str) -> None:
+    policy = SitePolicy.model_validate(yaml.safe_load(block)["policy"])
+    assert said.splitlines() == [*in_words(policy)]
