@@ -151,6 +151,15 @@ class Run:
 
         return Model(load_saved(self.folder / GLOBAL_MODEL))
 
+    def cross_site(self) -> dict[str, Any]:
+        """What the sums that a closed-form run kept say of its sites beside each other.
+
+        As summary.json has it under `cross_site`. Raises PerennialError saying why it cannot be said.
+        """
+        from perennial.server.opened_run import cross_site_of
+
+        return cross_site_of(self.folder)
+
     def model_of(self, site: str) -> Model:
         """The model of one simulated site's own. Raises StateError where it has none."""
         from perennial.models.saved import load_saved, model_file

@@ -8,7 +8,6 @@ reveals of what was subtracted.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,9 @@ from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import make_folder, replace_file, sole_owner
 from perennial.learning.analytic.files import read_by_task, read_statistics_file, write_statistics
 from perennial.learning.analytic.statistics import Statistics
-from perennial.models.incremental import complete_state
-from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved, save_model
+from perennial.models.saved import GLOBAL_MODEL, load_saved
 from perennial.protocol.tensors import content_sha256
-from perennial.server.checkpoint import (
-    Checkpoint,
-    load_checkpoint,
-    load_previous,
-    save_checkpoint,
-    save_previous,
-)
-from perennial.server.run_folder import CHECKPOINT
-from perennial.strategies.analytic import Analytic
-from perennial.strategies.base import IncrementalStrategy
+from perennial.server.opened_run import OpenedRun
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.kept import FOLDER
 
@@ -47,92 +36,6 @@ SAME_MODEL = 1e-6
 """By how much a head solved again may differ, relative to its largest value: float32's own rounding."""
 
 
-@dataclass
-class _Opened:
-    """A closed-form run, opened."""
-
-    folder: Path
-    checkpoint: Checkpoint
-    experiment: Experiment
-    whole: IncrementalStrategy
-    strategy: Analytic
-    model: SavedModel | None
-    """None of a run that has not finished."""
-
-    @classmethod
-    def open(cls, folder: Path, *, unfinished: bool = False) -> "_Opened":
-        """Raises StateError or ConfigError naming what is missing, or does not allow to subtract or merge.
-
-        unfinished: whether a run that has not finished will do.
-        """
-        checkpoint, _ = load_checkpoint(folder / CHECKPOINT)
-        finished = checkpoint.progress.finished
-        if not (finished or unfinished):
-            raise StateError(f"{folder}: the run is not finished; resume it first")
-        experiment = Experiment.model_validate(checkpoint.experiment)
-        if experiment.secure is not None:
-            raise ConfigError(
-                f"{folder}: secure: the server has sums over sites only, so no site's part can be taken "
-                "out or joined to another run; allowed: a run of strategy analytic without `secure`"
-            )
-        whole = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-        strategy = whole.closed_form
-        if strategy is None:
-            raise ConfigError(
-                f"{folder}: strategy {experiment.strategy.name} keeps no sums; allowed: analytic"
-            )
-        if experiment.privacy.enabled:
-            raise ConfigError(
-                f"{folder}: its sums left with noise; corrected ones need fresh noise and a new charge, and "
-                "the old release remains in the world"
-            )
-        whole.load_state_dict(checkpoint.strategy)
-        strategy.bounds = experiment.bounds
-        strategy.kept_sums.folder = folder / FOLDER if strategy.keep_sites else None
-        saved = load_saved(folder / GLOBAL_MODEL) if finished else None
-        return cls(folder, checkpoint, experiment, whole, strategy, saved)
-
-    @property
-    def saved(self) -> SavedModel:
-        assert self.model is not None
-        return self.model
-
-    @property
-    def classes(self) -> list[str]:
-        """Of the model as it stands: of a finished run's, or of the tasks whose sums were asked for."""
-        if self.model is not None:
-            return list(self.model.classes)
-        progress = self.checkpoint.progress
-        task = progress.task if progress.round_in_task else progress.task - 1
-        return list(progress.registry.classes[: progress.registry.schedule.num_classes(task)])
-
-    @property
-    def total(self) -> Statistics:
-        assert self.strategy.kept_sums.total is not None
-        return self.strategy.kept_sums.total
-
-    def require_features_of_nobody(self) -> None:
-        """Raises ConfigError where samples shaped the features, which a subtraction leaves as they are."""
-        for features in self.experiment.model.features or ():
-            if features.name == "model":
-                raise ConfigError(
-                    f"{self.folder}: model.features: the network of a finished run learnt from samples that "
-                    "may be those to withdraw; allowed: maps that no site's samples shaped"
-                )
-
-    def head(self, shrinkage: float | None) -> tuple[dict[str, Tensor], float]:
-        """The head of the sums as they are now, and its shrinkage."""
-        head, shrinkage = self.strategy.solved_again(len(self.classes), shrinkage)
-        return head.tensors(), shrinkage
-
-    def write_model(self, path: Path, head: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The run's model with another head; returns its complete tensors."""
-        tensors = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
-        settings = json.dumps(self.saved.settings)
-        save_model(path, tensors, self.saved.inputs, self.saved.classes, settings)
-        return tensors
-
-
 def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
     """Take a site's sums out of a finished run, solve anew, and write a certificate; returns its path.
 
@@ -140,7 +43,7 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
     or ConfigError saying why it cannot be done; a command that was stopped is completed by giving it again.
     """
     with sole_owner(folder, "forget"):
-        run = _Opened.open(folder, unfinished=True)
+        run = OpenedRun.open(folder, unfinished=True)
         run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
         if site not in strategy.withdrawn:
@@ -152,9 +55,9 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
             strategy.withdrawn[site] = _withdrawal(run, before, subtracted, by_task)
         head, used = run.head(shrinkage)
         if run.model is None:
-            _commit_unfinished(run, head, used)
+            run.commit_unfinished(head, used)
         else:
-            _commit(run, head)
+            run.commit(head)
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
         content = {
@@ -175,7 +78,7 @@ def write_form(folder: Path, site: str, path: Path) -> Path:
     In it is the key that divided the site's data, which the site does not keep. Raises StateError where the
     site's sums are in no task.
     """
-    run = _Opened.open(folder)
+    run = OpenedRun.open(folder)
     if not run.strategy.kept_sums.contributions_of(site):
         raise StateError(f"site {site!r}: its sums are in no task of this run")
     progress = run.checkpoint.progress
@@ -190,7 +93,7 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
     group: what the site wrote with `perennial site withdraw-records`.
     """
     with sole_owner(folder, "forget"):
-        run = _Opened.open(folder)
+        run = OpenedRun.open(folder)
         run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
         by_task, facts = read_by_task(group)
@@ -213,7 +116,7 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
             parts = {task: part.sha256 for task, part in sorted(by_task.items())}
             strategy.groups[sha256] = _withdrawal(run, before, subtracted, parts)
         head, used = run.head(shrinkage)
-        _commit(run, head)
+        run.commit(head, group=True)
         sums.keep_again(site, by_task)
         content = {
             "kind": "forget_group",
@@ -234,7 +137,7 @@ def merge(first: Path, second: Path, output: Path) -> Path:
     Returns its certificate. Raises ConfigError if the runs' maps, classes or heads differ, or if a
     site is in both.
     """
-    one, other = _Opened.open(first), _Opened.open(second)
+    one, other = OpenedRun.open(first), OpenedRun.open(second)
     features = _features(one), _features(other)
     if features[0] != features[1]:
         raise ConfigError(f"{second}: its features are {features[1]:.12}, those of {first} {features[0]:.12}")
@@ -339,7 +242,7 @@ def _added_up(parts: Iterable[Statistics]) -> Statistics:
 
 
 def _withdrawal(
-    run: _Opened, before: str, subtracted: Statistics, by_task: Mapping[int, str]
+    run: OpenedRun, before: str, subtracted: Statistics, by_task: Mapping[int, str]
 ) -> dict[str, Any]:
     """What a certificate says of a subtraction.
 
@@ -355,57 +258,13 @@ def _withdrawal(
     }
 
 
-def _classes_removed(run: _Opened, subtracted: Statistics) -> list[str]:
+def _classes_removed(run: OpenedRun, subtracted: Statistics) -> list[str]:
     """Classes of what was subtracted of which no sample is left."""
     left = run.total.over(range(len(run.classes))).counts
     return [run.classes[label] for label in subtracted.classes if not int(left[label])]
 
 
-def _commit(run: _Opened, head: dict[str, Tensor]) -> None:
-    """The run's files with the new sums and model. The checkpoint decides; the rest can be repeated."""
-    folder, progress = run.folder / CHECKPOINT, run.checkpoint.progress
-    arrays = {name: tensor.clone() for name, tensor in complete_state(run.saved.model).items()} | head
-    sha256, former = content_sha256(arrays), progress.previous
-    save_previous(folder, sha256, arrays, former)
-    progress.previous, progress.holders = sha256, []
-    changed = Checkpoint(progress, run.checkpoint.experiment, head, run.whole.state_dict())
-    # twice, because the file before it is kept, and holds the sums of the withdrawn site
-    save_checkpoint(folder, changed)
-    save_checkpoint(folder, changed)
-    save_previous(folder, sha256, arrays, sha256)
-    run.write_model(run.folder / GLOBAL_MODEL, head)
-    path = run.folder / "summary.json"
-    summary = json.loads(path.read_text())
-    summary["model_sha256"] = content_sha256(head)
-    summary["analytic"] |= {"sums_sha256": run.total.sha256, "withdrawn": sorted(run.strategy.withdrawn)}
-    replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
-
-
-def _commit_unfinished(run: _Opened, head: dict[str, Tensor], shrinkage: float) -> None:
-    """The checkpoint of a run that goes on, with the new sums and without any head that the site is in.
-
-    The model at the end of the task before is solved for again too, from the sums of the tasks up to it.
-    """
-    folder, progress, former = run.folder / CHECKPOINT, run.checkpoint.progress, run.checkpoint
-    before: dict[str, Tensor] = {}
-    if progress.previous:
-        before = load_previous(folder, progress.previous)
-        up_to_it = run.strategy.kept_sums.until(progress.task - 1)
-        again, _ = run.strategy.solved_again(len(before["head.bias"]), shrinkage, up_to_it)
-        before |= again.tensors()
-        sha256 = content_sha256(before)
-        save_previous(folder, sha256, before, progress.previous)
-        progress.previous, progress.holders = sha256, []
-    arrays = {**former.arrays, **(head if progress.round_in_task else {})}
-    changed = Checkpoint(progress, former.experiment, arrays, run.whole.state_dict(), former.class_means)
-    # twice, because the file before it is kept, and holds the sums of the withdrawn site
-    save_checkpoint(folder, changed)
-    save_checkpoint(folder, changed)
-    if before:
-        save_previous(folder, progress.previous, before, progress.previous)
-
-
-def _features(run: _Opened) -> str:
+def _features(run: OpenedRun) -> str:
     return json.loads((run.folder / "summary.json").read_text())["analytic"]["features"]
 
 

@@ -8,14 +8,13 @@ in one place, whatever the number of sites, the skew, the order of tasks, absenc
 import time
 from typing import Any
 
-import torch
 from flwr.serverapp import Grid
 
 from perennial.config import charges
 from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
-from perennial.learning.analytic.solve import HeadName, LinearHead, Sums
+from perennial.learning.analytic.solve import HeadName, LinAlgError, LinearHead, Sums
 from perennial.learning.analytic.statistics import Statistics, SumsForm, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
@@ -29,6 +28,7 @@ from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.automatic import AutomaticHead
 from perennial.strategies.statistics.balanced import BalancedSums
 from perennial.strategies.statistics.counted import counted_sums
+from perennial.strategies.statistics.cross_site import DEAR, block_or_none, marked, sentences, work
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
 from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
@@ -80,6 +80,7 @@ class Analytic(IncrementalStrategy):
         self._pending, self._complete = PendingRequests(), False
         self._plain = KeptSums()
         self._balanced = BalancedSums()
+        self.cross_site: dict[str, Any] = {}
         self._chosen: dict[int, float] = {}
         self._facts: list[dict[str, str]] = []
         self.withdrawn: dict[str, dict[str, Any]] = {}
@@ -179,7 +180,8 @@ class Analytic(IncrementalStrategy):
                 outcome.arrays = {
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
                 }
-            except (DataError, torch.linalg.LinAlgError) as error:
+                outcome.warnings += self._compared(task, range(request.stamp.num_classes))
+            except (DataError, LinAlgError) as error:
                 outcome.warnings.append(f"no head: {error}")
         answered = {*outcome.participants, *asking.failed}
         outcome.absent = [site for site in request.sites if site not in answered]
@@ -187,10 +189,23 @@ class Analytic(IncrementalStrategy):
         outcome.seconds = time.monotonic() - start
         return outcome
 
+    def _compared(self, task: int, classes: range) -> list[str]:
+        """Make the cross-site table of the sums as they are; returns sentences where it marks a site."""
+        assert self._services is not None
+        if work(len(self._sites()), self.width) > DEAR and task < self._services.schedule.count:
+            return []
+        before, able = marked(self.cross_site), self._masked is None and not self._privacy.enabled
+        self.compare_again(classes, able)
+        return sentences(self.cross_site) if marked(self.cross_site) - before else []
+
+    def compare_again(self, classes: range, able: bool = True) -> None:
+        """Make the cross-site table, or none where it cannot be made. able: whether sums are each site's."""
+        self.cross_site = block_or_none(self._plain, classes) if able else {}
+
     def summary_blocks(self) -> dict[str, Any]:
-        """What was summed, over what, and how far it was shrunk."""
+        """What was summed, over what, how far it was shrunk, and what sites' sums say of each other."""
         total = self._total()
-        return {
+        return ({"cross_site": self.cross_site} if self.cross_site else {}) | {
             "analytic": {
                 "head": self.head,
                 "maps": self._facts,
@@ -208,6 +223,7 @@ class Analytic(IncrementalStrategy):
     def state_dict(self) -> dict[str, Any]:
         state = self._plain.state("all")
         state |= self._balanced.state()
+        state["cross_site"] = self.cross_site
         state["withdrawn"], state["groups"] = self.withdrawn, self.groups
         if isinstance(self.settings, AutomaticHead):
             state["tried"] = self.settings.tried
@@ -217,6 +233,7 @@ class Analytic(IncrementalStrategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._plain.load("all", state)
         self._balanced.load(state)
+        self.cross_site = dict(state.get("cross_site", {}))
         self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
         self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
         if isinstance(self.settings, AutomaticHead):

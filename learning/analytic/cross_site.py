@@ -8,7 +8,7 @@ Shapes: K sites, C classes, D features with the constant, d = D - 1.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -113,7 +113,8 @@ def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
     """The table of these sites' sums, of all tasks together.
 
     In the heads that judge, no site counts as more records than the median site: one that multiplies its sums
-    would make the others' model its own, and they would seem to contradict it. A site of whose records more
+    would make the others' model its own, and they would seem to contradict it. For the same reason sites are
+    marked one by one, the worst first, and the next by the table without it. A site of whose records more
     than a tenth are of classes that nobody else has is not judged.
 
     Raises DataError for fewer than three sites: without one of two nobody is left to judge it by, and a pair
@@ -121,6 +122,20 @@ def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
     """
     if len(sites) < 3:
         raise DataError(f"cross-site table: found {len(sites)} sites, allowed three or more")
+    first = table = _table(sites)
+    left, marked = dict(sites), {}
+    while found := _marked(table.rows, table.given):
+        worst = min(found, key=lambda name: (table.rows[name].skill or 0.0, table.given.get(name, 0.0)))
+        marked[worst] = found[worst]
+        del left[worst]
+        if len(left) < 3:
+            break
+        table = _table(left)
+    return replace(first, marked=marked)
+
+
+def _table(sites: Mapping[str, Sums]) -> CrossSite:
+    """The table, with nobody marked."""
     names = sorted(sites)
     most = median(float(each.counts.sum()) for each in sites.values())
     weighed = {name: _at_most(each, most) for name, each in sites.items()}
@@ -162,7 +177,7 @@ def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
         if (values := [row.benefit[name] for row in rows.values() if name in row.benefit])
     }
     shrinkages = {name: shrinkage for name, (shrinkage, _) in judged.items()}
-    return CrossSite(rows, given, _marked(rows, given), shrinkages, len(total.gram) - 1)
+    return CrossSite(rows, given, {}, shrinkages, len(total.gram) - 1)
 
 
 def _at_most(sums: Sums, records: float) -> Sums:

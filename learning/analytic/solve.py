@@ -24,6 +24,7 @@ LEAST_VARIANCE = 1e-12
 NEVER = -1e9
 """Bias of a class without samples: it is never predicted."""
 REFINEMENTS = 2
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """compare.html: experiments side by side, the table and the plot that a paper would print."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perennial.foundation.files import replace_file
@@ -18,6 +19,7 @@ from perennial.server.report.markup import (
     plural,
     table,
 )
+from perennial.server.report.method_blocks import beside_each_other
 from perennial.server.report.page import page
 from perennial.server.report.sections import panel
 from perennial.server.report.task_figures import SHARES, after_tasks
@@ -78,6 +80,12 @@ def _page(comparison: Comparison) -> bytes:
         Section("Results", parts),
         Section("Accuracy over tasks", [_curves(rows)]),
         *([Section("Sites", [at_sites])] if at_sites is not None else []),
+        *(
+            replace(beside_each_other(run.blocks["cross_site"], run), title=f"Sites of {run.folder.name}")
+            for row in rows
+            for run in row.runs.values()
+            if run.blocks.get("cross_site")
+        ),
         Section("Runs", [panel("What was compared", table(names, sources, "lrlr", "Runs"), long=True)]),
     ]
     footer = element("p", "Written by `perennial compare`. This page loads nothing from anywhere.")

@@ -16,6 +16,7 @@ from perennial.server.charts.bars import NamedBars
 from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
+from perennial.server.report import cross_site
 from perennial.server.report.markup import (
     MISSING,
     Markup,
@@ -352,11 +353,17 @@ def head_choice(content: object, run: Run) -> Section:
     return Section("The head that was chosen", [panel("Heads compared", numbers, long=True)], note)
 
 
+def beside_each_other(content: object, run: Run) -> Section:
+    """The cross-site table."""
+    return cross_site.section(_checked(cross_site.Table, content, run, "cross_site"), run.summary.classes)
+
+
 BLOCKS: dict[str, Callable[[object, Run], Section]] = {
     "personalised_accuracy": personalised_accuracy,
     "contribution": contribution,
     "head_choice": head_choice,
     "bounds": bounds,
+    "cross_site": beside_each_other,
     "digest": digest,
     "attention": attention,
     "clusters": clusters,

@@ -140,3 +140,8 @@ def test_few_records_of_a_class_are_not_compared() -> None:
     sites = {f"site-{k}": sums(*records(30, k, classes=(0, 1))) for k in range(3)}
     sites["few"] = sums(*records(9, 5, classes=(0,)))
     assert not [each for each in class_differences(sites) if "few" in each.sites]
+
+
+def test_two_liars_are_marked_one_by_one_and_no_honest_site_beside_them() -> None:
+    liars = {f"liar-{k}": flipped(seed=70 + k, times=1000.0) for k in range(2)}
+    assert set(cross_site({**federation(6), **liars}).marked) == set(liars)

@@ -94,7 +94,7 @@ def test_a_withdrawal_that_was_stopped_is_completed(runs: Path, monkeypatch: pyt
     def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perennial.server.withdrawal._Opened.write_model", stop)
+    monkeypatch.setattr("perennial.server.opened_run.OpenedRun.write_model", stop)
     with pytest.raises(KeyboardInterrupt):
         forget(runs / "whole", "site-2")
     monkeypatch.undo()

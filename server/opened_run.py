@@ -1,0 +1,174 @@
+"""A closed-form run opened after it was made: its sums, its model, and how changed ones are written."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import replace_file
+from perennial.learning.analytic.statistics import Statistics
+from perennial.models.incremental import complete_state
+from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved, save_model
+from perennial.protocol.tensors import content_sha256
+from perennial.server.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    load_previous,
+    save_checkpoint,
+    save_previous,
+)
+from perennial.server.run_folder import CHECKPOINT
+from perennial.strategies.analytic import Analytic
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.statistics.cross_site import block_of
+from perennial.strategies.statistics.kept import FOLDER
+
+
+@dataclass
+class OpenedRun:
+    """A closed-form run, opened."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    experiment: Experiment
+    whole: IncrementalStrategy
+    strategy: Analytic
+    model: SavedModel | None
+    """None of a run that has not finished."""
+
+    @classmethod
+    def open(cls, folder: Path, *, unfinished: bool = False) -> "OpenedRun":
+        """Raises StateError or ConfigError naming what is missing, or does not allow to subtract or merge.
+
+        unfinished: whether a run that has not finished will do.
+        """
+        checkpoint, _ = load_checkpoint(folder / CHECKPOINT)
+        finished = checkpoint.progress.finished
+        if not (finished or unfinished):
+            raise StateError(f"{folder}: the run is not finished; resume it first")
+        experiment = Experiment.model_validate(checkpoint.experiment)
+        if experiment.secure is not None:
+            raise ConfigError(
+                f"{folder}: secure: the server has sums over sites only, so no site's part can be taken "
+                "out or joined to another run; allowed: a run of strategy analytic without `secure`"
+            )
+        whole = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+        strategy = whole.closed_form
+        if strategy is None:
+            raise ConfigError(
+                f"{folder}: strategy {experiment.strategy.name} keeps no sums; allowed: analytic"
+            )
+        if experiment.privacy.enabled:
+            raise ConfigError(
+                f"{folder}: its sums left with noise; corrected ones need fresh noise and a new charge, and "
+                "the old release remains in the world"
+            )
+        whole.load_state_dict(checkpoint.strategy)
+        strategy.bounds = experiment.bounds
+        strategy.kept_sums.folder = folder / FOLDER if strategy.keep_sites else None
+        saved = load_saved(folder / GLOBAL_MODEL) if finished else None
+        return cls(folder, checkpoint, experiment, whole, strategy, saved)
+
+    @property
+    def saved(self) -> SavedModel:
+        assert self.model is not None
+        return self.model
+
+    @property
+    def classes(self) -> list[str]:
+        """Of the model as it stands: of a finished run's, or of the tasks whose sums were asked for."""
+        if self.model is not None:
+            return list(self.model.classes)
+        progress = self.checkpoint.progress
+        task = progress.task if progress.round_in_task else progress.task - 1
+        return list(progress.registry.classes[: progress.registry.schedule.num_classes(task)])
+
+    @property
+    def total(self) -> Statistics:
+        assert self.strategy.kept_sums.total is not None
+        return self.strategy.kept_sums.total
+
+    def require_features_of_nobody(self) -> None:
+        """Raises ConfigError where samples shaped the features, which a subtraction leaves as they are."""
+        for features in self.experiment.model.features or ():
+            if features.name == "model":
+                raise ConfigError(
+                    f"{self.folder}: model.features: the network of a finished run learnt from samples that "
+                    "may be those to withdraw; allowed: maps that no site's samples shaped"
+                )
+
+    def head(self, shrinkage: float | None) -> tuple[dict[str, Tensor], float]:
+        """The head of the sums as they are now, and its shrinkage."""
+        head, shrinkage = self.strategy.solved_again(len(self.classes), shrinkage)
+        return head.tensors(), shrinkage
+
+    def write_model(self, path: Path, head: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The run's model with another head; returns its complete tensors."""
+        tensors = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
+        settings = json.dumps(self.saved.settings)
+        save_model(path, tensors, self.saved.inputs, self.saved.classes, settings)
+        return tensors
+
+    def commit(self, head: dict[str, Tensor], *, group: bool = False) -> None:
+        """The run's files with the new sums and model. The checkpoint decides; the rest can be repeated."""
+        folder, progress = self.folder / CHECKPOINT, self.checkpoint.progress
+        arrays = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
+        sha256, former = content_sha256(arrays), progress.previous
+        save_previous(folder, sha256, arrays, former)
+        progress.previous, progress.holders = sha256, []
+        # kept files of a site of which a group goes follow later, and the table would be of the sums before
+        self.strategy.compare_again(range(len(self.classes)), able=not group and self.strategy.keep_sites)
+        changed = Checkpoint(progress, self.checkpoint.experiment, head, self.whole.state_dict())
+        # twice, because the file before it is kept, and holds the sums of the withdrawn site
+        save_checkpoint(folder, changed)
+        save_checkpoint(folder, changed)
+        save_previous(folder, sha256, arrays, sha256)
+        self.write_model(self.folder / GLOBAL_MODEL, head)
+        path = self.folder / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["model_sha256"] = content_sha256(head)
+        summary.pop("cross_site", None)
+        if self.strategy.cross_site:
+            summary["cross_site"] = self.strategy.cross_site
+        summary["analytic"] |= {
+            "sums_sha256": self.total.sha256,
+            "withdrawn": sorted(self.strategy.withdrawn),
+        }
+        replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
+
+    def commit_unfinished(self, head: dict[str, Tensor], shrinkage: float) -> None:
+        """The checkpoint of a run that goes on, with the new sums and without any head that the site is in.
+
+        The model at the end of the task before is solved for again too, from the sums of the tasks up to it.
+        """
+        folder, progress, former = self.folder / CHECKPOINT, self.checkpoint.progress, self.checkpoint
+        before: dict[str, Tensor] = {}
+        if progress.previous:
+            before = load_previous(folder, progress.previous)
+            up_to_it = self.strategy.kept_sums.until(progress.task - 1)
+            again, _ = self.strategy.solved_again(len(before["head.bias"]), shrinkage, up_to_it)
+            before |= again.tensors()
+            sha256 = content_sha256(before)
+            save_previous(folder, sha256, before, progress.previous)
+            progress.previous, progress.holders = sha256, []
+        arrays = {**former.arrays, **(head if progress.round_in_task else {})}
+        changed = Checkpoint(progress, former.experiment, arrays, self.whole.state_dict(), former.class_means)
+        # twice, because the file before it is kept, and holds the sums of the withdrawn site
+        save_checkpoint(folder, changed)
+        save_checkpoint(folder, changed)
+        if before:
+            save_previous(folder, progress.previous, before, progress.previous)
+
+
+def cross_site_of(folder: Path) -> dict[str, Any]:
+    """What the sums of a finished run's sites say of each other; strategies/statistics/cross_site.py.
+
+    Raises ConfigError, StateError or DataError saying why it cannot be said.
+    """
+    run = OpenedRun.open(folder)
+    return block_of(run.strategy.kept_sums, range(len(run.classes)))

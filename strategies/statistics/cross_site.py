@@ -1,0 +1,115 @@
+"""The cross-site table of a closed-form run, from the sums that it keeps; no site is asked anything."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from perennial.foundation.errors import DataError
+from perennial.learning.analytic.cross_site import (
+    LEAST_RECORDS,
+    WIDEST,
+    basis_of,
+    class_differences,
+    cross_site,
+    turned,
+)
+from perennial.learning.analytic.solve import LinAlgError, Sums
+from perennial.learning.analytic.statistics import Statistics
+from perennial.strategies.statistics.kept import KeptSums
+
+DEAR = 1e11
+"""Multiplications from which on the table is made once, at the end of a run, and not after every task."""
+
+
+def work(sites: int, width: int) -> float:
+    """Multiplications that the table takes, roughly. width: features with the constant."""
+    used = min(width, WIDEST)
+    return sites * sites * used**3 / 3 + (10 * width**3 if width > WIDEST else 0)
+
+
+def sums_by_site(kept: KeptSums, classes: range) -> dict[str, Sums]:
+    """site -> its sums of all tasks, projected where they have more than WIDEST features.
+
+    One site's sums are in memory at a time beside the projected ones. Raises DataError where there are none;
+    StateError where a site's own sums were not kept.
+    """
+    if kept.total is None:
+        raise DataError("cross-site table: no site has sent sums yet")
+    basis = basis_of(Sums.of(kept.total.over(classes)))
+    found: dict[str, Sums] = {}
+    for site in sorted({site for of_task in kept.contributions.values() for site in of_task}):
+        own: Statistics | None = None
+        for task in kept.contributions_of(site):
+            part = kept.kept(task, site)
+            own = part if own is None else own + part
+        if own is not None and own.samples:
+            found[site] = turned(Sums.of(own.over(classes)), basis)
+    return found
+
+
+def block_of(kept: KeptSums, classes: range) -> dict[str, Any]:
+    """What summary.json says under `cross_site`. Raises DataError where it cannot be said.
+
+    sites: site -> {apart, skill, given, marked, benefit: {other: share}, classes: {label: {t, effect}}}; t
+    and effect are medians over the other sites that have the class.
+    """
+    sites = sums_by_site(kept, classes)
+    table = cross_site(sites)
+    by_class = _differences(sites)
+    return {
+        "features": table.features,
+        "sites": {
+            name: {
+                "apart": row.apart,
+                "skill": row.skill,
+                "given": table.given.get(name),
+                "marked": table.marked.get(name),
+                "benefit": row.benefit,
+                "classes": by_class.get(name, {}),
+            }
+            for name, row in table.rows.items()
+        },
+    }
+
+
+def block_or_none(kept: KeptSums, classes: range) -> dict[str, Any]:
+    """The same; empty where it cannot be said, as of weighted sums, which are kept elsewhere."""
+    if kept.folder is None:
+        return {}
+    try:
+        return block_of(kept, classes)
+    except (DataError, LinAlgError):
+        return {}
+
+
+def marked(block: Mapping[str, Any]) -> set[str]:
+    """The sites that a table marks."""
+    return {site for site, row in block.get("sites", {}).items() if row["marked"]}
+
+
+def sentences(block: dict[str, Any]) -> list[str]:
+    """One for each marked site, for the journal."""
+    return [
+        f"site {name} contradicts the others: {row['marked']}. An unusual camera, other label habits and "
+        "false sums look alike here: talk to the site; its sums can be withdrawn at any time"
+        for name, row in block["sites"].items()
+        if row["marked"]
+    ]
+
+
+def _differences(sites: dict[str, Sums]) -> dict[str, dict[str, dict[str, float]]]:
+    try:
+        found = class_differences(sites, LEAST_RECORDS)
+    except DataError:
+        return {}
+    gathered: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for each in found:
+        for site in each.sites:
+            gathered.setdefault(site, {}).setdefault(each.label, []).append((each.t, each.effect))
+    return {
+        site: {
+            str(label): {"t": median(t for t, _ in pairs), "effect": median(e for _, e in pairs)}
+            for label, pairs in sorted(labels.items())
+        }
+        for site, labels in gathered.items()
+    }

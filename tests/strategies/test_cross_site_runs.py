@@ -1,0 +1,122 @@
+"""The cross-site table of runs: in summary, journal and report, and without a site that was withdrawn."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perennial.client import statistics
+from perennial.client.site import Site
+from perennial.library import load_run
+from perennial.protocol.messages import StatisticsReply, StatisticsRequest
+from perennial.protocol.tensors import Tensors
+from perennial.server.report.compare import compare
+from perennial.server.report.write import write_report
+from perennial.server.withdrawal import forget
+from tests.strategies.test_analytic_runs import own_cache, run
+
+__all__ = ["own_cache"]
+DATA = {"partition": {"kind": "iid"}, "validation_fraction": 0.0, "samples_limit": 1200}
+TASKS = {"count": 2, "rounds": 1}
+RIDGE = {"name": "analytic", "head": "ridge", "shrinkage": 0.01}
+
+
+def made(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
+    return run(folder, name, **{"data": DATA, "tasks": TASKS, "strategy": RIDGE, **changes})
+
+
+@pytest.fixture
+def liar(monkeypatch: pytest.MonkeyPatch) -> str:
+    """site-3 exchanges the classes of each task, and multiplies its sums by 1,000."""
+    honest = statistics.answer_statistics
+
+    def flipping(site: Site, request: StatisticsRequest) -> Any:
+        reply = honest(site, request)
+        if site.name != "site-3" or not isinstance(reply, StatisticsReply):
+            return reply
+        told = reply.statistics
+        tensors = {"gram": told["gram"], "sums": told["sums"].flip(0), "counts": told["counts"].flip(0)}
+        lied = Tensors({name: tensor * 1000 for name, tensor in tensors.items()})
+        return StatisticsReply(
+            **request.stamp_fields, of_task=reply.of_task, features=reply.features, statistics=lied
+        )
+
+    monkeypatch.setattr(statistics, "answer_statistics", flipping)
+    return "site-3"
+
+
+def test_a_boosted_liar_is_named_everywhere_and_withdrawn_to_the_bits_of_a_run_without_it(
+    tmp_path: Path, liar: str
+) -> None:
+    found = made(tmp_path, "lied")
+    away = [{"site": liar, "first_round": 1}]
+    never = made(tmp_path, "never", absence=away)
+    assert found["final_accuracy"] < never["final_accuracy"] - 0.3
+    rows = found["cross_site"]["sites"]
+    assert [site for site, row in rows.items() if row["marked"]] == [liar]
+    assert rows[liar]["skill"] < 0 < rows["site-0"]["skill"]
+    folder = tmp_path / "runs" / "lied"
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    notes = [event["text"] for event in events if "text" in event]
+    assert any(f"site {liar} contradicts the others" in note for note in notes)
+    page = write_report(folder).read_text()
+    assert f"{liar} is fitted by the others&#x27; model" in page or f"{liar} is fitted by the others" in page
+    assert "Who gains from whom" in page and "How far a class differs" in page
+    forget(folder, liar)
+    after = json.loads((folder / "summary.json").read_text())
+    assert after["model_sha256"] == never["model_sha256"]
+    assert liar not in after["cross_site"]["sites"]
+    assert after["cross_site"] == never["cross_site"]
+
+
+def test_honest_sites_are_compared_and_nobody_is_marked(tmp_path: Path) -> None:
+    found = made(tmp_path, "honest")["cross_site"]
+    folder = tmp_path / "runs" / "honest"
+    assert load_run(folder).cross_site() == found
+    compare([folder], tmp_path)
+    assert "Sites of honest" in (tmp_path / "compare.html").read_text()
+    assert sorted(found["sites"]) == [f"site-{k}" for k in range(4)]
+    for row in found["sites"].values():
+        assert row["marked"] is None and row["skill"] > 0.3 and len(row["benefit"]) == 3
+        assert len(row["classes"]) == 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": {**RIDGE, "keep_sites": False}},
+        {"strategy": {**RIDGE, "head": "balanced_ridge"}},
+        {"data": {**DATA, "sites": 2}},
+    ],
+)
+def test_where_it_cannot_be_made_there_is_none(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert "cross_site" not in made(tmp_path, "without", **changes)
+
+
+def test_sums_with_a_negative_direction_are_dropped_by_name_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = statistics.answer_statistics
+
+    def inventing(site: Site, request: StatisticsRequest) -> Any:
+        reply = honest(site, request)
+        if site.name != "site-3" or not isinstance(reply, StatisticsReply):
+            return reply
+        gram = reply.statistics["gram"].clone()
+        gram[1] += int(gram.abs().max())
+        told = Tensors(gram=gram, sums=reply.statistics["sums"], counts=reply.statistics["counts"])
+        return StatisticsReply(
+            **request.stamp_fields, of_task=reply.of_task, features=reply.features, statistics=told
+        )
+
+    monkeypatch.setattr(statistics, "answer_statistics", inventing)
+    found = made(tmp_path, "invented")
+    never = made(tmp_path, "never", absence=[{"site": "site-3", "first_round": 1}])
+    assert found["model_sha256"] == never["model_sha256"]
+    lines = (tmp_path / "runs" / "invented" / "events.jsonl").read_text().splitlines()
+    dropped = [d for e in map(json.loads, lines) if e["event"] == "round" for d in e["dropped"]]
+    assert {d["site"] for d in dropped} == {"site-3"}
+    assert all("no sum of squares" in d["reason"] for d in dropped)
+    assert torch.isfinite(torch.tensor(found["final_accuracy"]))
