@@ -27,7 +27,7 @@ from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.automatic import AutomaticHead
 from perennial.strategies.statistics.balanced import BalancedSums
-from perennial.strategies.statistics.counted import counted_sums
+from perennial.strategies.statistics.counted import counted_sums, require_own_sums
 from perennial.strategies.statistics.cross_site import DEAR, block_or_none, marked, sentences, work
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
@@ -102,12 +102,7 @@ class Analytic(IncrementalStrategy):
         if experiment.privacy.enabled:
             self.settings.require_noisable(experiment.privacy.blocks[0] > 0)
         own = self.keep_sites and self.head != "balanced_ridge" and services.sums is None
-        cut = experiment.bounds.share or experiment.bounds.registered
-        if cut and (experiment.privacy.enabled or not own):
-            raise ConfigError(
-                "bounds.share, bounds.registered: each site's own sums are cut when the head is solved for; "
-                "allowed with keep_sites and head gaussian or ridge, without privacy and without secure"
-            )
+        require_own_sums(experiment.bounds, own and not experiment.privacy.enabled)
         self._services = services
         if self.keep_sites and services.folder is not None and services.sums is None:
             self._plain.folder = services.folder.parent / FOLDER

@@ -5,7 +5,7 @@ withdrawal.
 """
 
 from perennial.config.bounds import BoundsConfig
-from perennial.foundation.errors import DataError
+from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.influence import PARTS, parts_by_registration, parts_by_share
 from perennial.learning.analytic.solve import Sums
 from perennial.learning.analytic.statistics import EXACT_SAMPLES, Statistics
@@ -13,6 +13,15 @@ from perennial.strategies.statistics.kept import KeptSums
 
 LEAST_SITES = 4
 """Sites of a task from which on a share of it is bounded."""
+
+
+def require_own_sums(bounds: BoundsConfig, own: bool) -> None:
+    """Raises ConfigError where influence should be cut and the server has not each site's own plain sums."""
+    if (bounds.share or bounds.registered) and not own:
+        raise ConfigError(
+            "bounds.share, bounds.registered: each site's own sums are cut when the head is solved for; "
+            "allowed with keep_sites and head gaussian or ridge, without privacy and without secure"
+        )
 
 
 def parts_of(kept: KeptSums, bounds: BoundsConfig) -> dict[tuple[int, str], int]:
