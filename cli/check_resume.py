@@ -1,6 +1,6 @@
 """perennial check --resume: what would happen if a run were resumed with its data as they are now."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,13 @@ def _of_the_data(run: Path, experiment: Experiment, known: int, *, grows: bool) 
     from perennial.config.simulation import simulated_federation
 
     federation = simulated_federation(experiment)
-    fresh = _fresh(run, federation, known)
+    joined = {name for name in federation.sites if not (run / "sites" / name).exists()}
+    if experiment.strategy.trains or not grows:
+        joined = set()
+    for name in sorted(joined):
+        records = len(federation.sites[name].task_indices("train", 0, known))
+        yield f"site {name!r} is new: it is asked for the sums of its {records} records of earlier tasks too"
+    fresh = _fresh(run, federation, known, joined)
     replays = experiment.strategy.trains and experiment.learner.memory is not None
     if fresh and not grows:
         yield NOTHING_LEARNT.format(fresh, _when_learnt(experiment))
@@ -123,8 +129,8 @@ def _when_learnt(experiment: Experiment) -> str:
     return "they are learnt with the next class that is new; to learn them now, begin a new run"
 
 
-def _fresh(run: Path, federation: "SimulatedFederation", known: int) -> int:
-    """How many training records of the known classes no site has noted as learnt."""
+def _fresh(run: Path, federation: "SimulatedFederation", known: int, but: Collection[str] = ()) -> int:
+    """How many training records of the known classes no site has noted as learnt; but: sites left out."""
     import numpy as np
 
     from perennial.client.learnt import FOLDER, learnt_hashes
@@ -132,7 +138,11 @@ def _fresh(run: Path, federation: "SimulatedFederation", known: int) -> int:
     folders = sorted(run.glob(f"sites/*/runs/*/{FOLDER}"))
     hashes = learnt_hashes(folders, before_task=1 << 30)
     rows = np.concatenate(
-        [site.task_indices("train", 0, known).numpy() for site in federation.sites.values()]
+        [
+            site.task_indices("train", 0, known).numpy()
+            for name, site in federation.sites.items()
+            if name not in but
+        ]
     )
     keyed = next(iter(federation.sites.values())).keyed
     return int((~np.isin(keyed.values("learnt", rows), hashes)).sum()) if folders else 0

@@ -110,11 +110,30 @@ def continued(folder: Path, learnt: Learnt | None, new: Experiment) -> Experimen
     else:
         return new
     if len(names) == len(known) and not said:
-        return new
+        return _read_as_before(new, learnt) if grows_by_itself(new) else new
     tasks = new.tasks if new.tasks != old.tasks else _one_more(learnt.registry, names)
     registry = build_registry(names, tasks, new.seed, learnt.registry)
     new = new.model_copy(update={"data": new.data.model_copy(update={"classes": tuple(names)})})
     return _written_out(new, registry, learnt.inputs, learnt=learnt.registry.schedule.count)
+
+
+def _read_as_before(new: Experiment, learnt: Learnt) -> Experiment:
+    """The experiment whose data are read as when the run began, where records of known classes have come.
+
+    A mean or a category of the new records would change what the model sees.
+    """
+    from perennial.config.simulation import simulated_federation
+
+    pinned = _as_read(new.data, learnt.inputs)
+    federation = simulated_federation(new)
+    now = {"mean": federation.mean.tolist(), "std": federation.std.tolist()}
+    same = all(learnt.inputs[key] == value for key, value in now.items())
+    forget_simulated()
+    if not pinned or same:
+        return new
+    content = new.model_dump(mode="json")
+    content["data"] |= pinned
+    return Experiment.model_validate(content)
 
 
 def _require_planned(folder: Path, new: Experiment, learnt: Learnt) -> None:

@@ -1,0 +1,284 @@
+"""What the first model of `perennial init` reaches on data written out as files, beside two rivals.
+
+`python -m perennial.benchmarks.first_model [MINUTES]` adds the runs that are missing, until so many minutes
+are over, and writes results/first_model.jsonl and .md. Nothing is set by hand: the experiment is the one that
+init writes, with another seed. The pooled logistic regression sees the same training and validation samples
+in one place, raw and standardised; the best site alone is the best of such regressions on one site's samples
+each, by the judged samples, which favours it. A number beside a set is how many of its samples were taken.
+"""
+
+import csv
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from perennial.benchmarks.environment import machine
+from perennial.benchmarks.table import RESULTS, ROOT
+from perennial.cli.init import init_command
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.config.simulation import forget_simulated, simulated_federation
+from perennial.data.config import DataConfig
+from perennial.data.pack import load_pack
+from perennial.data.samples import Samples, fill_missing
+from perennial.engine.run import run_in_process
+
+RECORD, PAGE = RESULTS / "first_model.jsonl", RESULTS / "first_model.md"
+DATA = ROOT.parent / "shared" / "data"
+SEEDS = (1000, 1001, 1002)
+
+
+def _folders(root: Path, x: np.ndarray, names: list[str]) -> Path:
+    """Images (n, H, W) or (n, H, W, 3) in a folder for each name."""
+    for number, (pixels, name) in enumerate(zip(x, names, strict=True)):
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.squeeze()).save(folder / f"{number}.png")
+    return root
+
+
+def _table(root: Path, x: np.ndarray, y: np.ndarray) -> Path:
+    with open(root / "genes.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow([*(f"gene {number}" for number in range(x.shape[1])), "class"])
+        rows.writerows([*values, f"type {label}"] for values, label in zip(x.tolist(), y, strict=True))
+    return root / "genes.csv"
+
+
+def _spread(y: np.ndarray, most: int) -> np.ndarray:
+    """Rows evenly over the set, at most so many."""
+    return np.arange(len(y))[:: max(1, len(y) // most)][:most]
+
+
+def _heart(root: Path) -> Path:
+    path = root / "heart.csv"
+    path.write_bytes((DATA / "heart_disease_4_hospitals.csv").read_bytes())
+    return path
+
+
+def _coil(root: Path) -> Path:
+    data = np.load(DATA / "coil20.npz")
+    return _folders(root / "coil", data["x"], [f"object {label}" for label in data["y"]])
+
+
+def _orl(root: Path) -> Path:
+    data = np.load(DATA / "orl_faces.npz")
+    return _folders(root / "orl", data["x"], [f"person {label}" for label in data["y"]])
+
+
+def _genes(name: str) -> Callable[[Path], Path]:
+    def write(root: Path) -> Path:
+        data = np.load(DATA / "tabular_multiclass.npz")
+        return _table(root, data[f"{name}_x"], data[f"{name}_y"])
+
+    return write
+
+
+def _pack(file: str) -> Samples:
+    """The training part of a packed set, images channels first."""
+    return load_pack(DataConfig.model_validate({"source": "pack", "path": str(DATA / file)})).train
+
+
+def _images(part: Samples, rows: np.ndarray) -> np.ndarray:
+    return part.x[torch.from_numpy(rows)].permute(0, 2, 3, 1).numpy()
+
+
+def _fashion(root: Path) -> Path:
+    part = _pack("fashion_mnist.webp.zip")
+    y = part.y.numpy()
+    rows = _spread(y, 2000)
+    return _folders(root / "fashion", _images(part, rows), [f"kind {label}" for label in y[rows]])
+
+
+def _cifar(root: Path) -> Path:
+    part = _pack("cifar100.webp.zip")
+    y = part.y.numpy()
+    rows = np.flatnonzero(y < 10)[:1500]
+    return _folders(root / "cifar", _images(part, rows), [f"kind {label}" for label in y[rows]])
+
+
+def _ham(pack: str) -> Callable[[Path], Path]:
+    def write(root: Path) -> Path:
+        part = _pack(pack)
+        assert part.site is not None and part.groups is not None
+        rows = _spread(part.y.numpy(), 1600)
+        with open(root / "list.csv", "w", newline="") as file:
+            listed = csv.writer(file)
+            listed.writerow(["path", "label", "site", "lesion"])
+            for row, pixels in zip(rows.tolist(), _images(part, rows), strict=True):
+                Image.fromarray(pixels).save(root / f"{row}.png")
+                site, lesion = part.site_names[int(part.site[row])], part.groups[row].tobytes().hex()[:16]
+                listed.writerow([f"{row}.png", f"class {int(part.y[row])}", site, lesion])
+        return root / "list.csv"
+
+    return write
+
+
+SETS: dict[str, Callable[[Path], Path]] = {
+    "heart disease, 4 hospitals (920)": _heart,
+    "gene expression, khan (63)": _genes("khan"),
+    "methylation, christensen (217)": _genes("christensen"),
+    "ORL (400)": _orl,
+    "COIL-20 (1,440)": _coil,
+    "Fashion-MNIST (2,000)": _fashion,
+    "HAM10000, 32 px, 4 clinics (1,600)": _ham("ham10000_32.webp.zip"),
+    "CIFAR-100, 10 classes (1,500)": _cifar,
+    "HAM10000, 128 x 96, 4 clinics (1,600)": _ham("ham10000_128.webp.zip"),
+}
+
+
+def measured(name: str, seed: int) -> dict[str, Any]:
+    """One run of what init writes, and the two rivals on the same samples."""
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        (root / "data").mkdir()
+        data = SETS[name](root / "data")
+        init_command(data, root / "first", "")
+        file, runs = root / "first" / "experiment.yaml", root / "runs"
+        # two sets written as genes.csv are one experiment to the cache, which does not look at paths
+        forget_simulated()
+        started = time.perf_counter()
+        run_in_process(RunSettings(str(file), f"seed={seed}", "first", str(runs)))
+        seconds = time.perf_counter() - started
+        summary = json.loads((runs / "first" / "summary.json").read_text())
+        told = json.loads((runs / "first" / "measures.json").read_text())
+        experiment = load_experiment(file).model_copy(update={"seed": seed})
+        pooled, alone = _rivals(experiment)
+    chosen = summary["head_choice"][0]
+    return {
+        "set": name,
+        "seed": seed,
+        "first": [told["balanced_accuracy"]["value"], told["macro_auroc"]["value"]],
+        "calibration_error": told["calibration"]["scaled_error"]["value"],
+        "pooled": pooled,
+        "alone": alone,
+        "chosen": f"{chosen['head']} {chosen['shrinkage']:g} on {' and '.join(chosen['maps'])}",
+        "judged": told["samples"],
+        "seconds": round(seconds),
+    }
+
+
+def _rivals(experiment: Any) -> tuple[list[float], list[float]]:
+    """[balanced accuracy, mean AUROC] of the regression on all samples, and on the best site's alone."""
+    federation = simulated_federation(experiment)
+    first = next(iter(federation.sites.values()))
+    fill = federation.mean if federation.fill is None else federation.fill
+    x = first.x.clone().float()
+    if x.ndim == 2:
+        fill_missing(x, fill)
+    x = x.flatten(1).double().numpy()
+    test = federation.test
+    if test is not None:
+        judged = test.x[test.test].float()
+        if judged.ndim == 2:
+            fill_missing(judged, fill)
+        x_test, y_test = judged.flatten(1).double().numpy(), test.y[test.test].numpy()
+    else:
+        rows = torch.cat([site.test for site in federation.sites.values()])
+        x_test, y_test = x[rows.numpy()], first.y[rows].numpy()
+    parts = {
+        name: torch.cat([site.train, site.validation]).numpy() for name, site in federation.sites.items()
+    }
+    every = np.concatenate(list(parts.values()))
+    y = first.y.numpy()
+    pooled = _regression(x[every], y[every], x_test, y_test)
+    alone = [_regression(x[rows], y[rows], x_test, y_test) for rows in parts.values() if len(rows)]
+    return pooled, max(alone)
+
+
+def _regression(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> list[float]:
+    if len(np.unique(y)) < 2:
+        return [1 / len(np.unique(y_test)), 0.5]
+    mean, spread = x.mean(axis=0), x.std(axis=0)
+    scale = np.where(spread > 0, spread, 1.0)
+    x, x_test = (x - mean) / scale, (x_test - mean) / scale
+    if x.shape[1] > len(x):
+        # the same regression, whose weights lie in the span of its samples
+        _, _, basis = np.linalg.svd(x, full_matrices=False)
+        x, x_test = x @ basis.T, x_test @ basis.T
+    model = LogisticRegression(max_iter=200).fit(x, y)
+    shares = model.predict_proba(x_test)
+    held = {int(label): place for place, label in enumerate(model.classes_)}
+    areas = [
+        roc_auc_score(y_test == label, shares[:, held[label]]) if label in held else 0.5
+        for label in np.unique(y_test).tolist()
+        if len(np.unique(y_test)) > 1
+    ]
+    answers = model.classes_[shares.argmax(axis=1)]
+    recalls = [float((answers[y_test == label] == label).mean()) for label in np.unique(y_test)]
+    return [float(np.mean(recalls)), float(np.mean(areas))]
+
+
+def _missing(done: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    there = {(row["set"], row["seed"]) for row in done}
+    yield from ((name, seed) for seed in SEEDS for name in SETS if (name, seed) not in there)
+
+
+def read() -> list[dict[str, Any]]:
+    """The runs that were recorded."""
+    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
+
+
+def write_page(done: list[dict[str, Any]]) -> None:
+    """Write the table of what was recorded, misses and all."""
+    lines = [
+        "# The first model of init",
+        "",
+        "Written by `python -m perennial.benchmarks.first_model`; data written out as files, `perennial "
+        "init` and nothing else. Percent; balanced accuracy and mean AUROC on the held-out fifth, means over "
+        "seeds. A mark says that the first model is more than 1 point below pooled logistic regression on "
+        "the raw values, or below the best site alone.",
+        "",
+        "| set | seeds | first model | AUROC | pooled, raw | AUROC | best site alone | calibration error "
+        "| chosen (first seed) |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for name in SETS:
+        rows = [row for row in done if row["set"] == name]
+        if not rows:
+            continue
+        first, pooled, alone = (
+            [statistics.fmean(row[key][i] for row in rows) for i in (0, 1)]
+            for key in ("first", "pooled", "alone")
+        )
+        least = [max(pooled[i] - 0.01, alone[i]) for i in (0, 1)]
+        shares, areas = (f"{100 * first[i]:.1f}{' (below)' * (first[i] < least[i])}" for i in (0, 1))
+        errors = [row["calibration_error"] for row in rows if row["calibration_error"] is not None]
+        error = statistics.fmean(errors) if errors else None
+        shown = "not fitted" if error is None else f"{100 * error:.1f}{' (above 5)' * (error > 0.05)}"
+        seeds = ", ".join(str(row["seed"]) for row in rows)
+        lines.append(
+            f"| {name} | {seeds} | {shares} | {areas} | {100 * pooled[0]:.1f} | {100 * pooled[1]:.1f} "
+            f"| {100 * alone[0]:.1f} | {shown} | {rows[0]['chosen']} |"
+        )
+    lines += ["", f"Machine: {machine()}. Versions: torch {torch.__version__}, NumPy {np.__version__}.", ""]
+    PAGE.write_text("\n".join(lines))
+
+
+def main() -> None:
+    """Add what is missing and write the page."""
+    until = time.monotonic() + 60 * float(sys.argv[1] if len(sys.argv) > 1 else 20)
+    done = read()
+    for name, seed in _missing(done):
+        if time.monotonic() > until:
+            break
+        done.append(measured(name, seed))
+        with open(RECORD, "a") as file:
+            file.write(json.dumps(done[-1]) + "\n")
+        write_page(done)
+        print(done[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
