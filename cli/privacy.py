@@ -95,7 +95,7 @@ def attack_command(run: Path, victims: int, steps: int) -> None:
 
 
 def audit_command(path: Path, overrides: list[str], canaries: int, others: int, results: Path | None) -> None:
-    """Print claim and floor. Raises PrivacyError when the floor is above the claim."""
+    """Print the claim and what was found against it. Raises PrivacyError on any contradiction."""
     from perennial.config.experiment import load_experiment
     from perennial.engine.dp_audit import audit_experiment
 
@@ -106,7 +106,12 @@ def audit_command(path: Path, overrides: list[str], canaries: int, others: int, 
         f"claim: epsilon {audit.claim:.4g} for one {audit.unit} at delta {found.delta:g} "
         f"(mode {audit.mode})\n"
         f"floor: epsilon {found.epsilon_floor:.4g} at {found.confidence:.0%} confidence, from one run with "
-        f"{found.canaries} canaries: {found.right} of {found.guesses} guesses right",
+        f"{found.canaries} canaries: {found.right} of {found.guesses} guesses right; so many cannot refute a "
+        f"claim above {found.refutable:.4g}\n"
+        f"estimate: mu {audit.mu.mu:.3g} (95 % interval {audit.mu.low:.3g} to {audit.mu.high:.3g}), the "
+        f"claim is worth {audit.mu.claimed:.3g}; it assumes scores that are normal with one variance\n"
+        f"white box: {audit.watched} releases watched; {len(audit.objections)} objections to their noise, "
+        "clip, sampling and charges",
         soft_wrap=True,
     )
     if results is not None:
@@ -117,11 +122,11 @@ def audit_command(path: Path, overrides: list[str], canaries: int, others: int, 
             "unit": audit.unit,
             "claim": audit.claim if math.isfinite(audit.claim) else None,
             **vars(found),
+            "mu": {key: value for key, value in vars(audit.mu).items() if math.isfinite(value)},
+            "watched": audit.watched,
+            "objections": list(audit.objections),
         }
         with results.open("a") as file:
             file.write(json.dumps(line) + "\n")
-    if not audit.holds:
-        raise PrivacyError(
-            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: the release "
-            "depends on something that no accountant covers"
-        )
+    if audit.contradictions:
+        raise PrivacyError("; ".join(audit.contradictions))

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from perennial.client.site import Site
 from perennial.config.secure_words import UpdateWords
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
@@ -9,6 +11,7 @@ from perennial.foundation.streams import stream
 from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, WordSource
 from perennial.privacy.secure.masks import Words
+from perennial.privacy.witness import Seen, tell, watched
 from perennial.protocol.messages import TrainReply, TrainRequest
 
 
@@ -26,7 +29,12 @@ def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
         raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
     words = layout.encode(reply.update, weight, reply.within_clip_norm)
     if layout.noise is not None:
+        before = words.copy() if watched() else None
         layout.noise.add(words, _source(site, request.round), counts_within=layout.counts_within)
+        if before is not None:
+            values = (words - before)[: len(words) - 1 - layout.counts_within]
+            noise = values.view(np.int64 if words.dtype == np.uint64 else np.int32) * layout.noise.step
+            tell(Seen("share", noise, place=f"round {request.round}"))
     return words
 
 

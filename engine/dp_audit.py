@@ -33,10 +33,14 @@ from perennial.data.federation import build
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
 from perennial.engine.run import answer
 from perennial.engine.sums_audit import sums_seen
+from perennial.engine.white_box import ledger_entries, recording_of
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.models.saved import load_saved
+from perennial.privacy.attacks.gaussian_estimate import MuEstimate, estimate_mu
 from perennial.privacy.attacks.one_run import OneRunAudit, one_run_audit
+from perennial.privacy.attacks.white_box import Recording, findings
+from perennial.privacy.witness import watching
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply, TrainRequest
 
@@ -50,16 +54,40 @@ LEAST_CANARIES = 10
 
 @dataclass(frozen=True)
 class DpAudit:
-    """The claimed epsilon and the lower bound that the guesses prove; the claim is infinite without noise."""
+    """The claimed epsilon, and what was found against it; the claim is infinite without noise.
+
+    found: the lower bound that guesses prove. mu: an estimate, with an assumption of its own. objections: of
+    the white-box tests, which had `watched` releases.
+    """
 
     mode: str
     unit: str
     claim: float
     found: OneRunAudit
+    mu: MuEstimate
+    objections: tuple[str, ...]
+    watched: int
 
     @property
-    def holds(self) -> bool:
-        return self.found.epsilon_floor <= self.claim
+    def contradictions(self) -> list[str]:
+        """Everything that contradicts the claim, in words."""
+        found = [*self.objections]
+        if self.found.epsilon_floor > self.claim:
+            found.append(
+                f"canaries: the floor {self.found.epsilon_floor:.4g} is above the claim {self.claim:.4g}: "
+                "the release depends on something that no accountant covers"
+            )
+        if self.mu.contradicts:
+            found.append(
+                f"canaries: mu is estimated as {self.mu.mu:.3g}, at least {self.mu.low:.3g}, and claimed as "
+                f"{self.mu.claimed:.3g}"
+            )
+        if not self.watched and self.found.refutable < self.claim:
+            found.append(
+                f"no release was watched, and {self.found.canaries} canaries cannot refute a claim above "
+                f"{self.found.refutable:.3g}: nothing was tested; allowed: more canaries"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -104,6 +132,7 @@ class _Run:
     def __init__(self, experiment: Experiment, folder: Path, canaries: int) -> None:
         self.experiment, self.folder, self.canaries = experiment, folder, canaries
         self.data = folder / "canaries.npz"
+        self.recording: Recording | None = None
         self.present = stream(experiment.seed, "audit-canaries").random(canaries) < 0.5
 
     def of_samples(self, others: int) -> DpAudit:
@@ -166,6 +195,7 @@ class _Run:
     def of_sums(self) -> DpAudit:
         """Canaries are records whose features enter sums."""
         seen = sums_seen(self.experiment, self.folder, self.present)
+        self.recording = seen.recording
         return self._judged(seen.summary, seen.scores, seen.trains)
 
     def _settings(self, kind: str) -> dict[str, Any]:
@@ -227,7 +257,10 @@ class _Run:
         contexts = site_contexts(len(names), dict(vars(run)))
         grid = _WatchingGrid(contexts, names, self.canaries)
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(vars(run)))
-        summary = serve(grid, context, "in-process")
+        with watching() as seen:
+            summary = serve(grid, context, "in-process")
+        made = run.load()
+        self.recording = recording_of(made, seen, ledger_entries(run.folder(made)), len(names))
         saved = load_saved(run.folder(run.load()) / "model.safetensors")
         final = saved.model.get_parameter(HEAD).detach().numpy()
         change = np.diagonal(final)[: self.canaries] - grid.first
@@ -238,7 +271,10 @@ class _Run:
         value = summary["epsilon"]["value"]
         found = one_run_audit(scores[known], self.present[known], privacy.delta)
         claim = float("inf") if value is None else float(value)
-        return DpAudit(privacy.mode, summary["epsilon"]["unit"], claim, found)
+        mu = estimate_mu(scores[known], self.present[known], claim, privacy.delta)
+        assert self.recording is not None
+        objections, watched = tuple(findings(self.recording)), len(self.recording.noise)
+        return DpAudit(privacy.mode, summary["epsilon"]["unit"], claim, found, mu, objections, watched)
 
 
 class _WatchingGrid(InProcessGrid):

@@ -19,10 +19,13 @@ from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.secure_words import integers_of
 from perennial.engine.run import run_in_process
+from perennial.engine.white_box import ledger_entries, recording_of
 from perennial.foundation.errors import StateError
 from perennial.learning.analytic.files import read_statistics_file
 from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED
+from perennial.privacy.attacks.white_box import Recording
 from perennial.privacy.noised_sums import STEPS
+from perennial.privacy.witness import watching
 from perennial.server.checkpoint import CHECKPOINT
 from perennial.strategies.secure.store import SumStore
 from perennial.strategies.statistics.kept import FOLDER, file_name
@@ -36,11 +39,15 @@ CLEAR: dict[str, Any] = {"privacy": {"mode": "none"}, "secure": None}
 
 @dataclass(frozen=True)
 class SumsSeen:
-    """One run. summary: summary.json. scores: (m,) of the canaries. trains: (m,) bool, those in no test."""
+    """One run. summary: summary.json. scores: (m,) of the canaries. trains: (m,) bool, those in no test.
+
+    recording: what the run with noise was made of.
+    """
 
     summary: dict[str, Any]
     scores: np.ndarray
     trains: np.ndarray
+    recording: Recording
 
 
 def sums_seen(experiment: Experiment, folder: Path, present: np.ndarray) -> SumsSeen:
@@ -55,12 +62,15 @@ def sums_seen(experiment: Experiment, folder: Path, present: np.ndarray) -> Sums
     summary, sums, counts = runs.run("audited", present, {})
     _, of_sums, of_counts = experiment.privacy.blocks
     moved = ((sums - without) * features).sum(axis=1) / RADIUS_SQUARED
-    return SumsSeen(summary, of_sums**2 * moved + of_counts**2 * (counts - fewer), trains)
+    assert runs.recording is not None
+    scores = of_sums**2 * moved + of_counts**2 * (counts - fewer)
+    return SumsSeen(summary, scores, trains, runs.recording)
 
 
 class _Runs:
     def __init__(self, experiment: Experiment, folder: Path, canaries: int) -> None:
         self._experiment, self._folder, self._canaries = experiment, folder, canaries
+        self.recording: Recording | None = None
         secure = experiment.secure
         self._sites = experiment.data.sites or (secure.quorum if secure and secure.quorum else 2)
 
@@ -72,9 +82,12 @@ class _Runs:
         path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(self._settings(name) | changes))
         settings = RunSettings(str(path), name=name, runs=str(self._folder / "runs"), device="cpu")
-        summary: Any = run_in_process(settings)
+        with watching() as seen:
+            summary: Any = run_in_process(settings)
         experiment = settings.load()
         run = settings.folder(experiment)
+        if experiment.privacy.enabled:
+            self.recording = recording_of(experiment, seen, ledger_entries(run), self._sites)
         sums, counts = self._opened(run) if experiment.secure else self._of_sites(run)
         steps = STEPS if experiment.privacy.enabled else 1
         return summary, sums[:, :WIDTH].double().numpy() / GRID, counts.double().numpy() / steps

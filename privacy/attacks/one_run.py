@@ -14,7 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """epsilon_floor holds with `confidence` at delta; `right` of `guesses` on `canaries` were right."""
+    """epsilon_floor holds with `confidence` at delta; `right` of `guesses` on `canaries` were right.
+
+    refutable: the floor if all guesses were right; no claim above it can be refuted by so many.
+    """
 
     epsilon_floor: float
     delta: float
@@ -22,6 +25,7 @@ class OneRunAudit:
     canaries: int
     guesses: int
     right: int
+    refutable: float
 
 
 def one_run_audit(
@@ -40,8 +44,10 @@ def one_run_audit(
     each = max(1, int(share * count / 2))
     order = np.argsort(scores, kind="stable")
     right = int(present[order[-each:]].sum() + (~present[order[:each]]).sum())
-    floor = _largest_refuted(count, 2 * each, right, delta, 1 - confidence)
-    return OneRunAudit(floor, delta, confidence, count, 2 * each, right)
+    floor, most = (
+        _largest_refuted(count, 2 * each, number, delta, 1 - confidence) for number in (right, 2 * each)
+    )
+    return OneRunAudit(floor, delta, confidence, count, 2 * each, right, most)
 
 
 def chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
