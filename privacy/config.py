@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from perennial.foundation.block import Block
-from perennial.privacy.noised_sums import BLOCKS, Blocks
+from perennial.privacy.block_weights import BLOCKS, Blocks
 
 Mode = Literal["none", "client_local", "client_central", "client_shared", "sample", "sample_shared"]
 Unit = Literal["site", "patient", "sample"]

@@ -24,14 +24,11 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
+from perennial.privacy.block_weights import BLOCKS, Blocks
 from perennial.privacy.discrete_gaussian import LARGEST_STD, WordSource, discrete_gaussian
 
 STEPS = 1 << 16
 """Of noise, in 1."""
-Blocks = tuple[float, float, float]
-"""Weights (a, b, c) of products, sums and counts."""
-BLOCKS: Blocks = (0.5, 1.0, 0.2)
-UNWEIGHTED: Blocks = (1.0, 1.0, 1.0)
 
 
 def sensitivity(width: int, blocks: Blocks = BLOCKS) -> float:

@@ -14,18 +14,12 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
+from perennial.privacy.block_weights import UNWEIGHTED
 from perennial.privacy.calibration import gaussian_multiplier
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, bounded
 from perennial.privacy.discrete_gaussian import WordSource
-from perennial.privacy.noised_sums import (
-    STEPS,
-    UNWEIGHTED,
-    SumsNoise,
-    add_noise_to_sums,
-    replacement,
-    sensitivity,
-)
+from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
 
 LONGEST = 2048
 """Numbers in a sample's features, beyond which the sums of products (8 l^2 bytes) are refused."""
