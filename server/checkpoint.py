@@ -186,7 +186,8 @@ def _read(path: Path) -> Checkpoint:
         raise StateError(f"{path}: damaged or cut short ({error})") from error
     if facts.get("schema") != SCHEMA:
         raise StateError(
-            f"{path}: written by another version: schema {facts.get('schema')}, this one reads {SCHEMA}"
+            f"{path}: schema {facts.get('schema')}, written before Perennial 0.2.0 or by a later "
+            f"version; this one reads {SCHEMA}: finish the run with the version that began it, or begin anew"
         )
     if facts["checksum"] != _checksum(tensors):
         raise StateError(f"{path}: damaged: the checksum of its tensors differs")

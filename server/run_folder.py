@@ -72,7 +72,7 @@ def open_run_folder(
     exists = begun or (path / "events.jsonl").exists()
     if exists and not resume:
         raise StateError(f"{path}: holds a run already; resume it (--resume), or choose another --name")
-    if resume and not exists:
+    if resume and not exists and not (path / "experiment.yaml").exists():
         raise StateError(f"{path}: no run to resume here")
     folder = RunFolder(path, None, _as_stored(inputs), cohort=cohort)
     if begun:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
@@ -15,7 +17,7 @@ from perennial.config import simulation
 from perennial.config.run import RunSettings
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.server.checkpoint import CHECKPOINT, load_checkpoint
+from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, load_checkpoint
 from perennial.server.journal import read_events
 from perennial.server.run_states import State
 
@@ -169,3 +171,27 @@ def test_events_happen_in_their_states_alone(tmp_path: Path) -> None:
     with pytest.raises((StateError, ConfigError)):
         progress.continued(type(registry)(registry.classes[::-1], registry.schedule))
     assert json.loads(json.dumps(progress.plan)) == progress.plan
+
+
+def test_killed_before_anything_began_a_resume_starts_over(tmp_path: Path) -> None:
+    path = experiment(tmp_path)
+    folder = tmp_path / "runs" / "own"
+    folder.mkdir(parents=True)
+    with pytest.raises(StateError, match="no run to resume here"):
+        run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs"), resume="yes"))
+    settings = RunSettings(str(path), runs=str(tmp_path / "runs"))
+    (folder / "experiment.yaml").write_text(settings.load().to_yaml())
+    assert resumed(folder)["rounds"] == 6
+
+
+def test_a_checkpoint_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = experiment(tmp_path)
+    assert killed_at(RunSettings(str(path), runs=str(tmp_path / "runs")), 6)
+    checkpoint = tmp_path / "runs" / "own" / CHECKPOINT
+    for file in (LATEST, BEFORE):
+        with safe_open(checkpoint / file, framework="pt") as found:
+            facts = json.loads(found.metadata()["facts"]) | {"schema": 3}
+            tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
+        (checkpoint / file).write_bytes(save(tensors, {"facts": json.dumps(facts)}))
+    with pytest.raises(StateError, match="schema 3, written before Perennial 0.2.0.*finish the run with the"):
+        resumed(tmp_path / "runs" / "own")
