@@ -110,6 +110,7 @@ def _warnings(state: RunState) -> Iterator[Warned]:
             f"{', '.join(map(str, last))}.",
             "rounds.quorum of the experiment says how many answers a round needs.",
         )
+    yield from _of_classes(state)
     if state.damaged:
         yield Warned(
             "journal", "warning", f"{plural(state.damaged, 'line')} of the journal cannot be read.", ""
@@ -124,6 +125,19 @@ def _warnings(state: RunState) -> Iterator[Warned]:
             "critical",
             f"The disk that holds the run is nearly full: {disk.free / 1e9:.1f} GB are free.",
             "Free some; a run that could not write its checkpoint ends, and resumes when there is room.",
+        )
+
+
+def _of_classes(state: RunState) -> Iterator[Warned]:
+    """Of classes that the newest model recognises in no sample."""
+    found = state.learnt[-1].classes if state.learnt else []
+    never = [name for name, share in zip(state.class_names, found, strict=False) if share == 0.0]
+    if never:
+        yield Warned(
+            "unrecognised",
+            "warning",
+            f"{len(never)} of {plural(len(found), 'class')} recognised in no sample: {_named(never)}.",
+            "docs/which_method.md says what keeps earlier classes; the notes say if learning has stopped.",
         )
 
 

@@ -231,3 +231,15 @@ def test_a_disk_is_nearly_full_by_share_and_by_bytes(
     with going_on(tmp_path) as run, room_for(free, total):
         kinds = [warned.kind for warned in warnings_of(read(RunState(run.folder)))]
     assert kinds == (["disk"] if full else [])
+
+
+def test_classes_that_are_never_recognised_need_attention(tmp_path: Path) -> None:
+    state = RunState(tmp_path)
+    state.alive = True
+    state._take({"event": "task_started", "task": 1, "classes": ["mel", "nev"]})
+    done = {"event": "task_finished", "task": 1, "accuracy": [0.5], "average_accuracy": 0.5}
+    state._take({**done, "class_accuracy": [0.0, 0.9]})
+    (warned,) = [warned for warned in warnings_of(state) if warned.kind == "unrecognised"]
+    assert warned.text == "1 of 2 classes recognised in no sample: mel."
+    state._take({**done, "class_accuracy": [0.1, None]})
+    assert not [warned for warned in warnings_of(state) if warned.kind == "unrecognised"]
