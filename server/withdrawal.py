@@ -20,11 +20,13 @@ from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import make_folder, replace_file, sole_owner
 from perennial.learning.analytic.files import read_by_task, read_statistics_file, write_statistics
 from perennial.learning.analytic.statistics import Statistics
-from perennial.models.saved import GLOBAL_MODEL, load_saved
+from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
 from perennial.protocol.tensors import content_sha256
 from perennial.server.opened_run import OpenedRun
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.kept import FOLDER
+from perennial.strategies.statistics.versions import FOLDER as VERSIONS
+from perennial.strategies.statistics.versions import version_facts
 
 CERTIFICATES = "certificates"
 NOT_UNDONE = (
@@ -54,22 +56,16 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
             by_task = {task: found["sha256"] for task, found in contributed.items()}
             strategy.withdrawn[site] = _withdrawal(run, before, subtracted, by_task)
         head, used = run.head(shrinkage)
+        strategy.withdrawn[site] |= _of_model(head, used) | {"finished": run.model is not None}
         if run.model is None:
             run.commit_unfinished(head, used)
         else:
             run.commit(head)
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
-        content = {
-            "kind": "forget",
-            "run": run.checkpoint.progress.run,
-            "experiment": run.experiment.digest,
-            "site": site,
-            **strategy.withdrawn[site],
-            **_of_model(head, used),
-            "not_undone": list(NOT_UNDONE),
-        }
-        return _write_certificate(folder, f"forget-{site}", content)
+        for path in (folder / VERSIONS).glob("*.safetensors"):
+            path.unlink()
+        return _write_certificate(folder, f"forget-{site}", _of_site(run, site))
 
 
 def write_form(folder: Path, site: str, path: Path) -> Path:
@@ -116,19 +112,12 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
             parts = {task: part.sha256 for task, part in sorted(by_task.items())}
             strategy.groups[sha256] = _withdrawal(run, before, subtracted, parts)
         head, used = run.head(shrinkage)
+        strategy.groups[sha256] |= _of_model(head, used) | {"finished": True, "site": site}
         run.commit(head, group=True)
         sums.keep_again(site, by_task)
-        content = {
-            "kind": "forget_group",
-            "run": run.checkpoint.progress.run,
-            "experiment": run.experiment.digest,
-            "site": site,
-            "group": sha256,
-            **strategy.groups[sha256],
-            **_of_model(head, used),
-            "not_undone": [*NOT_UNDONE, "the group's own sums, which the site has sent for this"],
-        }
-        return _write_certificate(folder, f"forget-{site}-group-{sha256[:12]}", content)
+        for path in (folder / VERSIONS).glob("*.safetensors"):
+            path.unlink()
+        return _write_certificate(folder, f"forget-{site}-group-{sha256[:12]}", _of_group(run, sha256))
 
 
 def merge(first: Path, second: Path, output: Path) -> Path:
@@ -182,7 +171,9 @@ def merge(first: Path, second: Path, output: Path) -> Path:
 def verify(certificate: Path) -> list[str]:
     """What was found to hold, from the folder that the certificate lies in alone.
 
-    The sums after are added up again from what the folder keeps of every site, and the head is solved again.
+    A certificate of a withdrawal must say, field by field, what the run's own record says. The sums are added
+    up again from what the folder keeps of every site, and the head is solved again. Later withdrawals do not
+    void it. Nothing here is signed: who can change the whole folder can change the certificate with it.
     Raises StateError naming what does not hold.
     """
     try:
@@ -191,6 +182,11 @@ def verify(certificate: Path) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateError(f"{certificate}: no certificate ({error!r})") from error
     folder = certificate.absolute().parent.parent
+    later = 0
+    if kind != "merge":
+        run = OpenedRun.open(folder)
+        later = _require_recorded(certificate, content, run)
+        after, model = run.total.sha256, content_sha256(_heads(run.saved))
     saved = load_saved(folder / GLOBAL_MODEL)
     experiment = Experiment.model_validate(saved.settings)
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).closed_form
@@ -209,13 +205,14 @@ def verify(certificate: Path) -> list[str]:
             sums.contributions.setdefault(int(facts["task"]), {})[str(facts["site"])] = given
     if total is None or total.sha256 != after:
         found = "none" if total is None else f"{total.sha256:.12}"
-        raise StateError(f"{folder}: the sums kept add up to {found}, the certificate says {after:.12}")
+        raise StateError(f"{folder}: the sums kept add up to {found}, and should to {after:.12}")
     sums.total = total
-    head, _ = strategy.solved_again(len(saved.classes), float(content["shrinkage"]))
+    shrinkage = float(content["shrinkage"]) if not later else _latest(folder)["shrinkage"]
+    head, _ = strategy.solved_again(len(saved.classes), shrinkage)
     solved = head.tensors()
     now = {name: saved.model.state_dict()[name] for name in solved}
-    if content_sha256(now) != model:
-        raise StateError(f"{folder}: its model is another one than the certificate's, {model:.12}")
+    if content_sha256(now) != model or (not later and model != content["model"]):
+        raise StateError(f"{folder}: its model is another one than the certificate's, {content['model']:.12}")
     for name, tensor in solved.items():
         if not torch.allclose(tensor, now[name], rtol=0, atol=SAME_MODEL * float(tensor.abs().max())):
             raise StateError(f"{folder}: {name} is not what the sums give")
@@ -223,6 +220,10 @@ def verify(certificate: Path) -> list[str]:
         f"the sums of {len(files)} files add up to {after}",
         f"the model is the one that these sums give, {model}",
     ]
+    if later:
+        held.append(
+            f"since then there were {later} more withdrawals; sums and model are those after the last"
+        )
     if kind == "forget_group":
         held.append(
             f"some records of {content['site']} are out; their sums had SHA-256 {content['subtracted']}"
@@ -230,6 +231,68 @@ def verify(certificate: Path) -> list[str]:
     if kind == "forget":
         held.append(f"nothing of {content['site']} is kept; its sums had SHA-256 {content['subtracted']}")
     return held + [f"not undone: {text}" for text in content.get("not_undone", ())]
+
+
+def _require_recorded(certificate: Path, content: dict[str, Any], run: OpenedRun) -> int:
+    """How many withdrawals followed this one. Raises StateError unless the run's record says the same."""
+    strategy = run.strategy
+    if content["kind"] == "forget" and content.get("site") in strategy.withdrawn:
+        expected = _of_site(run, content["site"])
+    elif content["kind"] == "forget_group" and content.get("group") in strategy.groups:
+        expected = _of_group(run, content["group"])
+    else:
+        raise StateError(f"{certificate}: the run's record has no such withdrawal")
+    for key in sorted({*content, *expected}):
+        if content.get(key) != expected.get(key):
+            raise StateError(
+                f"{certificate}: {key}: found {content.get(key)!r:.60}, the run's record says "
+                f"{expected.get(key)!r:.60}"
+            )
+    if content["sums_before"] == content["sums_after"]:
+        raise StateError(f"{certificate}: nothing was withdrawn")
+    for path in (run.folder / VERSIONS).glob("*.safetensors"):
+        if content["site"] in version_facts(path).get("sites", ()) and content["kind"] == "forget":
+            raise StateError(f"{path}: a head that {content['site']} is in is still here")
+    records = [*strategy.withdrawn.values(), *strategy.groups.values()]
+    place, later = content["sums_after"], 0
+    if not all(record["finished"] for record in records):
+        # the run went on in between, and sums of other tasks came
+        return sum(record["number"] > expected["number"] for record in records)
+    while place != run.total.sha256:
+        following = [record for record in records if record["sums_before"] == place]
+        if len(following) != 1 or later > len(records):
+            raise StateError(f"{certificate}: no withdrawals lead from its sums to those of the run")
+        place, later = following[0]["sums_after"], later + 1
+    return later
+
+
+def _latest(folder: Path) -> dict[str, Any]:
+    strategy = OpenedRun.open(folder).strategy
+    records = [*strategy.withdrawn.values(), *strategy.groups.values()]
+    return max(records, key=lambda record: record["number"])
+
+
+def _heads(saved: SavedModel) -> dict[str, Tensor]:
+    state = saved.model.state_dict()
+    return {name: state[name] for name in ("head.weight", "head.bias")}
+
+
+def _of_site(run: OpenedRun, site: str) -> dict[str, Any]:
+    """The certificate of a withdrawn site, from the run's record."""
+    return {"kind": "forget", **_of_run(run), "site": site, **run.strategy.withdrawn[site]} | {
+        "not_undone": list(NOT_UNDONE)
+    }
+
+
+def _of_group(run: OpenedRun, sha256: str) -> dict[str, Any]:
+    """The certificate of a withdrawn group, from the run's record."""
+    return {"kind": "forget_group", **_of_run(run), "group": sha256, **run.strategy.groups[sha256]} | {
+        "not_undone": [*NOT_UNDONE, "the group's own sums, which the site has sent for this"]
+    }
+
+
+def _of_run(run: OpenedRun) -> dict[str, Any]:
+    return {"run": run.checkpoint.progress.run, "experiment": run.experiment.digest}
 
 
 def _added_up(parts: Iterable[Statistics]) -> Statistics:
@@ -248,7 +311,9 @@ def _withdrawal(
 
     before: SHA-256 of the sums. by_task: SHA-256 of what each task lost.
     """
+    former = [*run.strategy.withdrawn.values(), *run.strategy.groups.values()]
     return {
+        "number": 1 + max((record["number"] for record in former), default=0),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "sums_before": before,
         "sums_after": run.total.sha256,

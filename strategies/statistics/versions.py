@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import Tensor
 
 from perennial.foundation.files import make_folder, replace_file
@@ -19,3 +20,9 @@ def keep_version(folder: Path, round_number: int, head: Mapping[str, Tensor], fa
     make_folder(folder / FOLDER)
     path = folder / FOLDER / f"round-{round_number:06d}.safetensors"
     replace_file(path, pieces(head, {"facts": json.dumps(facts)}))
+
+
+def version_facts(path: Path) -> dict[str, Any]:
+    """What was written beside a version's head."""
+    with safe_open(path, framework="pt") as file:
+        return json.loads((file.metadata() or {}).get("facts", "{}"))
