@@ -52,15 +52,19 @@ def start_fork_server(apps: Path, killed: int) -> socket.socket:
 
 
 def launch_by_forking(channel: socket.socket) -> None:
-    """Let the SuperExec of this process hand every ClientApp to a fork server."""
+    """Let the SuperExec of this process hand every ClientApp to a fork server.
+
+    Nothing is installed for an app at run time, whatever the SuperNode was started with.
+    """
     launch = subprocess_executor.SubprocessExecutor.launch
 
     def launch_clientapp(self: Any, spec: Any) -> Any:
         if spec.task_type != TaskType.CLIENT_APP:
             return launch(self, spec)
-        fields = ("runtime_api_address", "token", "insecure", "parent_pid", "runtime_dependency_install")
+        fields = ("runtime_api_address", "token", "insecure", "parent_pid")
         request = {name: getattr(spec, name) for name in fields}
         request |= {"root_certificates": spec.root_certificates_path, "bundle": spec.fab_hash}
+        request["runtime_dependency_install"] = False
         channel.send(json.dumps(request).encode())
         return LaunchResult.accepted()
 

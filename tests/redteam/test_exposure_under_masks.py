@@ -32,7 +32,7 @@ class Sum(Hospital):
         assert isinstance(first, TrainReply)
         updates = [reply.update for reply in replies if isinstance(reply, TrainReply)]
         total = {
-            name: sum(update[name].double() for update in updates) / len(updates) for name in first.update
+            name: torch.stack([update[name].double() for update in updates]).mean(0) for name in first.update
         }
         return TrainReply(**{**vars(first), "update": Tensors(total)})
 
