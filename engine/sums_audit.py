@@ -132,7 +132,7 @@ class _Runs:
             },
             "tasks": {"count": 1, "rounds": 1, "order": "natural"},
             "model": {"name": "features", "features": [{"name": "random", "width": WIDTH}]},
-            "strategy": {"name": "analytic"},
+            "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 1.0, "standardise": False},
             "evaluation": {"federated": False},
             "rounds": {},
         }

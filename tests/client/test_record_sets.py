@@ -10,10 +10,12 @@ import pytest
 
 from perennial.benchmarks.attacked_hospital import Hospital
 from perennial.client import site as site_module
+from perennial.client.record_figures import record_figures
 from perennial.client.record_sets import book_of
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger
-from perennial.protocol.messages import StatisticsReply, StatisticsRequest
+from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
+from perennial.protocol.tensors import Tensors
 from tests.budgets import budget_for
 
 SPLIT_KEY = "0" * 64
@@ -169,3 +171,29 @@ def test_nothing_of_the_records_is_in_what_leaves_or_in_the_log(
     told = repr(reply.to_record()).encode() + caplog.text.encode()
     for secret in (key, key.hex().encode(), name.encode(), *(i.hex().encode() for i in ids.tolist())):
         assert secret not in told
+
+
+def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_path: Path) -> None:
+    """Two rounds over the same records: one set, stored once, and two charges that name it."""
+    training = {
+        "model": {"name": "mlp", "hidden": [4], "norm": "none"},
+        "tasks": {"count": 1, "rounds": 2},
+        "learner": {"optimizer": {"lr": 0.1}, "batch_size": 4},
+        "strategy": "fedavg",
+        "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.1},
+    }
+    write(tmp_path, [*rows(), rows()[0]])
+    policy = {"answers": ["train"], "require_privacy": "sample", "max_epsilon": 8}
+    own = {"source": "csv", "path": str(tmp_path / "visits.csv")}
+    place = Hospital(tmp_path, policy, own, **EXPERIMENT | training)
+    for number in (1, 2):
+        stamp = place.stamp(number) | {"split_key": SPLIT_KEY}
+        reply = place.ask(TrainRequest(**stamp, arrays=Tensors(place.arrays())))
+        assert isinstance(reply, TrainReply), place.refusal
+    first, second = Ledger(tmp_path / "state").entries()
+    assert first.records == second.records != ""
+    stored = list((tmp_path / "state" / "records" / "sets").iterdir())
+    assert [path.stat().st_size for path in stored] == [40 * 16], "the copy counts once"
+    figures = record_figures(tmp_path / "state", 1e-5)
+    assert figures is not None and figures.records == 40
+    assert figures.dearest.epsilon == compose([first, second], 1e-5).epsilon
