@@ -1,11 +1,13 @@
 """AdaBest: like FedDyn, but what is remembered decays (Varno et al. 2022, arXiv 2204.13170)."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
-from perennial.strategies.round.corrected import Corrected
+from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.corrected import Corrected, CorrectedMean
 from perennial.strategies.round.request import Arrays
 from perennial.strategies.sums.parameters import is_statistic
 
@@ -19,7 +21,7 @@ class AdaBest(Corrected):
     """
 
     asks = ASKS["adabest"]
-    needs = "the sites' drift estimates in their steps"
+    traits = replace(Corrected.traits, requires="the sites' drift estimates in their steps")
 
     def __init__(
         self, mu: float = 0.1, beta: float = 0.85, max_update_norm: float | None = None, **flower: Any
@@ -35,10 +37,21 @@ class AdaBest(Corrected):
     def beginning(self, arrays: Arrays) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in arrays.items() if not is_statistic(name)}
 
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return DecayedMean(ctx, self)
+
+
+class DecayedMean(CorrectedMean):
+    """The mean, extrapolated in the direction in which it moved since the round before."""
+
+    def __init__(self, ctx: RoundContext, method: AdaBest) -> None:
+        super().__init__(ctx, method)
+        self._beta = method.beta
+
     def moved(self) -> dict[str, Tensor]:
-        before, mean = self.memory, self._sum.added_to(self.reference)
-        self.memory = {name: mean[name] for name in before}
+        before, mean = self.corrected.memory, self.sum.added_to(self.ctx.reference)
+        self.corrected.memory = {name: mean[name] for name in before}
         return {
-            name: tensor if is_statistic(name) else tensor - self.beta * (before[name] - tensor)
+            name: tensor if is_statistic(name) else tensor - self._beta * (before[name] - tensor)
             for name, tensor in mean.items()
         }

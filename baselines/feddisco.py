@@ -15,8 +15,10 @@ from perennial.config.strategies import ASKS
 from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.label_counts import checked_counts
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.update_file import UpdateFile
 
@@ -63,7 +65,7 @@ class FedDisco(FedAvg):
     """
 
     asks = ASKS["feddisco"]
-    needs = "label counts from the sites"
+    traits = Traits(requires="label counts from the sites")
 
     def __init__(
         self,
@@ -78,41 +80,47 @@ class FedDisco(FedAvg):
             raise ValueError(f"a, b: found {a}, {b}; allowed 0 or more")
         self.a, self.b = a, b
         self.distance: Distance = distance
-        self._asked = False
-        self._waiting: UpdateFile | None = None
+        self.asked = False
+        """Whether sites were asked for label counts."""
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        self._asked = True
+        self.asked = True
         return super().requests(request, sites)
 
-    def begin_round(self) -> None:
-        self._grid = self.sum_grid(self.most_replies)
-        self._waiting = UpdateFile(self.reference)
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return BalancedMean(ctx, self)
+
+
+class BalancedMean(Aggregator):
+    """Keeps the updates of a round on disk, until it is known who answered and holds what."""
+
+    def __init__(self, ctx: RoundContext, method: FedDisco) -> None:
+        super().__init__(ctx)
+        self._method, self._most = method, ctx.request.most_replies
+        self._grid = ctx.sum_grid(self._most)
+        self._waiting = UpdateFile(ctx.reference)
         self._replies: dict[str, Admitted] = {}
         self._counts: dict[str, list[int]] = {}
 
-    def fold(self, reply: Admitted) -> None:
-        assert self._waiting is not None
+    def add(self, reply: Admitted) -> None:
         reported = reply.metrics.get(LABEL_COUNTS)
-        counts = checked_counts(reported, reply.num_examples) if self._asked else []
-        if not self._grid.holds(self.most_replies, reply.norm):
+        counts = checked_counts(reported, reply.num_examples) if self._method.asked else []
+        if not self._grid.holds(self._most, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
-        if self._asked:
+        if self._method.asked:
             self._counts[reply.site] = counts
         self._waiting.add(reply.site, reply.update)
         self._replies[reply.site] = replace(reply, update={}, method={})
 
-    def finish_round(self) -> dict[str, Tensor]:
-        assert self._waiting is not None
+    def result(self) -> dict[str, Tensor]:
         sites = sorted(self._replies)
         weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
         # weights that sum to the number of sites, so that the grid's step is small beside them for any number
-        total = ExactSum(self.reference, self._grid)
+        total = ExactSum(self.ctx.reference, self._grid)
         for site, update in self._waiting:
             total.add(update, weights[site] * len(sites), self._replies[site].norm)
-        self._waiting = None
-        self.outcome.details["weights"] = weights
-        return total.added_to(self.reference, len(sites))
+        self.ctx.outcome.details["weights"] = weights
+        return total.added_to(self.ctx.reference, len(sites))
 
     def _weights(self, sites: Sequence[str]) -> NDArray[np.float64]:
         samples = [self._replies[site].num_examples for site in sites]
@@ -122,4 +130,6 @@ class FedDisco(FedAvg):
         counts = np.array(
             [self._counts[site] + [0] * (width - len(self._counts[site])) for site in sites], dtype=np.int64
         )
-        return disco_weights(samples, discrepancies(counts, self.distance), self.a, self.b)
+        return disco_weights(
+            samples, discrepancies(counts, self._method.distance), self._method.a, self._method.b
+        )

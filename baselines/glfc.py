@@ -23,11 +23,13 @@ from perennial.foundation.streams import stream, torch_seed
 from perennial.models.gradient_encoder import GradientEncoder
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.fedavg import FedAvg, WeightedMean
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.site_settings import with_settings
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
@@ -47,8 +49,11 @@ class Glfc(FedAvg):
     """
 
     asks = ASKS["glfc"]
-    needs = "gradients of prototypes from the sites, and the server's model"
-    serves_groups = False  # its choice is of one model, the old one of every site
+    # its choice is of one model, the old one of every site
+    traits = Traits(
+        runs_per_cluster=False,
+        requires="gradients of prototypes from the sites, and the server's model",
+    )
 
     def __init__(
         self,
@@ -67,14 +72,13 @@ class Glfc(FedAvg):
         self.images, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.best: dict[str, Tensor] = {}
         self.best_score = -1.0
-        self._services: Services | None = None
 
-    def attach(self, services: Services) -> None:
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError where inputs are no images or their scale is unknown."""
-        super().attach(services)
-        if len(services.input_shape) != 3 or services.constants is None:
+        if len(run.input_shape) != 3 or run.constants is None:
             raise ConfigError("strategy glfc: makes images; allowed with images whose mean and std are known")
-        self._services = services
+        super().attach(run)
+        self.constants = run.constants
 
     def begin_task(self, task: TaskStart) -> None:
         self.images, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
@@ -84,31 +88,8 @@ class Glfc(FedAvg):
         order = {"noise": self.noise, "entropy_rise": self.entropy_rise}
         return dict.fromkeys(sites, with_settings(request, prototypes=order))
 
-    def begin_round(self) -> None:
-        super().begin_round()
-        self._arrived: dict[str, dict[str, Tensor]] = {}
-
-    def fold(self, reply: Admitted) -> None:
-        gradients = unprefixed("prototypes", reply.method)
-        if gradients:
-            self._arrived[reply.site] = self._checked(gradients)
-        super().fold(reply)
-
-    def finish_round(self) -> dict[str, Tensor]:
-        arrays = super().finish_round()
-        if self._services is None or self._stamp is None:
-            return arrays
-        for site in sorted(self._arrived):
-            self._reconstruct(self._arrived[site], site)
-        score = self._score(arrays)
-        if score >= self.best_score:
-            self.best, self.best_score = {name: value.clone() for name, value in arrays.items()}, score
-        self.outcome.details |= {
-            "transitions": sorted(self._arrived),
-            "images": len(self.labels),
-            "accuracy_on_images": score,
-        }
-        return self.best if self._stamp.round == self._last_round() else arrays
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return JudgedMean(ctx, self)
 
     def state_dict(self) -> dict[str, Any]:
         made = {"images": self.images, "labels": self.labels}
@@ -119,20 +100,51 @@ class Glfc(FedAvg):
         self.images, self.labels = made["images"], made["labels"]
         self.best, self.best_score = unprefixed("best", state), float(state["score"])
 
+
+class JudgedMean(WeightedMean):
+    """The mean of a round, and the images that its gradients give, by which its model is judged."""
+
+    def __init__(self, ctx: RoundContext, method: Glfc) -> None:
+        super().__init__(ctx, method)
+        self._glfc, self._stamp = method, ctx.request.stamp
+        self._arrived: dict[str, dict[str, Tensor]] = {}
+        self._known = method.attached and ctx.by_curriculum
+
+    def add(self, reply: Admitted) -> None:
+        gradients = unprefixed("prototypes", reply.method)
+        if gradients:
+            self._arrived[reply.site] = self._checked(gradients)
+        super().add(reply)
+
+    def result(self) -> dict[str, Tensor]:
+        arrays = super().result()
+        if not self._known:
+            return arrays
+        for site in sorted(self._arrived):
+            self._reconstruct(self._arrived[site], site)
+        score = self._score(arrays)
+        if score >= self._glfc.best_score:
+            self._glfc.best_score = score
+            self._glfc.best = {name: value.clone() for name, value in arrays.items()}
+        self.ctx.outcome.details |= {
+            "transitions": sorted(self._arrived),
+            "images": len(self._glfc.labels),
+            "accuracy_on_images": score,
+        }
+        return self._glfc.best if self._stamp.round == self._last_round() else arrays
+
     @property
     def _new_classes(self) -> range:
-        assert self._services is not None and self._stamp is not None
-        return self._services.schedule.classes_of(self._stamp.task)
+        return self._glfc.run.schedule.classes_of(self._stamp.task)
 
     def _encoder(self) -> GradientEncoder:
-        assert self._services is not None and self._stamp is not None
         return GradientEncoder(
-            self._services.input_shape, self._stamp.num_classes, self._services.experiment.seed
+            self._glfc.run.input_shape, self._stamp.num_classes, self._glfc.run.experiment.seed
         )
 
     def _checked(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Raises Rejected where a site sent anything but k gradients of the encoder."""
-        if self._services is None or self._stamp is None:
+        if not self._known:
             raise Rejected("prototypes: found gradients that nobody asked for")
         expected = {name: tuple(value.shape) for name, value in self._encoder().named_parameters()}
         found = {name: tuple(value.shape[1:]) for name, value in gradients.items() if value.dim()}
@@ -149,17 +161,19 @@ class Glfc(FedAvg):
 
     def _reconstruct(self, gradients: Mapping[str, Tensor], site: str) -> None:
         """Add images to the task's, where their class is new and wanted."""
-        assert self._services is not None and self._stamp is not None
-        encoder, shape = self._encoder(), self._services.input_shape
+        encoder, shape = self._encoder(), self._glfc.run.input_shape
         size: tuple[int, int, int] = (shape[0], shape[1], shape[2])
         for place in range(len(gradients["head.bias"])):
             gradient = {name: value[place] for name, value in gradients.items()}
             # cross entropy lowers the bias of no class but the sample's own (Zhao et al. 2020)
             label = int(gradient["head.bias"].argmin())
-            if label not in self._new_classes or int((self.labels == label).sum()) >= self.per_class:
+            if (
+                label not in self._new_classes
+                or int((self._glfc.labels == label).sum()) >= self._glfc.per_class
+            ):
                 continue
             seed = torch_seed(
-                stream(self._services.experiment.seed, "reconstruction", site, self._stamp.round, place)
+                stream(self._glfc.run.experiment.seed, "reconstruction", site, self._stamp.round, place)
             )
             made = invert_gradient(
                 encoder,
@@ -167,22 +181,20 @@ class Glfc(FedAvg):
                 size,
                 torch.Generator().manual_seed(seed),
                 labels=torch.tensor([label]),
-                steps=self.steps,
+                steps=self._glfc.steps,
             )
-            self.images = torch.cat([self.images.view(-1, *size), made.images])
-            self.labels = torch.cat([self.labels, made.labels])
+            self._glfc.images = torch.cat([self._glfc.images.view(-1, *size), made.images])
+            self._glfc.labels = torch.cat([self._glfc.labels, made.labels])
 
     @torch.no_grad()
     def _score(self, arrays: Mapping[str, Tensor]) -> float:
         """Accuracy of a model on the made images; 0 without any."""
-        assert self._services is not None and self._services.constants is not None
-        if len(self.labels) == 0:
+        if len(self._glfc.labels) == 0:
             return 0.0
-        inputs = to_float(self.images, *self._services.constants).to(self._services.device)
-        answers = self._services.load(arrays)(inputs).argmax(dim=1).cpu()
-        return float((answers == self.labels).float().mean())
+        inputs = to_float(self._glfc.images, *self._glfc.constants).to(self._glfc.run.device)
+        answers = self._glfc.run.load(arrays)(inputs).argmax(dim=1).cpu()
+        return float((answers == self._glfc.labels).float().mean())
 
     def _last_round(self) -> int:
-        assert self._services is not None and self._stamp is not None
-        experiment, tasks = self._services.experiment, range(1, self._stamp.task + 1)
-        return sum(experiment.lead_rounds(task) + self._services.schedule.rounds[task - 1] for task in tasks)
+        experiment, tasks = self._glfc.run.experiment, range(1, self._stamp.task + 1)
+        return sum(experiment.lead_rounds(task) + self._glfc.run.schedule.rounds[task - 1] for task in tasks)

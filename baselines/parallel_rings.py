@@ -14,15 +14,15 @@ from torch import Tensor
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.protocol.messages import TrainRequest
-from perennial.protocol.tensors import Tensors, byte_count
+from perennial.protocol.tensors import byte_count
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.chain import SLOWEST_POLL
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.traits import Traits
 
 
 class ParallelRings(IncrementalStrategy):
@@ -36,10 +36,13 @@ class ParallelRings(IncrementalStrategy):
     secret of the run; "never" keeps the sites' own order.
     """
 
-    combines_replies = False
-    waits_for_busy_sites = False  # a sub-ring goes on without
     asks = ASKS["parallel_rings"]
-    needs = "sites that train on a model which another one of the same round handed over"
+    # a sub-ring goes on without a site that is busy
+    traits = Traits(
+        aggregates_in_parallel=False,
+        waits_for_busy_sites=False,
+        requires="sites that train on a model which another one of the same round handed over",
+    )
 
     def __init__(
         self,
@@ -53,13 +56,12 @@ class ParallelRings(IncrementalStrategy):
             raise ValueError(f"rings: found {rings}, allowed 1 and more")
         self.rings = rings
         self.reshuffle: Literal["round", "never"] = reshuffle
-        self._secret = 0
-        self._exchange = Exchange(slowest_poll=SLOWEST_POLL)
+        self.exchange = Exchange(slowest_poll=SLOWEST_POLL)
 
-    def attach(self, services: Services) -> None:
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError when there are more sub-rings than sites."""
-        self._secret = services.secret_seed
-        sites = services.experiment.data.sites
+        super().attach(run)
+        sites = run.experiment.data.sites
         if sites is not None and self.rings > sites:
             raise ConfigError(
                 f"strategy.rings: found {self.rings}, allowed 1 to {sites}, the number of sites"
@@ -69,24 +71,24 @@ class ParallelRings(IncrementalStrategy):
         """The sites of each sub-ring, in the order of their turns."""
         sites = list(request.sites)
         if self.reshuffle == "round":
-            drawn = stream(self._secret, "ring-order", request.stamp.round).permutation(len(sites))
+            drawn = stream(self.run.secret_seed, "ring-order", request.stamp.round).permutation(len(sites))
             sites = [sites[index] for index in drawn]
         return [sites[first :: self.rings] for first in range(min(self.rings, len(sites)))]
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """One turn of every sub-ring at a time, until all sites have had theirs."""
         start = time.monotonic()
-        outcome = self.outcome = RoundOutcome()
+        outcome = RoundOutcome(asked=len(request.sites))
         rings = self.order(request)
         models: list[Arrays] = [request.arrays] * len(rings)
         weights = [0.0] * len(rings)
         for turn in range(max(map(len, rings), default=0)):
             at = {ring[turn]: number for number, ring in enumerate(rings) if turn < len(ring)}
-            replies = self._turns(grid, request, {site: models[ring] for site, ring in at.items()})
-            for reply in self._bounded(replies):
+            replies = self._turns(grid, request, {site: models[ring] for site, ring in at.items()}, outcome)
+            for reply in self._bounded(request, replies, outcome):
                 ring = at[reply.site]
-                for watch in self.watchers:
-                    watch(reply, models[ring], 1)
+                for observer in request.observers:
+                    observer(reply, models[ring], 1)
                 models[ring] = {name: tensor + reply.update[name] for name, tensor in models[ring].items()}
                 weights[ring] += self.weight(reply)
                 outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
@@ -98,53 +100,51 @@ class ParallelRings(IncrementalStrategy):
         outcome.seconds = time.monotonic() - start
         return outcome
 
-    def _turns(self, grid: Grid, request: RoundRequest, models: dict[str, Arrays]) -> list[Admitted]:
+    def _turns(
+        self, grid: Grid, request: RoundRequest, models: dict[str, Arrays], outcome: RoundOutcome
+    ) -> list[Admitted]:
         """The replies of sites that train at the same time, each on its own model, in the order of models."""
         # a reply that comes late belongs to a model that has moved on
-        self._exchange.late.clear()
-        asked = [site for site in models if not self._exchange.busy(site)]
+        self.exchange.late.clear()
+        asked = [site for site in models if not self.exchange.busy(site)]
         messages = [
-            TrainRequest(
-                **request.stamp.stamp_fields,
-                arrays=Tensors(models[site]),
-                progress=request.progress,
-                clip_norm=request.clip_norm,
-                **request.previous.fields(held=site in request.previous.holders),
-            )
+            request.message(models[site], **request.previous.fields(held=site in request.previous.holders))
             for site in asked
         ]
-        self.outcome.bytes_down += sum(message.tensor_bytes for message in messages)
+        outcome.bytes_down += sum(message.tensor_bytes for message in messages)
         found: dict[str, Admitted] = {}
         silent = set(models)
         requests = [
             (site, request.sites[site], message) for site, message in zip(asked, messages, strict=True)
         ]
-        for site, reply in self._exchange.run(grid, requests, request.deadline):
+        for site, reply in self.exchange.run(grid, requests, request.deadline):
             silent.discard(site)
             gate = Gate(
-                models[site], request.stamp, self.max_update_norm, max_samples=self.bounds.max_samples
+                models[site], request.stamp, self.norm_bound(request), max_samples=request.bounds.max_samples
             )
             try:
                 found[site] = gate.admit(reply, site)
             except Refused as refusal:
-                self.outcome.refused.append((site, str(refusal)))
+                outcome.refused.append((site, str(refusal)))
             except Rejected as rejection:
-                self.outcome.dropped.append((site, str(rejection)))
-        self.outcome.absent += [site for site in models if site in silent]
+                outcome.dropped.append((site, str(rejection)))
+        outcome.absent += [site for site in models if site in silent]
         return [found[site] for site in models if site in found]
 
-    def _bounded(self, replies: list[Admitted]) -> list[Admitted]:
+    def _bounded(
+        self, request: RoundRequest, replies: list[Admitted], outcome: RoundOutcome
+    ) -> list[Admitted]:
         """The replies as they count; in a run's first round each is bounded by the turns so far."""
-        if self.running is None:
+        if request.running is None:
             return replies
-        if self.running.waiting:
-            self.running.see_all([*self.outcome.participants.values(), *replies])
+        if request.running.waiting:
+            request.running.see_all([*outcome.participants.values(), *replies])
         kept = []
         for reply in replies:
             try:
-                kept.append(self.running.bounded(reply, self.takes_parts))
+                kept.append(request.running.bounded(reply, self.traits.accepts_scaled_updates))
             except Rejected as rejection:
-                self.outcome.dropped.append((reply.site, str(rejection)))
+                outcome.dropped.append((reply.site, str(rejection)))
         return kept
 
 

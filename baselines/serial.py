@@ -13,14 +13,15 @@ from perennial.strategies.ring.chain import Chain, Silent
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.exact_sum import ExactSum
 
 
 class Serial(FedAvg):
     """Sends the model along the chain; a site that fails is left out and the chain goes on without it."""
 
-    combines_replies = False
-    waits_for_busy_sites = False  # the chain goes on without
+    # the chain goes on without a site that is busy
+    traits = Traits(aggregates_in_parallel=False, waits_for_busy_sites=False)
 
     def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
@@ -44,15 +45,14 @@ class Serial(FedAvg):
                 site,
                 arrays,
                 held=site in request.previous.holders,
-                max_update_norm=self.max_update_norm,
-                max_samples=self.bounds.max_samples,
+                max_update_norm=self.norm_bound(request),
             )
             alone = replace(request, sites={site: request.sites[site]})
-            step = ExactSum(arrays, self.sums.grid(alone.most_replies, self.largest_sum_weight()))
+            step = ExactSum(arrays, request.sums.grid(alone.most_replies, self.largest_sum_weight(request)))
             step.add(reply.update, self.weight(reply), reply.norm)
             self.admit_hop(reply)
-            for watch in self.watchers:
-                watch(reply, arrays, 1)
+            for observer in request.observers:
+                observer(reply, arrays, 1)
         except Refused as refusal:
             outcome.refused.append((site, str(refusal)))
         except (Rejected, OverflowError) as rejection:

@@ -4,6 +4,7 @@ Thapa et al. 2022 (arXiv 2004.12088).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from flwr.serverapp import Grid
@@ -14,8 +15,9 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.parallel import parallel_round
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.exact_sum import ExactSum
 
 
@@ -39,32 +41,25 @@ class SplitFed(Serial):
     ) -> None:
         super().__init__(max_update_norm, **flower)
         self.version, self.client_part = version, client_part
-        if version == "v1":
-            self.combines_replies = self.waits_for_busy_sites = True
-        self.needs = "a model that is cut between the sites and the server"
-        self._seed = 0
-        self._sites_sum: ExactSum | None = None
-
-    def attach(self, services: Services) -> None:
-        self._seed = services.experiment.seed
+        cut = "a model that is cut between the sites and the server"
+        self.traits = replace(Serial.traits if version == "v2" else Traits(), requires=cut)
 
     def admit_hop(self, reply: Admitted) -> None:
         # here, where an update that does not fit is dropped by its site's name
-        assert self._sites_sum is not None
         self._sites_sum.add(reply.update, self.weight(reply), reply.norm)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         if self.version == "v1":
-            return super().train_round(grid, request)
+            return parallel_round(self, self.context(grid, request))
         ours = self.server_part(request.arrays)
         outcome = RoundOutcome()
         sites_part = {name: t for name, t in request.arrays.items() if name not in ours}
         self._sites_sum = sites_sum = ExactSum(
-            sites_part, self.sums.grid(request.most_replies, self.largest_sum_weight())
+            sites_part, request.sums.grid(request.most_replies, self.largest_sum_weight(request))
         )
         server: Mapping[str, Tensor] = {name: request.arrays[name] for name in ours}
         names = sorted(request.sites)
-        order = stream(self._seed, "serial-order", request.stamp.round).permutation(len(names))
+        order = stream(self.run.experiment.seed, "serial-order", request.stamp.round).permutation(len(names))
         for index in order.tolist():
             after = self.hop(grid, request, names[index], {**request.arrays, **server}, outcome)
             if after is not None:

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from perennial.baselines.inversion import Inversion
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.request import Arrays, TaskStart
-from perennial.strategies.round.services import Services
 from perennial.strategies.round.site_settings import with_settings
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
@@ -30,7 +29,7 @@ class Target(FedAvg):
     """
 
     asks = ASKS["target"]
-    needs = "the server's model, and distillation on made inputs at the sites"
+    traits = Traits(requires="the server's model, and distillation on made inputs at the sites")
 
     def __init__(
         self,
@@ -47,11 +46,7 @@ class Target(FedAvg):
         self.samples, self.distillation, self.temperature = samples, distillation, temperature
         self.inversion = Inversion(steps=steps, temperature=temperature)
         self.made: dict[str, Tensor] = {}
-        self._services: Services | None = None
         self._whole: Target | None = None
-
-    def attach(self, services: Services) -> None:
-        self._services = services
 
     def serve_group(self, whole: Any, own: Arrays, former: Any) -> None:
         """The inputs are those of the old model, which all groups have in common."""
@@ -64,14 +59,12 @@ class Target(FedAvg):
             return
         if task.new_classes.start == 0:
             return
-        if self._services is None:
-            raise ConfigError("strategy target: needs the server's model; allowed under the curriculum only")
         inputs, logits = self.inversion.synthesise(
-            self._services.load(task.reference),
+            self.run.load(task.reference),
             task.new_classes.start,
-            self._services.input_shape,
+            self.run.input_shape,
             self.samples,
-            self._services.experiment.seed,
+            self.run.experiment.seed,
             task.task,
         )
         self.made = {"x": inputs, "logits": logits}

@@ -10,7 +10,7 @@ import resource
 import time
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Gate
+from perennial.strategies.round.request import RoundRequest
 
 UPDATES = 100
 DISTINCT = 4
@@ -67,12 +68,11 @@ def reply(arrays: dict[str, Array], like: dict[str, Tensor], examples: int) -> M
 
 def ours(like: dict[str, Tensor], messages: Iterable[Message]) -> dict[str, Tensor]:
     """The new model, by the strategy that the server uses."""
-    strategy, gate = FedAvg(), Gate(like, STAMP)
-    strategy.reference = like
-    strategy.begin_round()
+    gate, request = Gate(like, STAMP), RoundRequest(STAMP, like, {}, 1.0, known=1024)
+    aggregator = FedAvg().aggregator(FedAvg().context(cast(Any, None), request))
     for number, message in enumerate(messages):
-        strategy.fold(gate.admit(message, f"site-{number}"))
-    return strategy.finish_round()
+        aggregator.add(gate.admit(message, f"site-{number}"))
+    return aggregator.result()
 
 
 def timed(repeats: int) -> dict[str, object]:

@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from perennial.benchmarks.aggregation import STAMP
 from perennial.benchmarks.environment import machine, versions
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.config import ModelConfig
@@ -27,7 +28,7 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.layer_attention import LayerAttention
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import RoundRequest
 
 SITES, REPEATS = 50, 2
 PLAIN = "fedavg"
@@ -58,12 +59,12 @@ def seconds(
         Admitted(f"site-{site:02}", some[site % len(some)], norms[site % len(some)], 100)
         for site in range(sites)
     ]
-    strategy.reference, strategy.outcome = reference, RoundOutcome()
+    request = RoundRequest(STAMP, reference, {}, 1.0, known=1024)
     start = time.perf_counter()
-    strategy.begin_round()
+    aggregator = strategy.aggregator(strategy.context(cast(Any, None), request))
     for reply in replies:
-        strategy.fold(reply)
-    strategy.finish_round()
+        aggregator.add(reply)
+    aggregator.result()
     return time.perf_counter() - start
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import Message, RecordDict
@@ -26,8 +26,8 @@ from perennial.config.bounds import BoundsConfig
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.files import replace_file
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.part import RoundPart
+from perennial.strategies.round.parallel import collect
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.running_bounds import NORMS, SAMPLES, RunningBounds
 from perennial.strategies.sums.update_file import KEPT_BYTES
 
@@ -57,15 +57,14 @@ def one_round(rule: str, like: Mapping[str, Tensor], replies: Iterator[Message] 
     settings = dict(RULES[rule])
     strategy = build_strategy(settings.pop("name"), settings)
     bounds = BoundsConfig()
-    strategy.running = RunningBounds(bounds, {NORMS: [100.0], SAMPLES: [100.0]})
-    strategy.begin_part(
-        RoundPart(like, RoundOutcome(), SITES, SITES, STAMP, {}, None, bounds=bounds, sums=strategy.sums)
-    )
+    running = RunningBounds(bounds, {NORMS: [100.0], SAMPLES: [100.0]})
+    request = RoundRequest(STAMP, like, {}, 1.0, known=SITES, bounds=bounds, running=running)
+    ctx = strategy.context(cast(Any, None), request)
     start = time.perf_counter()
-    arrays, _ = strategy.aggregate_train(2, replies)
-    taken = time.perf_counter() - start
-    assert arrays is not None, strategy.outcome.dropped
-    return taken
+    aggregator = strategy.aggregator(ctx)
+    assert collect(ctx, aggregator, strategy.traits, strategy.exchange, replies), ctx.outcome.dropped
+    aggregator.result()
+    return time.perf_counter() - start
 
 
 def peak(rule: str, sites: int) -> int:

@@ -72,7 +72,9 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         console.print(f"  task {task}: {names} ({rounds} rounds)")
-    closed_form = checked.strategy.closed_form
+    from perennial.strategies.analytic import Analytic
+
+    closed_form = checked.strategy.find(Analytic)
     if experiment.secure is not None:
         closed_form = None
         console.print(f"  {_sums(experiment.secure, facts.sites, shared_noise=experiment.privacy.shared)}")

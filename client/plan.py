@@ -156,8 +156,14 @@ class Plan:
         Each is a question about every held-out sample of its classes; a comparison of heads asks as many
         as there are heads.
         """
-        chosen, own = heads_compared(self.strategies)
+        chosen, own = self._heads
         return sum(self._counted("evaluate")) + chosen * self.rounds + own * len(self.last_rounds)
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        """Heads that sites compare in a round, and those that each compares for its own at a task's end."""
+        own = self.keys_of(lambda asks: asks.compares_heads)
+        return heads_compared(self.keys_of(lambda asks: asks.statistics), own)
 
     def _counted(self, *kinds: str) -> Iterator[int]:
         own = ("personal_model",) if self.experiment.evaluation.federated else ()
@@ -193,7 +199,7 @@ class Plan:
         if isinstance(request, EvaluateRequest):
             self._check_evaluation(request)
         if isinstance(request, CompareHeadsRequest):
-            found, most = questions_of(request), max(heads_compared(self.strategies))
+            found, most = questions_of(request), max(self._heads)
             if found > most:
                 raise PolicyRefusal(f"heads: found {found}, the approved experiment compares {most} at most")
         if isinstance(request, StatisticsRequest) and (request.weights is None) != (

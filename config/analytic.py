@@ -19,12 +19,12 @@ KAPPAS = (0.3, 1.0, 3.0, 10.0, 30.0)
 """How much more a site's own sums count in its own head, beside 0."""
 
 
-def heads_compared(strategies: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+def heads_compared(keys: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> tuple[int, int]:
     """How many heads sites compare in a round, and how many more each site for its own at a task's end.
 
-    strategies: every one of the experiment by name, with its keys.
+    keys: of the strategy that asks for sums; None: there is none. own: of the one that gives each site a head
+    of its own.
     """
-    keys, own = strategies.get("analytic"), strategies.get("own_heads")
     if keys is None:
         return 0, 0
     if keys.get("head") == "auto":

@@ -6,7 +6,7 @@ This is the one place outside `strategies/` and `baselines/` that knows a strate
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perennial.config.asks import Asks, OneOf
+from perennial.config.asks import Asks, Between, OneOf
 from perennial.config.turn import USUAL_SEGMENTS
 
 STRATEGIES = {
@@ -42,8 +42,13 @@ STRATEGIES = {
 }
 
 _HANDED_ON = "each turn hands a single site's model on"
-_CORRECTED = {"correction": None}
 _IN_CLUSTERS = "clusters are formed from single sites' vectors"
+
+
+def _corrected(name: str) -> dict[str, Between | OneOf | None]:
+    """The setting by which a site's own half of a method's correction is ordered."""
+    return {"correction.name": OneOf(values=(name,))}
+
 
 ASKS: Mapping[str, Asks] = {
     "fedavg": Asks(single_updates=""),
@@ -55,11 +60,9 @@ ASKS: Mapping[str, Asks] = {
     "fednova": Asks(
         clear_uploads=("steps",), single_updates="its weights are normalised by what single sites report"
     ),
-    "scaffold": Asks(
-        settings=_CORRECTED | {"correction.name": OneOf(values=("scaffold",))}, clear_uploads=("steps",)
-    ),
-    "feddyn": Asks(settings=_CORRECTED | {"correction.name": OneOf(values=("feddyn",))}),
-    "adabest": Asks(settings=_CORRECTED | {"correction.name": OneOf(values=("adabest",))}),
+    "scaffold": Asks(settings=_corrected("scaffold"), clear_uploads=("steps",)),
+    "feddyn": Asks(settings=_corrected("feddyn")),
+    "adabest": Asks(settings=_corrected("adabest")),
     "feddisco": Asks(
         measurements=("label_counts",),
         clear_uploads=("label_counts",),

@@ -22,6 +22,7 @@ if not (_HERE / "foundation").is_dir():
     __path__.append(str(_HERE.parent))
 
 if TYPE_CHECKING:
+    from perennial.config.asks import Asks
     from perennial.config.experiment import Experiment, load_experiment
     from perennial.data.samples import Samples, Source
     from perennial.foundation.errors import PerennialError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from perennial.library import Model, Prediction, Run, load_run, run
     from perennial.strategies.base import IncrementalStrategy
     from perennial.strategies.fedavg import FedAvg
+    from perennial.strategies.round.context import Aggregator, Around, RoundContext
+    from perennial.strategies.round.traits import Traits
     from perennial.strategies.wrapper import Wrapper
 
 _NAMES = {
@@ -43,6 +46,11 @@ _NAMES = {
     # for methods of one's own
     "IncrementalStrategy": "perennial.strategies.base",
     "FedAvg": "perennial.strategies.fedavg",
+    "Aggregator": "perennial.strategies.round.context",
+    "Around": "perennial.strategies.round.context",
+    "RoundContext": "perennial.strategies.round.context",
+    "Traits": "perennial.strategies.round.traits",
+    "Asks": "perennial.config.asks",
     "Wrapper": "perennial.strategies.wrapper",
     "Loss": "perennial.learning.classification",
     "Source": "perennial.data.samples",
@@ -50,6 +58,9 @@ _NAMES = {
 }
 
 __all__ = [
+    "Aggregator",
+    "Around",
+    "Asks",
     "Experiment",
     "FedAvg",
     "IncrementalStrategy",
@@ -57,9 +68,11 @@ __all__ = [
     "Model",
     "PerennialError",
     "Prediction",
+    "RoundContext",
     "Run",
     "Samples",
     "Source",
+    "Traits",
     "Wrapper",
     "load_experiment",
     "load_run",

@@ -22,7 +22,7 @@ from perennial.privacy.witness import Seen, tell, watched
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays
+from perennial.strategies.round.request import Arrays, Observer
 
 # Above this a norm is not that of a clipped update, whatever the order in which its squares were added.
 _TOLERANCE = 1 + 1e-5
@@ -52,10 +52,7 @@ class CentralPrivacy:
         if privacy.bayesian is not None and privacy.bayesian.enabled:
             self._pairs = _SampledPairs(privacy, state, seed)
         self._within = 0
-        strategy.asked = strategy.asked or 1
-        strategy.largest_weight()
-        strategy.watchers.append(self._see)
-        self._strategy.max_update_norm = self._bound()
+        strategy.largest_weight(1)
 
     @classmethod
     def of(
@@ -74,6 +71,11 @@ class CentralPrivacy:
         """Of the coming round."""
         return self._state["clip_norm"]
 
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Who sees the replies of a round."""
+        return (self.observe,)
+
     def finish_round(self, outcome: RoundOutcome, number: int) -> None:
         """Noise the new model in place of the exact one, and move the clip norm.
 
@@ -86,14 +88,15 @@ class CentralPrivacy:
                 self._pairs.forget()
             return
         source = self._source(number)
-        std = central_noise_std(self.clip_norm, self._update_multiplier, self._strategy.largest_weight())
+        std = central_noise_std(
+            self.clip_norm, self._update_multiplier, self._strategy.largest_weight(outcome.asked)
+        )
         outcome.arrays = noised(outcome.arrays, std, source)
         outcome.details = outcome.details | {"clip_norm": self.clip_norm, "noise_source": source.name}
         if self._pairs is not None:
             self._pairs.account(self.clip_norm * self._update_multiplier, 2 * self.clip_norm)
         if self._adaptive is not None:
-            self._state["clip_norm"] = self._adaptive.step(within, self._strategy.asked, source)
-            self._strategy.max_update_norm = self._bound()
+            self._state["clip_norm"] = self._adaptive.step(within, outcome.asked, source)
 
     def bayesian_epsilon(self) -> float | None:
         """Bayesian epsilon for a typical site; None without such an accountant, or when its bound is void."""
@@ -101,13 +104,15 @@ class CentralPrivacy:
             return None
         return self._pairs.accountant.epsilon(self._privacy.delta)
 
-    def _see(self, reply: Admitted, reference: Arrays, sweep: int) -> dict[str, Any]:
+    def observe(self, reply: Admitted, reference: Arrays, sweep: int) -> dict[str, Any]:
+        """Look at a reply that was aggregated."""
         self._within += bool(reply.within_clip_norm)
         if self._pairs is not None:
             self._pairs.see(reply)
         return {}
 
-    def _bound(self) -> float:
+    @property
+    def max_update_norm(self) -> float:
         """Let the gate measure what sites were asked to clip, so that no guarantee rests on their word."""
         return self.clip_norm * _TOLERANCE
 

@@ -50,7 +50,7 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 
@@ -171,9 +171,9 @@ class Curriculum:
             # nothing is left to do but to write down what there is
             self.model.stand_after(self.position.previous.arrays)
 
-    def _services(self) -> Services:
+    def _services(self) -> RunContext:
         test = self.test
-        return Services(
+        return RunContext(
             experiment=self.experiment,
             schedule=self.schedule,
             input_shape=self.model.input_shape,
@@ -318,6 +318,11 @@ class Curriculum:
             tries = "; or ".join(what_to_try(self.experiment))
             self.journal.write("note", text=f"learning has stopped: {'; '.join(signs)}. To try: {tries}")
         self._save()
+
+    @property
+    def bounds_met(self) -> dict[str, dict[str, int]]:
+        """site -> in how many rounds its update was scaled down, or its claim capped."""
+        return self._rounds.bounds_met
 
     @property
     def central(self) -> CentralPrivacy | SharedClipping | None:

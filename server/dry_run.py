@@ -12,7 +12,7 @@ from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.global_model import GlobalModel
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.services import Counts, Services
+from perennial.strategies.round.run_context import Counts, RunContext
 
 Constants = tuple[Tensor, Tensor]
 
@@ -30,7 +30,7 @@ def dry_run(
     # noise at the server is prepared, and refused, as a run would
     CentralPrivacy.of(experiment.privacy, strategy, {}, experiment.seed)
     strategy.attach(
-        Services(
+        RunContext(
             experiment=experiment,
             schedule=schedule,
             input_shape=model.input_shape,

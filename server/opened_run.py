@@ -58,7 +58,7 @@ class OpenedRun:
                 "out or joined to another run; allowed: a run of strategy analytic without `secure`"
             )
         whole = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-        strategy = whole.closed_form
+        strategy = whole.find(Analytic)
         if strategy is None:
             raise ConfigError(
                 f"{folder}: strategy {experiment.strategy.name} keeps no sums; allowed: analytic"

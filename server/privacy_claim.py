@@ -23,8 +23,7 @@ def check_privacy(
         planned_rounds=rounds,
     )
     if experiment.privacy.mode == "client_central":
-        strategy.asked = strategy.asked or 1
-        strategy.largest_weight()
+        strategy.largest_weight(1)
 
 
 def open_channels(experiment: Experiment) -> tuple[str, ...]:

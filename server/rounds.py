@@ -49,8 +49,7 @@ class Rounds:
         # pre-training takes a few samples of each site, so its medians say nothing of the rounds after it
         medians = position.progress.bounds
         lead = medians.setdefault("pretraining", {}) if experiment.pretraining is not None else {}
-        for each, state in ((strategy, medians), (self._averaging, lead)):
-            each.bounds, each.sums, each.running = experiment.bounds, experiment.sums, self._running(state)
+        self._running, self._lead_running = self._bounds(medians), self._bounds(lead)
         self.central: CentralPrivacy | SharedClipping | None = None
         """What the server adds to the sites' protection, once `protect` was called."""
 
@@ -59,7 +58,7 @@ class Rounds:
         privacy, state = self._experiment.privacy, self._position.progress.privacy
         self.central = CentralPrivacy.of(
             privacy, self._strategy, state, self._experiment.seed
-        ) or SharedClipping.of(privacy, self._strategy, state)
+        ) or SharedClipping.of(privacy, state)
 
     def run(self) -> RoundOutcome:
         """Ask the sites that are there for the next round, once, and aggregate what they answer."""
@@ -75,6 +74,8 @@ class Rounds:
             self._releases.asked(number, asked, charge, same=same)
         lead = experiment.lead_rounds(task)
         strategy = self._averaging if position.in_pretraining else self._strategy
+        running = self._lead_running if position.in_pretraining else self._running
+        central = self.central
         self._grid.begin_round(
             task=task,
             tasks=schedule.count,
@@ -96,6 +97,11 @@ class Rounds:
                 clip_norm=self.central.sent_clip_norm if self.central else None,
                 resting=frozenset(sites) - asked.keys(),
                 known=len(self._history.known_sites),
+                bounds=experiment.bounds,
+                sums=experiment.sums,
+                running=running,
+                max_update_norm=central.max_update_norm if central else None,
+                observers=central.observers if central else (),
             ),
         )
         if self.central is not None:
@@ -106,9 +112,14 @@ class Rounds:
             self._releases.refused(number, said_no, charge, same=same)
         known = self._history.known_sites
         outcome.absent += [site for site in known if site not in (*sites, *outcome.absent)]
-        if strategy.running is not None and not outcome.skipped:
-            strategy.running.round_done(outcome.participants.values())
+        if running is not None and not outcome.skipped:
+            running.round_done(outcome.participants.values())
         return outcome
+
+    @property
+    def bounds_met(self) -> dict[str, dict[str, int]]:
+        """site -> in how many rounds it met a bound that follows from former rounds."""
+        return {} if self._running is None else self._running.met
 
     def served(self) -> None:
         """A round was aggregated: what failed before is over."""
@@ -118,7 +129,8 @@ class Rounds:
     def _question(self, number: int) -> str:
         """What the sites are asked in a round, by its content; '' where it is not the global model alone."""
         base, kind = IncrementalStrategy, type(self._strategy)
-        plain = kind.train_round is base.train_round and kind.requests is base.requests
+        # FedAvg has a round of its own under `secure` alone
+        plain = kind.train_round in (base.train_round, FedAvg.train_round) and kind.requests == base.requests
         if self._experiment.secure is not None or not (plain or self._position.in_pretraining):
             return ""
         position, norm = self._position, self.central.sent_clip_norm if self.central else None
@@ -146,7 +158,7 @@ class Rounds:
         self._failed = 0
         self._attendance.rest(reason, dict(outcome.refused))
 
-    def _running(self, medians: dict[str, Any]) -> RunningBounds | None:
+    def _bounds(self, medians: dict[str, Any]) -> RunningBounds | None:
         """Bounds by the medians of the checkpoint, which they keep up to date; None if none may apply.
 
         Under client_central and client_shared no site's norm may change what another counts, and under masks

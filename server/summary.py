@@ -148,7 +148,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "stopped_learning": {"tasks": history["stopped"], "to_try": what_to_try(curriculum.experiment)}
         if history["stopped"]
         else None,
-        "bounds": curriculum.strategy.running.met if curriculum.strategy.running is not None else {},
+        "bounds": curriculum.bounds_met,
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
         "tasks": [

@@ -23,6 +23,7 @@ from perennial.learning.analytic.statistics import Statistics
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
 from perennial.protocol.tensors import content_sha256
 from perennial.server.opened_run import OpenedRun
+from perennial.strategies.analytic import Analytic
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.kept import FOLDER
 from perennial.strategies.statistics.versions import FOLDER as VERSIONS
@@ -189,7 +190,7 @@ def verify(certificate: Path) -> list[str]:
         after, model = run.total.sha256, content_sha256(_heads(run.saved))
     saved = load_saved(folder / GLOBAL_MODEL)
     experiment = Experiment.model_validate(saved.settings)
-    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).closed_form
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).find(Analytic)
     if strategy is None:
         raise StateError(f"{folder}: its model is none of strategy analytic")
     files = sorted((folder / FOLDER).glob("*.safetensors"))

@@ -11,6 +11,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from perennial.config import charges
+from perennial.config.bounds import BoundsConfig
 from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
@@ -23,7 +24,8 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import RoundRequest, TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.automatic import AutomaticHead
 from perennial.strategies.statistics.balanced import BalancedSums
@@ -54,10 +56,10 @@ class Analytic(IncrementalStrategy):
     withdrawn alone.
     """
 
-    serves_groups = False
-    combines_replies = False
     asks = ASKS["analytic"]
-    needs = "sums of features from the sites"
+    traits = Traits(
+        runs_per_cluster=False, aggregates_in_parallel=False, requires="sums of features from the sites"
+    )
 
     def __init__(
         self,
@@ -74,7 +76,8 @@ class Analytic(IncrementalStrategy):
         self.settings = settings.of(head, shrinkage, shrinkages, criterion, prior, standardise)
         self.head = self.settings.head
         self.keep_sites = keep_sites
-        self._services: Services | None = None
+        self.bounds = BoundsConfig()
+        """By which sites' sums are cut before the head is solved for: the experiment's."""
         self.features, self.form = "", SumsForm(0)
         """From the first task on: SHA-256 of the maps, and which sums sites send."""
         self._pending, self._complete = PendingRequests(), False
@@ -90,9 +93,9 @@ class Analytic(IncrementalStrategy):
 
     # the life of a run
 
-    def attach(self, services: Services) -> None:
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError where the experiment has no validation samples to choose the shrinkage by."""
-        experiment = services.experiment
+        experiment = run.experiment
         if self.settings.shrinkage == "validation" and experiment.data.validation_fraction == 0:
             raise ConfigError(
                 f"strategy.shrinkage: {self.head} takes 'validation' here, and "
@@ -101,23 +104,23 @@ class Analytic(IncrementalStrategy):
             )
         if experiment.privacy.enabled:
             self.settings.require_noisable(experiment.privacy.blocks[0] > 0)
-        own = self.keep_sites and self.head != "balanced_ridge" and services.sums is None
+        own = self.keep_sites and self.head != "balanced_ridge" and run.sums is None
         require_own_sums(experiment.bounds, own and not experiment.privacy.enabled)
-        self._services = services
-        if self.keep_sites and services.folder is not None and services.sums is None:
-            self._plain.folder = services.folder.parent / FOLDER
+        super().attach(run)
+        self.bounds = experiment.bounds
+        if self.keep_sites and run.folder is not None and run.sums is None:
+            self._plain.folder = run.folder.parent / FOLDER
 
     def begin_task(self, task: TaskStart) -> None:
         """Raises ConfigError where the model has no fixed features, or more than can be solved for."""
-        assert self._services is not None
-        backbone = self._services.load(task.reference).backbone
+        backbone = self.run.load(task.reference).backbone
         if not isinstance(backbone, FixedFeatures):
-            name = self._services.experiment.model.name
+            name = self.run.experiment.model.name
             raise ConfigError(
                 f"model.name: found {name!r}; strategy analytic solves for a head on features that nobody "
                 "trains; allowed: features"
             )
-        experiment, schedule = self._services.experiment, self._services.schedule
+        experiment, schedule = self.run.experiment, self.run.schedule
         self.form = sums_form(backbone.width, experiment.privacy)
         require_width(self.width)
         self.features, self._facts = backbone.content, backbone.facts
@@ -146,12 +149,11 @@ class Analytic(IncrementalStrategy):
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Ask for the sums that are not there, and solve."""
         start = time.monotonic()
-        self.outcome = outcome = RoundOutcome()
-        self._exchange.bytes_up = self._exchange.bytes_down = 0
-        assert self._services is not None
-        noise = noise_of_one(self.width, self._services.experiment)
+        outcome = RoundOutcome(asked=len(request.sites))
+        self.exchange.bytes_up = self.exchange.bytes_down = 0
+        noise = noise_of_one(self.width, self.run.experiment)
         maps = self.features, self.form
-        asking = StatisticsRound(grid, self._exchange, request, outcome, *maps, noise, self._masked)
+        asking = StatisticsRound(grid, self.exchange, request, outcome, *maps, noise, self._masked)
         task = request.stamp.task
         if self._asynchronous:
             self._collect_what_comes(asking, task)
@@ -168,10 +170,10 @@ class Analytic(IncrementalStrategy):
             try:
                 head = self._solved(asking)
                 tensors = head.tensors()
-                if self._asynchronous and self._services is not None and self._services.folder is not None:
+                if self._asynchronous and self.run.folder is not None:
                     facts = {"task": task, "round": request.stamp.round, "sites": self._sites()}
                     facts |= outcome.details
-                    keep_version(self._services.folder.parent, request.stamp.round, tensors, facts)
+                    keep_version(self.run.folder.parent, request.stamp.round, tensors, facts)
                 outcome.arrays = {
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
                 }
@@ -180,14 +182,13 @@ class Analytic(IncrementalStrategy):
                 outcome.warnings.append(f"no head: {error}")
         answered = {*outcome.participants, *asking.failed}
         outcome.absent = [site for site in request.sites if site not in answered]
-        outcome.bytes_up, outcome.bytes_down = self._exchange.bytes_up, self._exchange.bytes_down
+        outcome.bytes_up, outcome.bytes_down = self.exchange.bytes_up, self.exchange.bytes_down
         outcome.seconds = time.monotonic() - start
         return outcome
 
     def _compared(self, task: int, classes: range) -> list[str]:
         """Make the cross-site table of the sums as they are; returns sentences where it marks a site."""
-        assert self._services is not None
-        if work(len(self._sites()), self.width) > DEAR and task < self._services.schedule.count:
+        if work(len(self._sites()), self.width) > DEAR and task < self.run.schedule.count:
             return []
         before, able = marked(self.cross_site), self._masked is None and not self._privacy.enabled
         self.compare_again(classes, able)
@@ -235,10 +236,6 @@ class Analytic(IncrementalStrategy):
             self.settings.tried[:] = state["tried"]
 
     # after the run: withdrawal and merging
-
-    @property
-    def closed_form(self) -> "Analytic":
-        return self
 
     def require_solvable(self) -> None:
         """Raises ValueError where no coalition's model can be solved for."""
@@ -323,24 +320,22 @@ class Analytic(IncrementalStrategy):
 
     @property
     def _asynchronous(self) -> bool:
-        return self._services is not None and self._services.experiment.rounds.asynchronous
+        return self.attached and self.run.experiment.rounds.asynchronous
 
     def _record(self, asking: StatisticsRound, sites: list[str], task: int) -> None:
         """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
-        assert self._services is not None
         stamp = asking.request.stamp
-        entry = charges.sums(self._services.experiment, stamp.run, task)
-        if self._services.releases is not None:
-            self._services.releases.asked(stamp.round, sites, [entry], once=f"statistics {task}")
+        entry = charges.sums(self.run.experiment, stamp.run, task)
+        if self.run.releases is not None:
+            self.run.releases.asked(stamp.round, sites, [entry], once=f"statistics {task}")
 
     @property
     def _masked(self) -> MaskedSums | None:
-        return None if self._services is None else self._services.sums
+        return self.run.sums if self.attached else None
 
     @property
     def _privacy(self) -> PrivacyConfig:
-        assert self._services is not None
-        return self._services.experiment.privacy
+        return self.run.experiment.privacy
 
     def _kept(self, task: int) -> KeptSums:
         return self._balanced.kept.get(task, KeptSums()) if self.head == "balanced_ridge" else self._plain
@@ -367,12 +362,10 @@ class Analytic(IncrementalStrategy):
         return sorted({site for sites in self._plain.contributions.values() for site in sites})
 
     def _classes(self, task: int) -> range:
-        assert self._services is not None
-        return self._services.schedule.classes_of(task)
+        return self.run.schedule.classes_of(task)
 
     def _task_classes(self) -> int:
-        assert self._services is not None
-        schedule = self._services.schedule
+        schedule = self.run.schedule
         return max(len(schedule.classes_of(task)) for task in range(1, schedule.count + 1))
 
     # solution
@@ -383,8 +376,8 @@ class Analytic(IncrementalStrategy):
             raise DataError("no site has sent sums yet")
         known = range(asking.request.stamp.num_classes)
         asking.outcome.details = {"sums_sha256": total.sha256}
-        if self._services is not None and self._privacy.enabled:
-            noised = noised_total(total.over(known), self._plain.contributions, self._services)
+        if self._privacy.enabled:
+            noised = noised_total(total.over(known), self._plain.contributions, self.run)
             asking.outcome.warnings.extend(noised.warnings)
             return self.settings.solved_with_noise(noised.sums)
         if self.head == "balanced_ridge":

@@ -12,9 +12,8 @@ from torch import Tensor
 from perennial.foundation.streams import stream
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.robust_rule import Pieces, RobustRule
+from perennial.strategies.round.context import RoundContext
 from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.services import Services
 
 
 class Bucketing(RobustRule):
@@ -33,7 +32,8 @@ class Bucketing(RobustRule):
         max_update_norm: float | None = None,
     ) -> None:
         super().__init__(dishonest, max_update_norm or base.max_update_norm)
-        if (rule := base.rule) is None:
+        rule = base.find(RobustRule)
+        if rule is None or base.inner:
             raise ValueError(
                 f"base: found {type(base).__name__}; allowed median, trimmed_mean, krum, geometric_median "
                 "and centred_clipping"
@@ -41,46 +41,25 @@ class Bucketing(RobustRule):
         if size < 1:
             raise ValueError(f"size: found {size}, allowed 1 and more")
         self.base, self.size = rule, size
-        self._seed, self._rounds = 0, 0
-
-    @property
-    def rule(self) -> None:
-        """None: buckets of buckets have no sites of their own."""
-        return None
+        self.inner = (rule,)
 
     def least_replies(self) -> int:
         buckets = max(2 * self.dishonest + 1, self.base.least_replies())
         # the last bucket may be smaller
         return (buckets - 1) * self.size + 1
 
-    def attach(self, services: Services) -> None:
-        self._seed = services.secret_seed
-        super().attach(services)
-
-    def begin_task(self, task: TaskStart) -> None:
-        self.base.begin_task(task)
-
-    def begin_round(self) -> None:
-        super().begin_round()
-        self.base.reference, self.base.outcome = self.reference, self.outcome
-
-    def combined(self, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
-        number = self._stamp.round if self._stamp is not None else self._rounds
-        order = stream(self._seed, "bucketing", number).permutation(len(pieces)).tolist()
+    def combined(self, ctx: RoundContext, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
+        seed = self.run.secret_seed if self.attached else 0
+        order = stream(seed, "bucketing", ctx.number).permutation(len(pieces)).tolist()
         buckets = [order[start : start + self.size] for start in range(0, len(order), self.size)]
         mixing = torch.zeros(len(buckets), len(order), dtype=torch.float64)
         for row, bucket in zip(mixing, buckets, strict=True):
             row[bucket] = 1.0 / len(bucket)
-        self.outcome.details["buckets"] = [sorted(pieces.sites[index] for index in b) for b in buckets]
-        yield from self.base.combined(pieces.mixed(mixing))
-
-    def finish_round(self) -> dict[str, Tensor]:
-        self._rounds += 1
-        return super().finish_round()
+        ctx.outcome.details["buckets"] = [sorted(pieces.sites[index] for index in b) for b in buckets]
+        yield from self.base.combined(ctx, pieces.mixed(mixing))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rounds": self._rounds, **nested("base", self.base.state_dict())}
+        return nested("base", self.base.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rounds = state["rounds"]
         self.base.load_state_dict(part("base", state))

@@ -19,7 +19,8 @@ from perennial.strategies.robust_rule import (
     rounded,
     weighted,
 )
-from perennial.strategies.round.request import TaskStart
+from perennial.strategies.round.context import RoundContext
+from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
@@ -71,22 +72,20 @@ class CentredClipping(RobustRule):
     def begin_task(self, task: TaskStart) -> None:
         self._centre = {}
 
-    def combined(self, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
+    def combined(self, ctx: RoundContext, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
         coefficients = clipped_mean(self._distances(pieces), self.radius, self.iterations)
         if weights := rounded(coefficients[:-1], pieces.sites):
-            self.outcome.details["weights"] = weights
+            ctx.outcome.details["weights"] = weights
         for name, start, values in weighted(pieces, coefficients[:-1]):
             if self._centre:
                 before = self._centre[name].reshape(-1)[start : start + len(values)]
                 values.add_(before, alpha=float(coefficients[-1]))
             yield name, start, values
 
-    def finish_round(self) -> dict[str, Tensor]:
-        after = super().finish_round()
+    def moved(self, before: Arrays, after: Arrays) -> None:
         self._centre = {
-            name: (after[name].double() - tensor.double()).cpu() for name, tensor in self.reference.items()
+            name: (after[name].double() - tensor.double()).cpu() for name, tensor in before.items()
         }
-        return after
 
     def _distances(self, pieces: Pieces) -> Tensor:
         """(n + 1, n + 1) squared distances of the rows and, last, the centre."""

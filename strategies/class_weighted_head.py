@@ -10,6 +10,7 @@ Symbols: K sites, M classes seen so far, n_kc samples of class c at site k.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import Aggregator, Around, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.label_counts import checked_counts
 from perennial.strategies.round.request import Arrays, TaskStart
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.wrapper import Wrapper
 
@@ -42,21 +45,24 @@ class ClassWeightedHead(Wrapper):
     """
 
     asks = ASKS["class_weighted_head"]
-    needs = "label counts from the sites"
 
     def __init__(self, base: IncrementalStrategy) -> None:
         super().__init__(base)
+        traits = base.traits
         for refused, why in (
-            (not base.combines_replies or base.stands_in, "has rounds of its own kind"),
-            (not base.serves_groups, "chooses one of several models"),
-            (not base.takes_parts, "has sites that remember the whole of their updates"),
-            (base.compares_updates, "compares whole updates, and what it leaves out would be in the head"),
+            (not traits.aggregates_in_parallel or traits.imputes_absent_sites, "has rounds of its own kind"),
+            (not traits.runs_per_cluster, "chooses one of several models"),
+            (not traits.accepts_scaled_updates, "has sites that remember the whole of their updates"),
+            (traits.compares_updates, "compares whole updates, and what it leaves out would be in the head"),
         ):
             if refused:
                 raise ValueError(
                     f"base: {type(base).__name__} {why}; allowed: a strategy that only combines replies, "
                     "such as fedavg, feddisco or multi_factor"
                 )
+
+    def adapted(self, base: Traits) -> Traits:
+        return replace(base, requires="label counts from the sites")
 
     def check_layers(self, arrays: Arrays) -> None:
         """Raises ConfigError when no head travels, or its rows are not one for each class."""
@@ -72,50 +78,52 @@ class ClassWeightedHead(Wrapper):
         self.check_layers(task.reference)
         super().begin_task(task)
 
-    def largest_weight(self) -> float:
+    def largest_weight(self, asked: int) -> float:
         """Raises PrivacyError: a site that alone holds a class decides its row."""
         raise PrivacyError(
             "strategy: class_weighted_head weighs a class's row by counts that sites report, so one site's "
             "influence has no bound; privacy.mode client_central goes with fedavg"
         )
 
-    # one round, whose exchange is this strategy's own
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return HeadByClass(ctx, self.base.aggregator(ctx))
 
-    train_round = IncrementalStrategy.train_round
-    configure_train = IncrementalStrategy.configure_train
-    aggregate_train = IncrementalStrategy.aggregate_train
 
-    def begin_round(self) -> None:
+class HeadByClass(Around):
+    """The base's aggregator, and a sum of the head's rows by the samples of their class."""
+
+    def __init__(self, ctx: RoundContext, base: Aggregator) -> None:
+        super().__init__(ctx, base)
+        self._reference = ctx.reference
         # float64, so that a row times its share of the largest count is not rounded before it is added
-        like = {name: self.reference[name].double() for name in HEAD}
-        self._rows = ExactSum(like, self.sum_grid(float(self.bounds.max_samples)))
+        like = {name: self._reference[name].double() for name in HEAD}
+        self._rows = ExactSum(like, ctx.sum_grid(float(ctx.request.bounds.max_samples)))
         self._counts: dict[str, list[float]] = {}
-        super().begin_round()
 
-    def fold(self, reply: Admitted) -> None:
+    def add(self, reply: Admitted) -> None:
         """Raises Rejected, with nothing added, when the counts are none or the update is too large."""
-        classes = len(self.reference[HEAD[0]])
+        classes = len(self._reference[HEAD[0]])
         counts = class_samples(reply.metrics.get(LABEL_COUNTS), reply.num_examples, classes)
         largest = max(counts)
         if not self._rows.grid.holds(largest, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         # an update is in the sums of both or of none: the base's refusal comes before anything is added here
-        self.base.fold(reply)
+        super().add(reply)
         update = {name: reply.update[name].double() for name in HEAD}
         shares = torch.tensor(counts, dtype=torch.float64, device=update[HEAD[0]].device) / largest
         self._rows.add(by_row(update, shares), largest, reply.norm)
         self._counts[reply.site] = counts
 
-    def finish_round(self) -> dict[str, Tensor]:
+    def result(self) -> dict[str, Tensor]:
         """The base's model, with the head's rows by class."""
-        arrays = self.base.finish_round()
+        arrays = super().result()
         if not self._counts:
             return arrays
         # sums that are rounded once, so that their order does not matter
         totals = [math.fsum(row) for row in zip(*self._counts.values(), strict=True)]
-        self.outcome.details["class_samples"] = [round(total) for total in totals]
+        self.ctx.outcome.details["class_samples"] = [round(total) for total in totals]
         for name, row_sums in self._rows.value().items():
-            reference = self.reference[name]
+            reference = self._reference[name]
             found = torch.tensor(totals, dtype=torch.float64, device=reference.device)
             held = found > 0
             steps = by_row({name: row_sums.to(reference.device)}, (1 / found).where(held, 0.0))[name]

@@ -9,11 +9,10 @@ The printed algorithm adds up the shared layers of a cluster without dividing; t
 mean is used, as in FedPer (Arivazhagan et al. 2019, arXiv 1912.00818).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -31,12 +30,14 @@ from perennial.strategies.clusters.clustering import adjusted_rand, two_directio
 from perennial.strategies.clusters.grouping import Grouping, Rule
 from perennial.strategies.clusters.personal_models import OwnAccuracy, complete_personal_models
 from perennial.strategies.clusters.site_vectors import VectorSettings
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.disclosures import Disclosures
-from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.nested_state import nested, part
 from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.parallel import parallel_round
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.wrapper import Wrapper
 
 
@@ -55,7 +56,6 @@ class ClusteredPersonalisation(Wrapper):
     """
 
     asks = ASKS["clustered_personalisation"]
-    needs = "sites that keep layers of their own, and sparsity vectors where groups are found by them"
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ClusteredPersonalisation(Wrapper):
     ) -> None:
         bounds = [bound for bound in (max_update_norm, base.max_update_norm) if bound is not None]
         super().__init__(base, min(bounds, default=None))
-        if not base.combines_replies or not base.serves_groups:
+        if not base.traits.aggregates_in_parallel or not base.traits.runs_per_cluster:
             raise ValueError(
                 f"base: {type(base).__name__} serves all sites at once and cannot work in one cluster beside "
                 "others; allowed: a strategy that combines replies, such as fedavg"
@@ -92,7 +92,6 @@ class ClusteredPersonalisation(Wrapper):
                 f"sparsity_epsilon, sparsity_delta: found {sparsity_epsilon}, {sparsity_delta}; "
                 "allowed above 0, and between 0 and 1"
             )
-        self.combines_replies = False
         self._global_rounds = global_rounds
         self._patterns = personal
         self._personal: tuple[str, ...] = ()
@@ -107,22 +106,23 @@ class ClusteredPersonalisation(Wrapper):
             extractor,
         )
         self._grouping = Grouping(grouping, clusters, groups, self._vectors, standardise)
-        self._services: Services | None = None
         self._global: Mapping[str, Tensor] = {}
         self._in_personal_phase = False
         self._phase_task = 0
         self._clusters = ClusterAggregation(base, self._grouping)
         self._accuracy = OwnAccuracy()
 
+    def adapted(self, base: Traits) -> Traits:
+        layers = "sites that keep layers of their own, and sparsity vectors where groups are found by them"
+        return replace(base, aggregates_in_parallel=False, compares_updates=False, requires=layers)
+
     # before anything starts
 
-    def attach(self, services: Services) -> None:
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError or PrivacyError when the settings do not fit the experiment."""
-        self._services = services
-        super().attach(services)
-        experiment = services.experiment
-        self._grouping.check_sites(experiment.data.sites)
-        for task, rounds in enumerate(services.schedule.rounds, start=1):
+        super().attach(run)
+        self._grouping.check_sites(run.experiment.data.sites)
+        for task, rounds in enumerate(run.schedule.rounds, start=1):
             if self._rounds_of_global(task) > rounds:
                 raise ConfigError(
                     f"strategy.global_rounds: found {self._rounds_of_global(task)} in task {task}, which has "
@@ -138,44 +138,41 @@ class ClusteredPersonalisation(Wrapper):
     def begin_task(self, task: TaskStart) -> None:
         self._personal = self._personal_of(task.reference)
         self.check_layers(self._shared(task.reference))
-        if self._services is not None and self._grouping.needs_vectors:
-            network = self._vectors.network(self._services, task.reference)
-            self._vectors.measurable(network, self._services.input_shape)
+        if self.attached and self._grouping.needs_vectors:
+            network = self._vectors.network(self.run, task.reference)
+            self._vectors.measurable(network, self.run.input_shape)
         super().begin_task(task)
 
-    def largest_weight(self) -> float:
+    def largest_weight(self, asked: int) -> float:
         """Raises PrivacyError: the models of the clusters never get the server's noise."""
         raise PrivacyError(
             f"strategy: {type(self).__name__} gives each cluster a model of its own, and the server's noise "
             "is added to the global one alone; privacy.mode client_central goes with fedavg"
         )
 
-    # a round, whose exchange is this strategy's own
-
-    configure_train = IncrementalStrategy.configure_train
+    # one round
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """A global round, or one round of every cluster; a task's last round completes the sites' models."""
         self._global = request.arrays
         self._in_personal_phase = self._round_in_task(request) > self._rounds_of_global(request.stamp.task)
         if not self._in_personal_phase:
-            return IncrementalStrategy.train_round(self, grid, request)
-        up, down = self._exchange.bytes_up, self._exchange.bytes_down
+            return parallel_round(self, self.context(grid, request))
+        exchange = self.exchange
+        up, down = exchange.bytes_up, exchange.bytes_down
         warnings = self._group(grid, request)
         members = {site: node for site, node in request.sites.items() if site in self._grouping.labels}
-        outcome = IncrementalStrategy.train_round(self, grid, replace(request, sites=members))
+        ctx = self.context(grid, replace(request, sites=members))
+        # the gate admits updates of exactly these tensors: a personal layer in a reply is refused
+        ctx.reference = self._shared(self._global)
+        outcome = parallel_round(self, ctx)
         outcome.absent += [site for site in request.sites if site not in members]
         outcome.warnings += warnings
         outcome.details["clusters"] = {site: self._grouping.labels[site] for site in members}
-        self._complete(grid, replace(request, sites=members), outcome)
-        outcome.bytes_up += self._exchange.bytes_up - up
-        outcome.bytes_down += self._exchange.bytes_down - down
+        self._complete(grid, ctx.request, outcome)
+        outcome.bytes_up += exchange.bytes_up - up
+        outcome.bytes_down += exchange.bytes_down - down
         return outcome
-
-    def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
-        super().prepare_round(grid, request, outcome)
-        if self._in_personal_phase:
-            self._clusters.prepare_round(grid, request, outcome)
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         if not self._in_personal_phase:
@@ -188,45 +185,10 @@ class ClusteredPersonalisation(Wrapper):
             made |= self._clusters.requests(cluster, theirs, some)
         return made
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
         if self._in_personal_phase:
-            # the gate admits updates of exactly these tensors: a personal layer in a reply is refused
-            self.reference = self._shared(self._global)
-        return IncrementalStrategy.aggregate_train(self, server_round, replies)
-
-    def begin_round(self) -> None:
-        if not self._in_personal_phase:
-            super().begin_round()
-        else:
-            self._clusters.begin_round(self)
-
-    def while_waiting(self) -> None:
-        if self._in_personal_phase:
-            self._clusters.while_waiting()
-        else:
-            super().while_waiting()
-
-    def fold(self, reply: Admitted) -> None:
-        if not self._in_personal_phase:
-            super().fold(reply)
-        else:
-            self._clusters.fold(reply)
-
-    def close_round(self) -> int:
-        """Answers in all clusters; a cluster without one keeps its model."""
-        if not self._in_personal_phase:
-            return super().close_round()
-        return self._clusters.close_round(self.outcome)
-
-    def finish_round(self) -> Model:
-        """The new global model; in the personal phase the global model stays, and the clusters' move."""
-        if not self._in_personal_phase:
-            return super().finish_round()
-        if details := self._clusters.finish_round():
-            self.outcome.details["in_clusters"] = details
-        return dict(self._global)
+            return self._clusters.aggregator(ctx, self._global)
+        return super().aggregator(ctx)
 
     # the personal phase
 
@@ -252,12 +214,11 @@ class ClusteredPersonalisation(Wrapper):
 
     def _group(self, grid: Grid, request: RoundRequest) -> list[str]:
         """Clusters for all sites of the round, and a model for each cluster; returns the operator's notes."""
-        assert self._services is not None
         notes: list[str] = []
-        task, schedule = request.stamp.task, self._services.schedule
+        task, schedule = request.stamp.task, self.run.schedule
         starting = self._phase_task != task
         before = dict(self._grouping.labels)
-        self._grouping.assign(grid, self._exchange, request, self._services, anew=starting, notes=notes)
+        self._grouping.assign(grid, self.exchange, request, self.run, anew=starting, notes=notes)
         if starting and self._grouping.labels:
             self._begin_phase(task, schedule.classes_of(task), before)
         return sorted(notes)
@@ -267,30 +228,28 @@ class ClusteredPersonalisation(Wrapper):
 
         The latter in a task without global rounds.
         """
-        assert self._services is not None
         start = TaskStart(
             task, classes.stop, classes, self._shared(self._global), tuple(self._grouping.labels)
         )
         own = {name: self._global[name] for name in self._personal}
         carried = before if self._rounds_of_global(task) == 0 else None
-        self._clusters.begin_phase(self._services, start, own, carried)
+        self._clusters.begin_phase(self.run, start, own, carried)
         self._phase_task = task
 
     def _complete(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         """After the last round of a task, or after each where every round is measured."""
-        assert self._services is not None
-        task, schedule = request.stamp.task, self._services.schedule
+        task, schedule = request.stamp.task, self.run.schedule
         last = self._round_in_task(request) == schedule.rounds[task - 1]
-        if not self._clusters.models or not (last or self._services.experiment.evaluation.every == "round"):
+        if not self._clusters.models or not (last or self.run.experiment.evaluation.every == "round"):
             return
-        experiment, releases = self._services.experiment, self._services.releases
+        experiment, releases = self.run.experiment, self.run.releases
         noise = count_noise(experiment)
         if noise is not None and releases is not None:
             charge = [charges.evaluation(experiment, request.stamp.run)]
             releases.asked(request.stamp.round, request.sites, charge)
         accuracies = complete_personal_models(
             grid,
-            self._exchange,
+            self.exchange,
             request,
             {cluster: self._sent(cluster) for cluster in self._clusters.models},
             {site: self._grouping.labels[site] for site in request.sites},
@@ -303,8 +262,7 @@ class ClusteredPersonalisation(Wrapper):
 
     def _round_in_task(self, request: RoundRequest) -> int:
         """From 1."""
-        assert self._services is not None
-        return request.stamp.round - sum(self._services.schedule.rounds[: request.stamp.task - 1])
+        return request.stamp.round - sum(self.run.schedule.rounds[: request.stamp.task - 1])
 
     def _rounds_of_global(self, task: int) -> int:
         if isinstance(self._global_rounds, int):
@@ -368,5 +326,5 @@ class ClusteredPersonalisation(Wrapper):
         self._accuracy.by_site, self._accuracy.by_round = state["accuracy"], state["by_round"]
         self._grouping.load_state_dict(part("grouping", state))
         super().load_state_dict(state)
-        if self._services is not None:
-            self._clusters.load_state_dict(self._services, state)
+        if self.attached:
+            self._clusters.load_state_dict(self.run, state)

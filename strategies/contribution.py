@@ -24,11 +24,14 @@ from perennial.learning.worth import Scores, Utility, Worth, balanced
 from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.ring.turns import Weighing
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.traits import Traits
+from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.alignment import alignment
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.exclusion import require_measured_federation, require_measured_settings
@@ -72,7 +75,6 @@ class Contribution(Wrapper):
     """
 
     asks = ASKS["contribution"]
-    needs = "held-out samples at the server or the sites, on which models are valued"
 
     def __init__(
         self,
@@ -88,16 +90,18 @@ class Contribution(Wrapper):
         on_flag: Literal["report", "exclude"] = "report",
     ) -> None:
         super().__init__(base)
-        self.combines_replies = False
-        if estimator == "solve" or base.closed_form is not None:
-            require_closed_form(base, estimator, utility)
+        self.ring, self.closed_form = base.find(SerialRing), base.find(Analytic)
+        if estimator == "solve" or self.closed_form is not None:
+            require_closed_form(self.closed_form is not None, base, estimator, utility)
+            if self.closed_form is not None:
+                self.closed_form.require_solvable()
             utility = "accuracy"
-        elif estimator != "reconstruct" and base.turns is None:
+        elif estimator != "reconstruct" and self.ring is None:
             raise ValueError(
                 f"estimator: found {estimator!r} with base {type(base).__name__}; allowed with serial_ring, "
                 "which trains one site after the other; other strategies take 'reconstruct'"
             )
-        if estimator == "reconstruct" and base.turns is not None and base.turns.renames_neurons:
+        if estimator == "reconstruct" and self.ring is not None and self.ring.renames_neurons:
             raise ValueError(
                 "estimator: found 'reconstruct' with base.relabel 'permute'; allowed with relabel 'none', "
                 "because updates of differently named neurons cannot be added"
@@ -120,41 +124,39 @@ class Contribution(Wrapper):
         self.on_flag = on_flag
         self._flags = Flags(false_alarm, least_sweeps, excludes=on_flag == "exclude")
         self._rollback = Rollback()
-        self._services: Services | None = None
         self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
         self._updates: dict[int, Reconstructed] = {}
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
         self._leave_one_out: dict[str, float] = {}
 
-    def attach(self, services: Services) -> None:
+    def adapted(self, base: Traits) -> Traits:
+        needed = "held-out samples at the server or the sites, on which models are valued"
+        return replace(base, aggregates_in_parallel=False, requires=needed)
+
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError if nobody may measure models, or the game is too large to be exact."""
-        if services.judge is None:
+        if run.judge is None:
             if self._asked_utility is None:
                 self.utility = "accuracy"
-            self._site_judge = site_judge(services, self.estimator, self.utility)
+            self._site_judge = site_judge(run, self.estimator, self.utility)
         if self.on_flag == "exclude":
-            require_measured_federation(services)
-        sites = services.experiment.data.sites or 0
+            require_measured_federation(run)
+        sites = run.experiment.data.sites or 0
         if self.sampling.exact and sites > MOST_EXACT:
             raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
-        if self.estimator == "replay" and services.experiment.privacy.mode != "none":
+        if self.estimator == "replay" and run.experiment.privacy.mode != "none":
             raise ConfigError(
                 "strategy.estimator: found 'replay' under privacy; allowed online and reconstruct, because "
                 "every repeated turn would be a release that no account covers"
             )
-        self._services = services
-        super().attach(services)
-        self.watchers.append(self._watch)
-        if self.turns is not None and self.estimator == "online":
-            first, reported = self._site_judge is not None, [LABEL_COUNTS] if self.tests_harm else []
-            self.turns.weigh_by(self._weigh, first=first, measurements=reported)
+        super().attach(run)
 
     def begin_task(self, task: TaskStart) -> None:
         """Raises ConfigError where the coalitions of a closed form would take more than an hour."""
         super().begin_task(task)
-        if self.closed_form is not None and self._services is not None:
-            players = self._services.experiment.data.sites or len(task.sites)
+        if self.closed_form is not None and self.attached:
+            players = self.run.experiment.data.sites or len(task.sites)
             require_affordable(self.sampling.coalitions(players) + players + 1, self.closed_form.width)
 
     @property
@@ -166,7 +168,7 @@ class Contribution(Wrapper):
         """The base's: under privacy no label counts are asked for."""
         return self.base.disclosures()
 
-    def largest_weight(self) -> float:
+    def largest_weight(self, asked: int) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
         raise PrivacyError(
             "strategy: contribution publishes what models are worth before the server's noise; privacy.mode "
@@ -180,30 +182,28 @@ class Contribution(Wrapper):
         Not under privacy, where they refuse, and not where the sites measure: then the server has no samples
         on which it could see where a loss falls.
         """
-        assert self._services is not None
-        private = self._services.experiment.privacy.mode != "none"
-        return self.estimator == "online" and not private and self._services.judge is not None
+        private = self.run.experiment.privacy.mode != "none"
+        return self.estimator == "online" and not private and self.run.judge is not None
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round without excluded sites, then its valuation."""
         start, valued = clock(), self._seconds["valuing"]
         self._updates = {}
         self._least_norm = NULL_UPDATE * _norm(request.arrays)
-        if self.turns is not None:
-            before = (request.stamp.round - 1) * self.turns.segments
-            sweeps = range(1, self.turns.segments + 1)
-            self.turns.weighed = frozenset(s for s in sweeps if self._valued(before + s))
         everybody, excluded = len(request.sites), self._flags.excluded
         sites = {site: node for site, node in request.sites.items() if site not in excluded}
-        request = replace(request, sites=sites)
-        self._round = grid, request
-        outcome = super().train_round(grid, request)
+        request = replace(
+            request,
+            sites=sites,
+            observers=(*request.observers, self._watch),
+            max_update_norm=self.norm_bound(request),
+        )
+        outcome = self.base.train_round(grid, replace(request, weighing=self._weighing(grid, request)))
         self._count_measuring(outcome)
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
-            assert self._services is not None
-            outcome.warnings += self._flags.update(self._services.schedule, everybody)
+            outcome.warnings += self._flags.update(self.run.schedule, everybody)
             if self.closed_form is None:
                 self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
@@ -213,6 +213,19 @@ class Contribution(Wrapper):
         self._seconds["rounds"] += clock() - start
         return outcome
 
+    def _weighing(self, grid: Grid, request: RoundRequest) -> Weighing | None:
+        """Which models of a ring are measured in this round; None where turns are not valued as they come."""
+        if self.ring is None or self.estimator != "online":
+            return None
+        before, segments = (request.stamp.round - 1) * self.ring.segments, self.ring.segments
+        self._weighed = frozenset(s for s in range(1, segments + 1) if self._valued(before + s))
+        return Weighing(
+            lambda arrays: self._weigh(grid, request, arrays),
+            self._weighed,
+            first=self._site_judge is not None,
+            measurements=(LABEL_COUNTS,) if self.tests_harm else (),
+        )
+
     def _valued(self, number: int) -> bool:
         """Whether a sweep or round is valued: one of every `every`, drawn at random.
 
@@ -220,9 +233,8 @@ class Contribution(Wrapper):
 
         number: of the sweep or round, from 1.
         """
-        assert self._services is not None
         block, place = divmod(number - 1, self.every)
-        drawn = stream(self._services.secret_seed, "valued-sweeps", block).integers(self.every)
+        drawn = stream(self.run.secret_seed, "valued-sweeps", block).integers(self.every)
         return place == int(drawn)
 
     # the worth of a model
@@ -232,13 +244,14 @@ class Contribution(Wrapper):
         return self._judged(arrays).by_class(self.utility)
 
     def _judged(self, arrays: Arrays) -> Scores:
-        assert self._services is not None and self._services.judge is not None
-        return self._services.judge(arrays, self.samples)
+        if self.run.judge is None:
+            raise ConfigError("strategy contribution: the server has no held-out samples to value models on")
+        return self.run.judge(arrays, self.samples)
 
-    def _weigh(self, arrays: Arrays) -> Worth | None:
+    def _weigh(self, grid: Grid, request: RoundRequest, arrays: Arrays) -> Worth | None:
         start = clock()
         judge = self._site_judge
-        worth = self.worth_of(arrays) if judge is None else judge(*self._round, arrays)
+        worth = self.worth_of(arrays) if judge is None else judge(grid, request, arrays)
         self._seconds["valuing"] += clock() - start
         return worth
 
@@ -252,10 +265,10 @@ class Contribution(Wrapper):
     def _watch(self, reply: Admitted, before: Arrays, sweep: int) -> dict[str, Any]:
         """Whether the update is null; "reconstruct" needs all updates of a round at once, and keeps them."""
         if self.estimator == "reconstruct":
-            weight = self.weight(reply) if self.turns is None else None
+            weight = self.weight(reply) if self.ring is None else None
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
-        if self.turns is None:
+        if self.ring is None:
             self._flags.add_update(reply.site, zero=null, scaled=reply.scaled)
         # of a ring's turns these are kept with its hops, so that a stop inside a round loses none
         facts: dict[str, Any] = {"null": null, "scaled": reply.scaled}
@@ -269,11 +282,10 @@ class Contribution(Wrapper):
         self, reply: Admitted, before: Arrays, sweep: int, held: Sequence[int | None]
     ) -> float | None:
         """Whether a turn points where the held-out loss falls, on the classes that the site trained on."""
-        assert self._services is not None and self.turns is not None
-        if self._services.descent is None or sweep not in self.turns.weighed:
+        if self.run.descent is None or sweep not in self._weighed:
             return None
         start = clock()
-        found = alignment(reply.update, self._services.descent(before, self.samples, held))
+        found = alignment(reply.update, self.run.descent(before, self.samples, held))
         self._seconds["valuing"] += clock() - start
         return found
 
@@ -283,8 +295,7 @@ class Contribution(Wrapper):
             facts = {"zero": turn["null"], "scaled": turn["scaled"], "held": turn.get("held", ())}
             self._flags.add_update(turn["site"], **facts)
         if self.estimator == "online":
-            assert self.turns is not None
-            sweeps = list(valued_sweeps(turns, outcome.details.get("worth"), self.turns.weighed))
+            sweeps = list(valued_sweeps(turns, outcome.details.get("worth"), self._weighed))
             self._rows += sweep_marginals(sweeps)
             for sweep in sweeps:
                 self._flags.add_sweep(sweep)
@@ -301,9 +312,8 @@ class Contribution(Wrapper):
                 self._value_sums(self.closed_form, request)
         elif self._valued(request.stamp.round):
             games: list[Reconstructed | Replayed] = []
-            if self.estimator == "replay":
-                assert self.turns is not None
-                games = [Replayed(self.turns, grid, request, outcome)]
+            if self.estimator == "replay" and self.ring is not None:
+                games = [Replayed(self.ring, grid, request, outcome)]
             else:
                 # of a round that went on after a stop, the sweeps whose updates are lost are left out
                 turns_of = Counter(turn["sweep"] for turn in turns)
@@ -330,8 +340,7 @@ class Contribution(Wrapper):
         self._leave_one_out = dict(zip(game.sites, leave_one_out(len(game.sites), value), strict=True))
 
     def _shapley(self, players: int, value: Value, *ids: int) -> np.ndarray:
-        assert self._services is not None
-        generator = stream(self._services.experiment.seed, "shapley", *ids)
+        generator = stream(self.run.experiment.seed, "shapley", *ids)
         return self.sampling.values(players, value, generator)
 
     # after a round

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import Arrays
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest
+from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.secure.masked_round import MaskedRound
 from perennial.strategies.sums.exact_sum import ExactSum
 
@@ -22,7 +25,8 @@ class FedAvg(IncrementalStrategy):
     weight of the others.
     """
 
-    _fixed_weights = False
+    fixed_weights = False
+    """Whether every site counts 1 / (sites asked)."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """A subclass weighs in its own way: it has no bound on a site's weight unless it gives its own."""
@@ -30,37 +34,54 @@ class FedAvg(IncrementalStrategy):
         if "largest_weight" not in vars(cls):
             cls.largest_weight = IncrementalStrategy.largest_weight  # type: ignore[method-assign]
 
-    def attach(self, services: Services) -> None:
-        self._fixed_weights = services.experiment.privacy.mode in ("client_central", "client_shared")
-        if services.sums is not None:
-            self.masked = MaskedRound(services.sums, services.judge)
+    def attach(self, run: RunContext) -> None:
+        super().attach(run)
+        self.fixed_weights = run.experiment.privacy.mode in ("client_central", "client_shared")
 
-    def begin_round(self) -> None:
-        self._sum = ExactSum(self.reference, self.sum_grid(self.largest_sum_weight()))
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return WeightedMean(ctx, self)
+
+    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
+        """One exchange; under `secure`, one of which the server sees the sum alone."""
+        if self.attached and self.run.sums is not None:
+            return MaskedRound(self.run.sums, self.run.judge).train_round(self, grid, request)
+        return super().train_round(grid, request)
 
     def weight(self, reply: Admitted) -> float:
         """How much one update counts; weights are divided by their sum."""
-        return 1.0 if self._fixed_weights else float(reply.num_examples)
+        return 1.0 if self.fixed_weights else float(reply.num_examples)
 
-    def largest_sum_weight(self) -> float:
+    def largest_sum_weight(self, request: RoundRequest) -> float:
         """The most that weight() can be."""
-        return 1.0 if self._fixed_weights else float(self.bounds.max_samples)
+        return 1.0 if self.fixed_weights else float(request.bounds.max_samples)
 
-    def fold(self, reply: Admitted) -> None:
-        self._sum.add(reply.update, self.weight(reply), reply.norm)
+    def take_sum(self, ctx: RoundContext, total: Arrays, weight: float) -> dict[str, Tensor]:
+        """The new global model from an opened sum, under `secure`.
 
-    def finish_round(self) -> dict[str, Tensor]:
-        total = self._sum
-        del self._sum  # twice the model's memory, which sites that train next may need
-        return total.added_to(self.reference, self.asked if self._fixed_weights else None)
-
-    def take_sum(self, total: Arrays, weight: float) -> dict[str, Tensor]:
-        scale = 1.0 / (self.asked if self._fixed_weights else weight)
+        total: sum of the weighted updates, float64.
+        weight: sum of their weights.
+        """
+        scale = 1.0 / (ctx.asked if self.fixed_weights else weight)
         return {
             name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
-            for name, tensor in self.reference.items()
+            for name, tensor in ctx.reference.items()
         }
 
-    def largest_weight(self) -> float:
+    def largest_weight(self, asked: int) -> float:
         """1 / (sites asked)."""
-        return 1.0 / self.asked
+        return 1.0 / asked
+
+
+class WeightedMean(Aggregator):
+    """One exact sum of updates, each by the weight that its method gives it."""
+
+    def __init__(self, ctx: RoundContext, method: FedAvg) -> None:
+        super().__init__(ctx)
+        self.method = method
+        self.sum = ExactSum(ctx.reference, ctx.sum_grid(method.largest_sum_weight(ctx.request)))
+
+    def add(self, reply: Admitted) -> None:
+        self.sum.add(reply.update, self.method.weight(reply), reply.norm)
+
+    def result(self) -> dict[str, Tensor]:
+        return self.sum.added_to(self.ctx.reference, self.ctx.asked if self.method.fixed_weights else None)

@@ -3,12 +3,14 @@
 Acar et al. 2021 (arXiv 2111.04263).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
-from perennial.strategies.round.corrected import Corrected
+from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.corrected import Corrected, CorrectedMean
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.parameters import is_statistic
@@ -22,7 +24,7 @@ class FedDyn(Corrected):
     """
 
     asks = ASKS["feddyn"]
-    needs = "the dynamic regulariser in the sites' steps"
+    traits = replace(Corrected.traits, requires="the dynamic regulariser in the sites' steps")
 
     def __init__(self, alpha: float = 0.1, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
@@ -33,25 +35,30 @@ class FedDyn(Corrected):
     def correction(self) -> dict[str, Any]:
         return {"name": "feddyn", "alpha": self.alpha}
 
-    def begin_round(self) -> None:
-        super().begin_round()
-        self._stand_ins: ExactSum | None = None
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return DynamicMean(ctx, self)
 
-    def fold(self, reply: Admitted) -> None:
-        super().fold(reply)
+
+class DynamicMean(CorrectedMean):
+    """The mean, pulled on by the sum of all updates that sites have ever made."""
+
+    stand_ins: ExactSum | None = None
+
+    def add(self, reply: Admitted) -> None:
+        super().add(reply)
         if reply.stand_in:
             # the absent site's own vector has not moved, and the server's must agree with it
-            self._stand_ins = self._stand_ins or ExactSum(self.reference, self.sum_grid())
-            self._stand_ins.add(reply.update, 1.0, reply.norm)
+            self.stand_ins = self.stand_ins or ExactSum(self.ctx.reference, self.ctx.sum_grid())
+            self.stand_ins.add(reply.update, 1.0, reply.norm)
 
     def moved(self) -> dict[str, Tensor]:
-        total = self._sum.value()
-        mean = self._sum.added_to(self.reference)
-        not_theirs = self._stand_ins.value() if self._stand_ins is not None else {}
-        for name, kept in self.memory.items():
+        total = self.sum.value()
+        mean = self.sum.added_to(self.ctx.reference)
+        not_theirs = self.stand_ins.value() if self.stand_ins is not None else {}
+        memory = self.corrected.memory
+        for name, kept in memory.items():
             own = total[name] - not_theirs[name] if not_theirs else total[name]
-            kept.sub_((own / len(self.population)).to(kept.dtype))
+            kept.sub_((own / len(self.corrected.population)).to(kept.dtype))
         return {
-            name: tensor if is_statistic(name) else tensor - self.memory[name]
-            for name, tensor in mean.items()
+            name: tensor if is_statistic(name) else tensor - memory[name] for name, tensor in mean.items()
         }

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
-from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.fedavg import FedAvg, WeightedMean
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.sums.parameters import is_statistic
 
 MAX_STEPS = 1_000_000
@@ -47,9 +48,10 @@ class FedNova(FedAvg):
     _momentum = 0.0
     _pull = 0.0
 
-    def attach(self, services: Services) -> None:
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError when lr * mu of FedProx is 1 or more: its steps would overshoot the anchor."""
-        learner = services.experiment.learner
+        super().attach(run)
+        learner = run.experiment.learner
         if learner.optimizer.name != "sgd":
             return
         self._momentum = learner.optimizer.momentum
@@ -60,31 +62,42 @@ class FedNova(FedAvg):
                 "fednova allows a product below 1"
             )
 
-    def begin_round(self) -> None:
-        super().begin_round()
-        self._work: list[float] = []
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return NormalisedMean(ctx, self)
 
-    def fold(self, reply: Admitted) -> None:
-        if self._stamp is None and not reply.steps:
+    def work_of(self, steps: int) -> float:
+        """How many plain steps so many local steps are worth."""
+        return accumulated_weight(steps, self._momentum, self._pull)
+
+
+class NormalisedMean(WeightedMean):
+    """The mean of updates for each unit of work, times the work of all."""
+
+    def __init__(self, ctx: RoundContext, method: FedNova) -> None:
+        super().__init__(ctx, method)
+        self._work_of, self._work = method.work_of, list[float]()
+
+    def add(self, reply: Admitted) -> None:
+        if not self.ctx.by_curriculum and not reply.steps:
             raise ConfigError(
                 "strategy FedNova: needs the number of local steps, and a reply of another ClientApp tells "
                 "none; allowed: `num-steps` beside `num-examples` in its MetricRecord"
             )
         if not 1 <= reply.steps <= MAX_STEPS:
             raise Rejected(f"steps: found {reply.steps}; fednova needs the number of local steps, from 1")
-        work = accumulated_weight(reply.steps, self._momentum, self._pull)
+        work = self._work_of(reply.steps)
         update = {
             name: tensor if is_statistic(name) else tensor / work for name, tensor in reply.update.items()
         }
-        super().fold(replace(reply, update=update))
+        super().add(replace(reply, update=update))
         self._work.append(reply.num_examples * work)
 
-    def finish_round(self) -> dict[str, Tensor]:
-        total, samples = self._sum.value(), self._sum.weight
+    def result(self) -> dict[str, Tensor]:
+        total, samples = self.sum.value(), self.sum.weight
         effective_steps = math.fsum(self._work) / samples
         return {
             name: (tensor + total[name] * ((1.0 if is_statistic(name) else effective_steps) / samples)).to(
                 tensor.dtype
             )
-            for name, tensor in self.reference.items()
+            for name, tensor in self.ctx.reference.items()
         }

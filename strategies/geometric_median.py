@@ -16,6 +16,7 @@ from perennial.strategies.robust_rule import (
     squared_distances,
     weighted,
 )
+from perennial.strategies.round.context import RoundContext
 
 TOLERANCE = 1e-10
 FARTHEST = 1e3
@@ -72,9 +73,9 @@ class GeometricMedian(RobustRule):
     def least_replies(self) -> int:
         return 1
 
-    def combined(self, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
+    def combined(self, ctx: RoundContext, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
         squared = squared_distances(pieces, len(pieces))
         coefficients = weiszfeld(squared, self.iterations, self.smoothing)
         if weights := rounded(coefficients, pieces.sites):
-            self.outcome.details["weights"] = weights
+            ctx.outcome.details["weights"] = weights
         yield from weighted(pieces, coefficients)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from perennial.strategies.robust_rule import Pieces, RobustRule, rounded, squared_distances, weighted
+from perennial.strategies.round.context import RoundContext
 
 
 def krum_scores(squared: Tensor, dishonest: int) -> Tensor:
@@ -42,11 +43,11 @@ class Krum(RobustRule):
         # choosing more than n - f could choose a dishonest one
         return max(2 * self.dishonest + 3, self.chosen + self.dishonest)
 
-    def combined(self, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
+    def combined(self, ctx: RoundContext, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
         scores = krum_scores(squared_distances(pieces, len(pieces)), self.dishonest)
         best = scores.sort(stable=True).indices[: self.chosen]
         coefficients = torch.zeros(len(pieces), dtype=torch.float64)
         coefficients[best] = 1.0 / self.chosen
         if weights := rounded(coefficients, pieces.sites):
-            self.outcome.details["weights"] = weights
+            ctx.outcome.details["weights"] = weights
         yield from weighted(pieces, coefficients)

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.layer_groups import layer_groups, of_each
@@ -78,77 +80,8 @@ class LayerAttention(IncrementalStrategy):
     def begin_task(self, task: TaskStart) -> None:
         self.check_layers(task.reference)
 
-    def begin_round(self) -> None:
-        self._layers = layers_of(self.reference, self.granularity)
-        size = sum(tensor.numel() for tensor in self.reference.values())
-        grid = self.sum_grid(LARGEST)
-        self._sums = {layer: SoftmaxSum(like, grid, size) for layer, like in self._layers.items()}
-        sizes = {
-            layer: sum(tensor.numel() for tensor in like.values()) for layer, like in self._layers.items()
-        }
-        self._groups = layer_groups(sizes)
-        self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
-        self._samples: dict[str, int] = {}
-        self._norms: dict[str, float] = {}
-        self._grid = grid
-        self._head_mean = ExactSum({}, grid)
-        heads = _heads(self._layers)
-        self._from_mean = set(heads if self.head_query == "client_mean" else ())
-        self._late = [layer for layer in self._layers if self.scale == "mean" or layer in self._from_mean]
-        late = {name: tensor for layer in self._late for name, tensor in self._layers[layer].items()}
-        self._waiting = UpdateFile(late) if late else None
-        if self.head_query == "client_mean":
-            self.check_layers(self.reference)
-            self._head_mean = ExactSum(
-                {n: t for layer in heads for n, t in self._layers[layer].items()}, grid
-            )
-
-    def fold(self, reply: Admitted) -> None:
-        site = reply.site
-        distances = of_each(self._groups, lambda layer: _norm(reply.update, self._layers[layer], self.order))
-        far = [layer for layer, distance in distances.items() if not math.isfinite(distance)]
-        if far:
-            raise Rejected(f"layer {far[0]!r}: its distance from the server's model is not finite")
-        # asked once, for the largest weight of all: an update is in the sums of all layers or of none
-        if not self._grid.holds(LARGEST, reply.norm):
-            raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
-        self._samples[site], self._norms[site] = reply.num_examples, reply.norm
-        for layer, distance in distances.items():
-            self._distances[layer][site] = distance
-
-        def add(layer: str) -> None:
-            if layer not in self._late:
-                score = self._score(distances[layer], reply.num_examples)
-                self._sums[layer].add(site, reply.update, score, reply.norm)
-
-        of_each(self._groups, add)
-        if self._from_mean:
-            self._head_mean.add(reply.update, 1.0, reply.norm)
-        if self._waiting is not None:
-            self._waiting.add(site, reply.update)
-
-    def finish_round(self) -> dict[str, Tensor]:
-        means = self._second_pass()
-
-        def stepped(layer: str) -> Arrays:
-            new = {}
-            for name, weighted in self._sums[layer].value().items():
-                step = weighted.mul_(self.alpha)
-                if layer in self._from_mean:
-                    step.add_(means[name], alpha=1 - self.alpha)
-                tensor = self.reference[name]
-                new[name] = step.add_(tensor).to(tensor.dtype)
-            return new
-
-        moved = of_each(self._groups, stepped)
-        new = {name: tensor for layer in moved.values() for name, tensor in layer.items()}
-        self._report({layer: total.weights() for layer, total in self._sums.items()})
-        return {name: new[name] for name in self.reference}
-
-    @property
-    def sums_bytes(self) -> int:
-        """Bytes of the accumulators of the last round."""
-        return sum(total.nbytes for total in self._sums.values())
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return AttendedLayers(ctx, self)
 
     def summary_blocks(self) -> dict[str, Any]:
         """The block on attention in summary.json.
@@ -170,8 +103,112 @@ class LayerAttention(IncrementalStrategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rounds, self._totals = state["rounds"], state["totals"]
 
+    def report(self, outcome: RoundOutcome, weights: dict[str, dict[str, float]]) -> None:
+        """Note the weights for journal and summary, with a warning if one site decides layers alone."""
+        self._rounds += 1
+        for layer, row in weights.items():
+            totals = self._totals.setdefault(layer, {})
+            for site, weight in row.items():
+                totals[site] = totals.get(site, 0.0) + weight
+        outcome.details["attention"] = {
+            layer: {
+                "largest": max(row.values()),
+                "entropy": -math.fsum(weight * math.log(weight) for weight in row.values() if weight),
+                "weights": row,
+            }
+            for layer, row in weights.items()
+        }
+        outcome.warnings += dominance(weights)
+        if self.alpha > 1.5 and not self._told:
+            self._told = True
+            outcome.warnings.append(
+                f"layer_attention.alpha is {self.alpha}: steps beyond the sites' mean can diverge above 1.5"
+            )
+
+
+class AttendedLayers(Aggregator):
+    """A softmax sum for each layer; with a mean in the scores, updates wait on disk for a second pass."""
+
+    def __init__(self, ctx: RoundContext, method: LayerAttention) -> None:
+        super().__init__(ctx)
+        self._method, self._reference = method, ctx.reference
+        self._layers = layers_of(self._reference, self._method.granularity)
+        size = sum(tensor.numel() for tensor in self._reference.values())
+        grid = self.ctx.sum_grid(LARGEST)
+        self._sums = {layer: SoftmaxSum(like, grid, size) for layer, like in self._layers.items()}
+        sizes = {
+            layer: sum(tensor.numel() for tensor in like.values()) for layer, like in self._layers.items()
+        }
+        self._groups = layer_groups(sizes)
+        self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
+        self._samples: dict[str, int] = {}
+        self._norms: dict[str, float] = {}
+        self._grid = grid
+        self._head_mean = ExactSum({}, grid)
+        heads = _heads(self._layers)
+        self._from_mean = set(heads if self._method.head_query == "client_mean" else ())
+        scaled = self._method.scale == "mean"
+        self._late = [layer for layer in self._layers if scaled or layer in self._from_mean]
+        late = {name: tensor for layer in self._late for name, tensor in self._layers[layer].items()}
+        self._waiting = UpdateFile(late) if late else None
+        if self._method.head_query == "client_mean":
+            self._method.check_layers(self._reference)
+            self._head_mean = ExactSum(
+                {n: t for layer in heads for n, t in self._layers[layer].items()}, grid
+            )
+
+    def add(self, reply: Admitted) -> None:
+        site = reply.site
+        order = self._method.order
+        distances = of_each(self._groups, lambda layer: _norm(reply.update, self._layers[layer], order))
+        far = [layer for layer, distance in distances.items() if not math.isfinite(distance)]
+        if far:
+            raise Rejected(f"layer {far[0]!r}: its distance from the server's model is not finite")
+        # asked once, for the largest weight of all: an update is in the sums of all layers or of none
+        if not self._grid.holds(LARGEST, reply.norm):
+            raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
+        self._samples[site], self._norms[site] = reply.num_examples, reply.norm
+        for layer, distance in distances.items():
+            self._distances[layer][site] = distance
+
+        def add(layer: str) -> None:
+            if layer not in self._late:
+                score = self._score(distances[layer], reply.num_examples)
+                self._sums[layer].add(site, reply.update, score, reply.norm)
+
+        of_each(self._groups, add)
+        if self._from_mean:
+            self._head_mean.add(reply.update, 1.0, reply.norm)
+        if self._waiting is not None:
+            self._waiting.add(site, reply.update)
+
+    def result(self) -> dict[str, Tensor]:
+        means = self._second_pass()
+
+        def stepped(layer: str) -> Arrays:
+            new = {}
+            for name, weighted in self._sums[layer].value().items():
+                step = weighted.mul_(self._method.alpha)
+                if layer in self._from_mean:
+                    step.add_(means[name], alpha=1 - self._method.alpha)
+                tensor = self._reference[name]
+                new[name] = step.add_(tensor).to(tensor.dtype)
+            return new
+
+        moved = of_each(self._groups, stepped)
+        new = {name: tensor for layer in moved.values() for name, tensor in layer.items()}
+        self._method.report(self.ctx.outcome, {layer: total.weights() for layer, total in self._sums.items()})
+        return {name: new[name] for name in self._reference}
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the accumulators."""
+        return sum(total.nbytes for total in self._sums.values())
+
     def _score(self, distance: float, samples: int) -> float:
-        return self.sign * distance / self.temperature + (math.log(samples) if self.times_samples else 0.0)
+        method = self._method
+        shift = math.log(samples) if method.times_samples else 0.0
+        return method.sign * distance / method.temperature + shift
 
     def _second_pass(self) -> Arrays:
         """Fold the layers whose weights need a mean over all sites first; returns the mean head update."""
@@ -184,8 +221,8 @@ class LayerAttention(IncrementalStrategy):
                 for layer in self._from_mean:
                     like = self._layers[layer]
                     difference = {name: update[name].double() - means[name] for name in like}
-                    self._distances[layer][site] = _norm(difference, like, self.order)
-        for layer in self._late if self.scale == "mean" else ():
+                    self._distances[layer][site] = _norm(difference, like, self._method.order)
+        for layer in self._late if self._method.scale == "mean" else ():
             row = self._distances[layer]
             mean = math.fsum(row.values()) / len(row)
             self._distances[layer] = {site: d / mean if mean else 0.0 for site, d in row.items()}
@@ -199,28 +236,6 @@ class LayerAttention(IncrementalStrategy):
             of_each(self._groups, add)
         self._waiting = None
         return means
-
-    def _report(self, weights: dict[str, dict[str, float]]) -> None:
-        """Note the weights for journal and summary, with a warning if one site decides layers alone."""
-        self._rounds += 1
-        for layer, row in weights.items():
-            totals = self._totals.setdefault(layer, {})
-            for site, weight in row.items():
-                totals[site] = totals.get(site, 0.0) + weight
-        self.outcome.details["attention"] = {
-            layer: {
-                "largest": max(row.values()),
-                "entropy": -math.fsum(weight * math.log(weight) for weight in row.values() if weight),
-                "weights": row,
-            }
-            for layer, row in weights.items()
-        }
-        self.outcome.warnings += dominance(weights)
-        if self.alpha > 1.5 and not self._told:
-            self._told = True
-            self.outcome.warnings.append(
-                f"layer_attention.alpha is {self.alpha}: steps beyond the sites' mean can diverge above 1.5"
-            )
 
 
 def _heads(layers: Iterable[str]) -> list[str]:

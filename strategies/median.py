@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from perennial.strategies.robust_rule import Pieces, RobustRule
+from perennial.strategies.round.context import RoundContext
 
 
 class Median(RobustRule):
@@ -20,7 +21,7 @@ class Median(RobustRule):
     def least_replies(self) -> int:
         return 1
 
-    def combined(self, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
+    def combined(self, ctx: RoundContext, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
         low, high = (len(pieces) - 1) // 2, len(pieces) // 2
         for piece in pieces:
             ordered = piece.rows.sort(dim=0).values

@@ -20,8 +20,10 @@ from perennial.protocol.measurements import (
     TRAIN_ACCURACY,
 )
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.factors import mixed, share, water_fill
 from perennial.strategies.sums.largest_weights import LargestWeights
@@ -81,52 +83,14 @@ class MultiFactor(IncrementalStrategy):
                 raise ValueError(f"{name}: found {value}, which is out of range")
         self.coefficients = {name: value for name, value in given.items() if value}
         self.kappa, self.loss_floor, self.max_weight = kappa, loss_floor, max_weight
-        self.timeliness, self.quality, self.staleness = timeliness, quality, staleness
-        if self.measurements:
-            self.needs = f"{', '.join(sorted(self.measurements)).replace('_', ' ')}, measured at the sites"
+        self.timeliness, self.quality = timeliness, quality
+        measured = ", ".join(sorted(self.measurements)).replace("_", " ")
+        requires = f"{measured}, measured at the sites" if measured else ""
+        self.traits = Traits(staleness=staleness, requires=requires)
 
     def disclosures(self) -> Disclosures:
         """Weights that sites influence by what they report: no claim covers them."""
         return Disclosures(weights_use_metrics=bool(self.measurements))
-
-    def begin_round(self) -> None:
-        self._values: dict[str, Values] = {}
-        self._told = {name: ExactSum(self.reference, self._grid(name)) for name in self.coefficients}
-        self._unreported: dict[str, ExactSum] = {}
-        self._largest = LargestWeights(int(1 / self.max_weight + 1e-9))
-
-    def fold(self, reply: Admitted) -> None:
-        """Raises Rejected when a figure is not finite or out of its range."""
-        values = self._factors(reply)
-        sums = {name: self._sum(name, value) for name, value in values.items()}
-        # before any sum is touched: a reply is in all of them or in none
-        if not all(total.grid.holds(values[name] or 1.0, reply.norm) for name, total in sums.items()):
-            raise OverflowError(f"update of norm {reply.norm:.3g} does not fit the exact sum")
-        for name, total in sums.items():
-            total.add(reply.update, values[name] or 1.0, reply.norm)
-        self._values[reply.site] = values
-        self._largest.offer(reply.site, tuple(values.values()), reply.update)
-
-    def finish_round(self) -> dict[str, Tensor]:
-        sites = sorted(self._values)
-        shares = {name: share([self._values[site][name] for site in sites]) for name in self.coefficients}
-        raw = [mixed(self.coefficients, shares, self._values[site]) for site in sites]
-        filled = water_fill(raw, self.max_weight)
-        whole = math.fsum(self.coefficients.values())
-        terms: list[tuple[float, Mapping[str, Tensor]]] = []
-        for name, coefficient in self.coefficients.items():
-            part = coefficient / whole * filled.rest
-            terms.append((part * shares[name].scale, self._told[name].value()))
-            if name in self._unreported:
-                terms.append((part * shares[name].unreported, self._unreported[name].value()))
-        for position, weight in sorted(filled.fixed.items()):
-            site = sites[position]
-            # what the sums hold of this site is replaced by its fixed weight
-            terms.append((weight - raw[position] * filled.rest, self._largest.update(site)))
-        self.outcome.details["weights"] = {
-            site: round(filled.weight(position, raw[position]), 6) for position, site in enumerate(sites)
-        }
-        return {name: _moved(tensor, name, terms) for name, tensor in self.reference.items()}
 
     @property
     def measurements(self) -> list[str]:
@@ -140,35 +104,83 @@ class MultiFactor(IncrementalStrategy):
             asked.append(CLASSIFICATION_LOSS)
         return asked
 
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return WeightedFactors(ctx, self)
+
+
+class WeightedFactors(Aggregator):
+    """A sum for each factor, and the few updates that may yet be capped beside them."""
+
+    def __init__(self, ctx: RoundContext, method: MultiFactor) -> None:
+        super().__init__(ctx)
+        self._method = method
+        self._values: dict[str, Values] = {}
+        self._reported = {name: ExactSum(ctx.reference, self._grid(name)) for name in method.coefficients}
+        self._unreported: dict[str, ExactSum] = {}
+        self._largest = LargestWeights(int(1 / method.max_weight + 1e-9))
+
+    def add(self, reply: Admitted) -> None:
+        """Raises Rejected when a figure is not finite or out of its range."""
+        values = self._factors(reply)
+        sums = {name: self._sum(name, value) for name, value in values.items()}
+        # before any sum is touched: a reply is in all of them or in none
+        if not all(total.grid.holds(values[name] or 1.0, reply.norm) for name, total in sums.items()):
+            raise OverflowError(f"update of norm {reply.norm:.3g} does not fit the exact sum")
+        for name, total in sums.items():
+            total.add(reply.update, values[name] or 1.0, reply.norm)
+        self._values[reply.site] = values
+        self._largest.offer(reply.site, tuple(values.values()), reply.update)
+
+    def result(self) -> dict[str, Tensor]:
+        sites, coefficients = sorted(self._values), self._method.coefficients
+        shares = {name: share([self._values[site][name] for site in sites]) for name in coefficients}
+        raw = [mixed(coefficients, shares, self._values[site]) for site in sites]
+        filled = water_fill(raw, self._method.max_weight)
+        whole = math.fsum(coefficients.values())
+        terms: list[tuple[float, Mapping[str, Tensor]]] = []
+        for name, coefficient in coefficients.items():
+            part = coefficient / whole * filled.rest
+            terms.append((part * shares[name].scale, self._reported[name].value()))
+            if name in self._unreported:
+                terms.append((part * shares[name].unreported, self._unreported[name].value()))
+        for position, weight in sorted(filled.fixed.items()):
+            site = sites[position]
+            # what the sums hold of this site is replaced by its fixed weight
+            terms.append((weight - raw[position] * filled.rest, self._largest.update(site)))
+        self.ctx.outcome.details["weights"] = {
+            site: round(filled.weight(position, raw[position]), 6) for position, site in enumerate(sites)
+        }
+        return {name: _moved(tensor, name, terms) for name, tensor in self.ctx.reference.items()}
+
     def _factors(self, reply: Admitted) -> Values:
         values: Values = {}
-        for name in self.coefficients:
+        for name in self._method.coefficients:
             match name:
                 case "size":
                     value = float(reply.num_examples)
-                case "timeliness" if self.timeliness == "recency":
-                    now = self._stamp.round if self._stamp else reply.base_round
-                    value = math.exp(-self.kappa * (now - reply.base_round))
+                case "timeliness" if self._method.timeliness == "recency":
+                    now = self.ctx.number if self.ctx.by_curriculum else reply.base_round
+                    value = math.exp(-self._method.kappa * (now - reply.base_round))
                 case "timeliness":
                     value = _figure(reply, CLASS_COVERAGE, 1.0)
                 case "quality":
-                    held_out = self.quality == "held_out"
+                    held_out = self._method.quality == "held_out"
                     value = _figure(reply, HELD_OUT_ACCURACY if held_out else TRAIN_ACCURACY, 1.0)
                 case _:
                     loss = _figure(reply, CLASSIFICATION_LOSS, math.inf, reply.train_loss)
-                    value = None if loss is None else 1 / (loss + self.loss_floor)
+                    value = None if loss is None else 1 / (loss + self._method.loss_floor)
             values[name] = None if value is None else max(value, LEAST)
         return values
 
     def _sum(self, name: str, value: float | None) -> ExactSum:
         if value is not None:
-            return self._told[name]
-        return self._unreported.setdefault(name, ExactSum(self.reference, self.sum_grid()))
+            return self._reported[name]
+        return self._unreported.setdefault(name, ExactSum(self.ctx.reference, self.ctx.sum_grid()))
 
     def _grid(self, name: str) -> SumGrid:
         """The grid for weights that are values of this factor."""
-        largest = {"size": self.bounds.max_samples, "inverse_loss": 1 / self.loss_floor}
-        return self.sum_grid(max(1.0, largest.get(name, 1.0)))
+        largest = {"size": self.ctx.request.bounds.max_samples, "inverse_loss": 1 / self._method.loss_floor}
+        return self.ctx.sum_grid(max(1.0, largest.get(name, 1.0)))
 
 
 def _figure(reply: Admitted, name: str, highest: float, otherwise: float | None = None) -> float | None:

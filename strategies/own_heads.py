@@ -22,7 +22,7 @@ from perennial.strategies.clusters.personal_models import OwnAccuracy, complete_
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import RoundRequest, TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.statistics.statistics_round import StatisticsRound
 from perennial.strategies.valuation.solved import require_affordable
 from perennial.strategies.wrapper import Wrapper
@@ -39,21 +39,22 @@ class OwnHeads(Wrapper):
 
     def __init__(self, base: IncrementalStrategy, kappas: tuple[float, ...] = KAPPAS) -> None:
         super().__init__(base)
-        if base.closed_form is None:
+        closed_form = base.find(Analytic)
+        if closed_form is None:
             raise ValueError(
                 f"base: found {type(base).__name__}, which has no sums of features; allowed: analytic"
             )
-        base.closed_form.require_solvable()
+        closed_form.require_solvable()
+        self._base = closed_form
         if not kappas or min(kappas) <= 0:
             raise ValueError(f"kappas: found {kappas}, allowed one number above 0 or more")
         self.kappas = (0.0, *sorted(kappas))
-        self._services: Services | None = None
         self._accuracy = OwnAccuracy()
         self._chosen: dict[str, dict[str, float]] = {}
 
-    def attach(self, services: Services) -> None:
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError where no validation samples choose, or sums have noise or come at any time."""
-        experiment = services.experiment
+        experiment = run.experiment
         for refused, found in (
             (experiment.data.validation_fraction == 0, "data.validation_fraction 0 leaves no samples for it"),
             (experiment.privacy.enabled, "under privacy its sums have noise, which kappa would count again"),
@@ -61,27 +62,19 @@ class OwnHeads(Wrapper):
         ):
             if refused:
                 raise ConfigError(f"strategy.kappas: a site's validation samples choose, and {found}")
-        self._services = services
-        super().attach(services)
+        super().attach(run)
 
     def begin_task(self, task: TaskStart) -> None:
         """Raises ConfigError where the sites' heads would take more than an hour."""
         super().begin_task(task)
-        assert self._services is not None
-        players = self._services.experiment.data.sites or len(task.sites)
+        players = self.run.experiment.data.sites or len(task.sites)
         require_affordable(players * len(self.kappas), self._base.width)
-
-    @property
-    def _base(self) -> Analytic:
-        assert self.closed_form is not None
-        return self.closed_form
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round; then, in a task's last one, each site's own head."""
         outcome = super().train_round(grid, request)
-        assert self._services is not None
         task = request.stamp.task
-        last = request.stamp.round == sum(self._services.schedule.rounds[:task])
+        last = request.stamp.round == sum(self.run.schedule.rounds[:task])
         if last and outcome.arrays is not None and not outcome.skipped:
             self._serve(grid, request, outcome)
         return outcome

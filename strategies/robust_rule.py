@@ -15,22 +15,24 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.request import Arrays
+from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.update_file import Piece, UpdateFile
 
 
 class RobustRule(IncrementalStrategy):
     """theta + rule(updates). dishonest: f, the sites that the rule withstands at most."""
 
-    compares_updates = True
+    traits = Traits(compares_updates=True)
 
     def __init__(self, dishonest: int, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         if dishonest < 0:
             raise ValueError(f"dishonest: found {dishonest}, allowed 0 and more")
         self.dishonest = dishonest
-        self._file: UpdateFile | None = None
 
     # what a rule says
 
@@ -38,29 +40,29 @@ class RobustRule(IncrementalStrategy):
         """Fewer updates than this are outside the rule's range."""
         raise NotImplementedError
 
-    def combined(self, pieces: "Pieces") -> Iterator[tuple[str, int, Tensor]]:
+    def combined(self, ctx: RoundContext, pieces: "Pieces") -> Iterator[tuple[str, int, Tensor]]:
         """The rule's update in pieces: (tensor's name, first value of the flattened tensor, (w,) float64)."""
         raise NotImplementedError
 
+    def moved(self, before: Arrays, after: Arrays) -> None:
+        """The round's model has moved, for a rule that remembers how. Default: nothing."""
+
     # the rest follows
 
-    @property
-    def rule(self) -> "RobustRule | None":
-        return self
-
-    def attach(self, services: Services) -> None:
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError when the federation is too small for the rule."""
-        sites = services.experiment.data.sites
-        if sites is None:
-            return
-        asked = max(1, round(services.experiment.rounds.fraction * sites))
+        sites = run.experiment.data.sites
+        asked = (
+            self.least_replies() if sites is None else max(1, round(run.experiment.rounds.fraction * sites))
+        )
         if asked < self.least_replies():
             raise ConfigError(
                 f"strategy.dishonest: found {self.dishonest} with {asked} sites in a round; "
                 f"{type(self).__name__} allows that from {self.least_replies()} sites on"
             )
+        super().attach(run)
 
-    def largest_weight(self) -> float:
+    def largest_weight(self, asked: int) -> float:
         """Raises PrivacyError: the noise at the server is sized for a sum."""
         raise PrivacyError(
             f"strategy: {type(self).__name__} chooses among updates, so one site can change the model by "
@@ -68,42 +70,47 @@ class RobustRule(IncrementalStrategy):
             "client_central goes with fedavg"
         )
 
-    def begin_round(self) -> None:
-        self._file = UpdateFile(self.reference)
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return ComparedUpdates(ctx, self)
 
-    def fold(self, reply: Admitted) -> None:
-        assert self._file is not None
+
+class ComparedUpdates(Aggregator):
+    """Keeps the updates of a round on disk, until a rule combines them."""
+
+    def __init__(self, ctx: RoundContext, rule: RobustRule) -> None:
+        super().__init__(ctx)
+        self._rule, self._file = rule, UpdateFile(ctx.reference)
+
+    def add(self, reply: Admitted) -> None:
         self._file.add(reply.site, reply.update)
 
-    def close_round(self) -> int:
+    def complete(self) -> int:
         """The updates that are there; 0, with a warning, when they are outside the rule's range."""
-        return len(self._kept()) if self._in_range() else 0
+        return len(self._file) if self._in_range() else 0
 
-    def finish_round(self) -> dict[str, Tensor]:
+    def result(self) -> dict[str, Tensor]:
+        reference = self.ctx.reference
         if not self._in_range():
-            return dict(self.reference)
-        flat = {name: torch.empty(like.numel(), dtype=torch.float64) for name, like in self.reference.items()}
-        for name, start, values in self.combined(Pieces(self._kept(), None)):
+            return dict(reference)
+        flat = {name: torch.empty(like.numel(), dtype=torch.float64) for name, like in reference.items()}
+        for name, start, values in self._rule.combined(self.ctx, Pieces(self._file, None)):
             flat[name][start : start + len(values)] = values
-        self._file = None
-        return {
+        after = {
             name: (tensor.double() + flat[name].view(tensor.shape).to(tensor.device)).to(tensor.dtype)
-            for name, tensor in self.reference.items()
+            for name, tensor in reference.items()
         }
-
-    def _kept(self) -> UpdateFile:
-        assert self._file is not None
-        return self._file
+        self._rule.moved(reference, after)
+        return after
 
     def _in_range(self) -> bool:
-        found, least = len(self._kept()), self.least_replies()
+        found, least = len(self._file), self._rule.least_replies()
         if found < least:
             sentence = (
-                f"{type(self).__name__} with {self.dishonest} dishonest sites needs {least} updates, and "
-                f"{found} came; the model stays as it is"
+                f"{type(self._rule).__name__} with {self._rule.dishonest} dishonest sites needs {least} "
+                f"updates, and {found} came; the model stays as it is"
             )
-            if sentence not in self.outcome.warnings:
-                self.outcome.warnings.append(sentence)
+            if sentence not in self.ctx.outcome.warnings:
+                self.ctx.outcome.warnings.append(sentence)
         return found >= least
 
 

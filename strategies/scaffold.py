@@ -12,9 +12,10 @@ from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.round.corrected import Corrected
+from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.corrected import Corrected, CorrectedMean
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.parameters import is_statistic, parameter_zeros, prefixed, unprefixed
 
@@ -31,25 +32,27 @@ class Scaffold(Corrected):
     """
 
     asks = ASKS["scaffold"]
-    needs = "control variates in the sites' steps"
+    traits = replace(Corrected.traits, requires="control variates in the sites' steps")
 
     def __init__(self, server_lr: float = 1.0, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         if not server_lr > 0:
             raise ValueError(f"server_lr: found {server_lr}, allowed above 0")
         self.server_lr = server_lr
-        self._local_lr: float | None = None
+        self.local_lr: float | None = None
+        """Size of a local step; None under Flower's own start()."""
 
-    def attach(self, services: Services) -> None:
+    def attach(self, run: RunContext) -> None:
         """Raises ConfigError for local steps that are not plain SGD of one size, which option II assumes."""
-        optimizer = services.experiment.learner.optimizer
+        super().attach(run)
+        optimizer = run.experiment.learner.optimizer
         for key, needed in (("name", "sgd"), ("momentum", 0.0), ("schedule", "constant")):
             found = getattr(optimizer, key)
             if found != needed:
                 raise ConfigError(
                     f"learner.optimizer.{key}: found {found!r}; scaffold's control variates allow {needed!r}"
                 )
-        self._local_lr = optimizer.lr
+        self.local_lr = optimizer.lr
 
     def correction(self) -> dict[str, Any]:
         return {"name": "scaffold"}
@@ -58,30 +61,39 @@ class Scaffold(Corrected):
         tensors = {**(request.method or {}), **prefixed("control", self.memory)}
         return replace(super().ordered(request, last), method=Tensors(tensors))
 
-    def begin_round(self) -> None:
-        super().begin_round()
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return ControlledMean(ctx, self)
+
+
+class ControlledMean(CorrectedMean):
+    """The mean update, and the mean step of the sites that report how many they made."""
+
+    def __init__(self, ctx: RoundContext, method: Scaffold) -> None:
+        super().__init__(ctx, method)
+        self._scaffold = method
+        self._zeros = parameter_zeros(ctx.reference)
         # one sum for both, so that a reply is in both of them or in neither
-        together = {**self.reference, **prefixed(PER_STEP, parameter_zeros(self.reference))}
-        self._sum = ExactSum(together, self.sum_grid())
+        self.sum = ExactSum({**ctx.reference, **prefixed(PER_STEP, self._zeros)}, ctx.sum_grid())
         self._reporting = 0
 
-    def fold(self, reply: Admitted) -> None:
-        reports = reply.steps > 0 and self._local_lr is not None and not reply.stand_in
-        zeros = parameter_zeros(self.reference)
+    def add(self, reply: Admitted) -> None:
+        reports = reply.steps > 0 and self._scaffold.local_lr is not None and not reply.stand_in
+        zeros = self._zeros
         per_step = {name: reply.update[name] / reply.steps for name in zeros} if reports else zeros
-        super().fold(replace(reply, update={**reply.update, **prefixed(PER_STEP, per_step)}))
+        super().add(replace(reply, update={**reply.update, **prefixed(PER_STEP, per_step)}))
         self._reporting += reports
 
     def moved(self) -> dict[str, Tensor]:
-        total = self._sum.value()
-        if self._reporting and self._local_lr is not None:
-            sites = len(self.population)
+        total, memory, local_lr = self.sum.value(), self.corrected.memory, self._scaffold.local_lr
+        if self._reporting and local_lr is not None:
+            sites = len(self.corrected.population)
             for name, drift in unprefixed(PER_STEP, total).items():
-                change = self.memory[name].double() * self._reporting + drift / self._local_lr
-                self.memory[name].sub_((change / sites).to(self.memory[name].dtype))
+                change = memory[name].double() * self._reporting + drift / local_lr
+                memory[name].sub_((change / sites).to(memory[name].dtype))
+        step = self._scaffold.server_lr
         return {
-            name: (
-                tensor + total[name] * ((1.0 if is_statistic(name) else self.server_lr) / len(self._sum))
-            ).to(tensor.dtype)
-            for name, tensor in self.reference.items()
+            name: (tensor + total[name] * ((1.0 if is_statistic(name) else step) / len(self.sum))).to(
+                tensor.dtype
+            )
+            for name, tensor in self.ctx.reference.items()
         }

@@ -10,8 +10,9 @@ With one segment, a fixed order and no relabelling it is cyclic weight transfer 
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -31,11 +32,13 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.chain import Chain, Silent
 from perennial.strategies.ring.cost import RingCost
 from perennial.strategies.ring.hop_log import Hop, RingLog
-from perennial.strategies.ring.turns import TakesTurns, Weigh
+from perennial.strategies.ring.turns import Weighing
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.traits import Traits
 
 TELLING = 3
 """Turns whose median one dishonest site among them does not move."""
@@ -54,8 +57,8 @@ class SerialRing(IncrementalStrategy):
     """
 
     asks = ASKS["serial_ring"]
-    combines_replies = False
-    waits_for_busy_sites = False  # the ring goes on without
+    # the ring goes on without a site that is busy
+    traits = Traits(aggregates_in_parallel=False, waits_for_busy_sites=False)
 
     def __init__(
         self,
@@ -107,28 +110,23 @@ class SerialRing(IncrementalStrategy):
         self.init_noise_std, self.init_noise_layers = init_noise_std, init_noise_layers
         self.hop_timeout: float | None = None
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
-        self._weighing: Weigh | None = None
-        self._weigh_first = False
-        self._measurements: tuple[str, ...] = ()
-        self.weighed: frozenset[int] = frozenset()
-        """Sweeps of this round before, in and after which models are weighed."""
         self._chain = Chain()
-        self._services: Services | None = None
         self._cost = RingCost()
 
-    def attach(self, services: Services) -> None:
-        if services.experiment.privacy.mode != "none" and self.feature_clip is not None:
+    def attach(self, run: RunContext) -> None:
+        privacy = run.experiment.privacy
+        if privacy.mode != "none" and self.feature_clip is not None:
             raise ConfigError(
-                f"strategy.feature_noise: found with privacy.mode {services.experiment.privacy.mode!r}; "
+                f"strategy.feature_noise: found with privacy.mode {privacy.mode!r}; "
                 "allowed without protection only, because noise on features is in no account"
             )
-        if services.experiment.privacy.mode != "none" and self.segments > 1:
+        if privacy.mode != "none" and self.segments > 1:
             raise ConfigError(
                 f"strategy.segments: found {self.segments} with privacy.mode "
-                f"{services.experiment.privacy.mode!r}; allowed 1, because every turn is a release of its "
+                f"{privacy.mode!r}; allowed 1, because every turn is a release of its "
                 "own and a site's account counts one in a round"
             )
-        self._services = services
+        super().attach(run)
 
     def begin_task(self, task: TaskStart) -> None:
         modules = layer_names(task.reference)
@@ -136,22 +134,14 @@ class SerialRing(IncrementalStrategy):
             raise ConfigError(
                 f"strategy.freeze: found {self.freeze}, allowed 0 to {len(modules) - 1} for this model"
             )
-        if self.relabel == "permute" and self._services is not None:
+        if self.relabel == "permute" and self.attached:
             # a model without a known labelling is refused now, and not after the first site has trained
             self._relabelled(task.reference, 0, 0, 0)
 
     @property
-    def turns(self) -> TakesTurns:
-        return self
-
-    @property
     def renames_neurons(self) -> bool:
+        """Whether neurons have other names after a turn, so that updates of two turns cannot be added."""
         return self.relabel != "none"
-
-    def weigh_by(self, weigh: Weigh, *, first: bool, measurements: Sequence[str] = ()) -> None:
-        """As in TakesTurns; models are measured while a site trains, unless the sites themselves measure."""
-        self._weighing, self._weigh_first = weigh, first
-        self._measurements = tuple(measurements)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Run one round: `segments` sweeps over all sites, one message at a time.
@@ -159,8 +149,7 @@ class SerialRing(IncrementalStrategy):
         A round that was stopped goes on at its hop.
         """
         start = time.monotonic()
-        assert self._services is not None
-        log = RingLog.open(self._services.folder, request.stamp, request.arrays)
+        log = RingLog.open(self.run.folder, request.stamp, request.arrays)
         if not log.route:
             log.route = [list(self.order(request, sweep)) for sweep in range(1, self.segments + 1)]
             log.arrays = self._first_model(request.arrays)
@@ -172,11 +161,11 @@ class SerialRing(IncrementalStrategy):
         for sweep, position, site in hops[len(log.hops) :]:
             self._bound_first_turns(log, request)
             log.add(self._hop(grid, request, site, sweep, position, log))
-        outcome = self.outcome = log.outcome(request.sites)
+        outcome = log.outcome(request.sites)
         if len(outcome.participants) >= request.quorum:
             outcome.arrays = dict(log.arrays)
-            if log.last_sweep in self.weighed:
-                self._weigh(log)
+            if request.weighing is not None and log.last_sweep in request.weighing.sweeps:
+                weighed(log, request.weighing)
                 outcome.details["worth"] = log.worth
             turns = sum(hop.kind == "taken" for hop in log.hops)
             sent = outcome.bytes_up + outcome.bytes_down
@@ -190,14 +179,15 @@ class SerialRing(IncrementalStrategy):
         Nothing bounds the first turns of all. As soon as the next ones show that one of them was too large,
         the ring begins anew without them.
         """
-        if self.running is None or not self.running.waiting:
+        running = request.running
+        if running is None or not running.waiting:
             return
         turns = [hop.reply for hop in log.hops if hop.kind == "taken"]
-        self.running.see_all(turns)
+        running.see_all(turns)
         if len(turns) != TELLING:
             return
         largest = max(turns, key=lambda turn: turn.norm)
-        if self.running.exceeds(largest.norm):
+        if running.exceeds(largest.norm):
             log.begin_anew(
                 self._first_model(request.arrays),
                 f"the ring began anew, because the update of {largest.site} was above bounds.norm_multiple "
@@ -236,21 +226,19 @@ class SerialRing(IncrementalStrategy):
             frozen=frozen,
             features=self._features(arrays),
         )
+        told = request.weighing.measurements if request.weighing is not None else ()
         admitted = self._chain.turn(
             grid,
             request,
             site,
             arrays,
-            settings=json.dumps(
-                {"turn": turn.model_dump()} | ({"tell": self._measurements} if self._measurements else {})
-            ),
+            settings=json.dumps({"turn": turn.model_dump()} | ({"tell": told} if told else {})),
             held=holds_previous,
-            max_update_norm=self.max_update_norm,
-            max_samples=self.bounds.max_samples,
+            max_update_norm=self.norm_bound(request),
             meanwhile=meanwhile,
         )
-        if self.running is not None:
-            admitted = self.running.bounded(admitted, scalable=True)
+        if request.running is not None:
+            admitted = request.running.bounded(admitted, scalable=True)
         for name in frozen:
             if admitted.update[name].any():
                 raise Rejected(f"tensor {name!r} is frozen, and the site changed it")
@@ -262,11 +250,15 @@ class SerialRing(IncrementalStrategy):
         """One site's turn; on success log.arrays is the model that goes on."""
         holds = site in request.previous.holders or log.has_trained(site)
         try:
-            weigh = {sweep, log.last_sweep} & self.weighed
-            meanwhile = (lambda: self._weigh(log)) if weigh and not self._weigh_first else (lambda: None)
-            if weigh and self._weigh_first:
-                self._weigh(log)
-            reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds, meanwhile)
+            weighing = request.weighing
+            if weighing is None or not {sweep, log.last_sweep} & weighing.sweeps:
+                reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds)
+            elif weighing.first:
+                weighed(log, weighing)
+                reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds)
+            else:
+                weigh = partial(weighed, log, weighing)
+                reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds, weigh)
         except Refused as refusal:
             return Hop(site, sweep, "refused", str(refusal))
         except Rejected as rejection:
@@ -274,8 +266,8 @@ class SerialRing(IncrementalStrategy):
         except Silent as silence:
             return Hop(site, sweep, "absent", str(silence))
         facts = {} if log.worth is None else {"worth": log.worth}
-        for watch in self.watchers:
-            facts |= watch(reply, log.arrays, sweep)
+        for observer in request.observers:
+            facts |= observer(reply, log.arrays, sweep)
         if reply.norm:
             # a zero update leaves the model's value unchanged, to the last bit
             log.worth = None
@@ -292,17 +284,12 @@ class SerialRing(IncrementalStrategy):
         module = layer_names(arrays)[max(0, self.freeze - 1)]
         return FeatureNoise(module=module, clip=self.feature_clip, std=self.feature_noise)
 
-    def _weigh(self, log: RingLog) -> None:
-        if self._weighing is not None and log.worth is None:
-            log.worth = self._weighing(log.arrays)
-
     @property
     def _seed(self) -> int:
-        return 0 if self._services is None else self._services.secret_seed
+        return self.run.secret_seed if self.attached else 0
 
     def _relabelled(self, arrays: Arrays, *ids: int) -> dict[str, Tensor]:
-        assert self._services is not None
-        model = self._services.load(arrays)
+        model = self.run.load(arrays)
         relabel(model, stream(self._seed, "relabel", *ids))
         return {name: tensor.clone() for name, tensor in travelling(model).items()}
 
@@ -332,17 +319,12 @@ class SerialRing(IncrementalStrategy):
                     # all messages share one record, so the next one carries what this one brought
                     message.content[self.arrayrecord_key] = after
                     model = unpack(after, "model")
-                    self.reference = {name: model[name] for name in self.reference}
+                    self._round.reference = {name: model[name] for name in self._round.reference}
         return messages[-1:]
 
-    def begin_round(self) -> None:
-        self._after: dict[str, Tensor] = {}
-
-    def fold(self, reply: Admitted) -> None:
-        self._after = moved(self.reference, reply.update, ())
-
-    def finish_round(self) -> dict[str, Tensor]:
-        return self._after
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        """What takes one hop's reply, under Flower's own start()."""
+        return HandedOn(ctx)
 
     # what was sent, beside the paper's formulas
 
@@ -358,6 +340,22 @@ class SerialRing(IncrementalStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._cost = RingCost(**state["ring_cost"])
+
+
+class HandedOn(Aggregator):
+    """Takes one site's model for the next one's."""
+
+    def add(self, reply: Admitted) -> None:
+        self._after = moved(self.ctx.reference, reply.update, ())
+
+    def result(self) -> dict[str, Tensor]:
+        return self._after
+
+
+def weighed(log: RingLog, weighing: Weighing) -> None:
+    """Measure the model that the log holds, unless it is known what it is worth."""
+    if log.worth is None:
+        log.worth = weighing.weigh(log.arrays)
 
 
 def layer_names(arrays: Arrays) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from perennial.strategies.robust_rule import Pieces, RobustRule
+from perennial.strategies.round.context import RoundContext
 
 
 class TrimmedMean(RobustRule):
@@ -20,7 +21,7 @@ class TrimmedMean(RobustRule):
     def least_replies(self) -> int:
         return 2 * self.dishonest + 1
 
-    def combined(self, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
+    def combined(self, ctx: RoundContext, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
         for piece in pieces:
             ordered = piece.rows.sort(dim=0).values
             kept = ordered[self.dishonest : len(pieces) - self.dishonest]

@@ -6,6 +6,7 @@ nothing but this.
 
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.request import RoundRequest
 
 
 class UniformMean(FedAvg):
@@ -15,5 +16,5 @@ class UniformMean(FedAvg):
         """One for each site."""
         return 1.0
 
-    def largest_sum_weight(self) -> float:
+    def largest_sum_weight(self, request: RoundRequest) -> float:
         return 1.0

@@ -6,7 +6,7 @@ MODULE = "median_plugin"
 CODE = '''"""Methods of one's own."""
 
 import torch
-from perennial import IncrementalStrategy, Loss, Samples, Source
+from perennial import Aggregator, IncrementalStrategy, Loss, Samples, Source
 
 
 class Median(IncrementalStrategy):
@@ -18,17 +18,25 @@ class Median(IncrementalStrategy):
             raise ValueError(f"step: found {step}, allowed above 0")
         self.step = step
 
-    def begin_round(self) -> None:
-        self.updates = {}
+    def aggregator(self, ctx):
+        return Middle(ctx, self.step)
 
-    def fold(self, reply) -> None:
+
+class Middle(Aggregator):
+    """Keeps every update of the round."""
+
+    def __init__(self, ctx, step):
+        super().__init__(ctx)
+        self.step, self.updates = step, {}
+
+    def add(self, reply) -> None:
         self.updates[reply.site] = reply.update
 
-    def finish_round(self):
+    def result(self):
         rows = [update for _, update in sorted(self.updates.items())]
         return {
             name: tensor + self.step * torch.stack([row[name] for row in rows]).median(dim=0).values
-            for name, tensor in self.reference.items()
+            for name, tensor in self.ctx.reference.items()
         }
 
 

@@ -21,7 +21,8 @@ from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
+from tests.rounds import begun
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=1)
 
@@ -52,7 +53,7 @@ class Federation:
         correction = {"name": "fedprox", "mu": self.mu} if self.mu else None
         self.learner = LearnerConfig.model_validate({"optimizer": {"lr": self.lr}, "correction": correction})
         experiment = SimpleNamespace(learner=self.learner, privacy=PrivacyConfig(), seed=1)
-        self.strategy.attach(cast(Services, SimpleNamespace(experiment=experiment, sums=None)))
+        self.strategy.attach(cast(RunContext, SimpleNamespace(experiment=experiment, sums=None)))
         self.strategy.begin_task(TaskStart(1, 1, range(1), self.arrays, tuple(sorted(self.optima))))
 
     @property
@@ -65,13 +66,12 @@ class Federation:
         self.round += 1
         names = list(sites) if sites else sorted(self.optima)
         replies = [self._reply(name, self.round) for name in names]
-        self.strategy.reference = self.arrays
-        self.strategy.begin_round()
+        round_ = begun(self.strategy, self.arrays)
         for reply in replies:
             if reply.site in lost:
                 continue
-            self.strategy.fold(reply)
-        self.point = float(self.strategy.finish_round()["w"])
+            round_.add(reply)
+        self.point = float(round_.result()["w"])
         return self.point
 
     def locals(self, name: str) -> float:

@@ -19,7 +19,7 @@ from perennial.protocol.messages import Refusal, TrainReply, TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 
 Answer = Callable[[TrainRequest], Mapping[str, Tensor] | str | None]
 """From a request to an update, the reason of a refusal, or None for silence."""
@@ -81,14 +81,14 @@ def refuses(request: TrainRequest) -> str:
     return "no samples"
 
 
-def services(folder: Path | None = None, **changes: Any) -> Services:
+def services(folder: Path | None = None, **changes: Any) -> RunContext:
     """What a strategy needs; on its one class a model is worth the sum of its parameters, less 1,000."""
 
     def judge(arrays: Mapping[str, Tensor], samples: int) -> Scores:
         worth = sum(float(tensor.sum()) for tensor in arrays.values()) - 1000.0
         return Scores(1, np.zeros(1, np.int64), np.ones(1, np.bool_), np.array([worth]))
 
-    return Services(
+    return RunContext(
         experiment=Experiment.model_validate(SETTINGS | changes),
         schedule=TaskSchedule((0, 2), (3,)),
         input_shape=(4,),

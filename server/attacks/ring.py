@@ -28,6 +28,7 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.serial_ring import SerialRing
 
 PAIRS = 5
 BETWEEN = 3
@@ -40,7 +41,7 @@ def ring_linkage(
 ) -> dict[str, Any] | None:
     """The entry of the report; None where no model goes round, or its layers are no chain."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    if strategy.turns is None:
+    if strategy.find(SerialRing) is None:
         return None
     if not _is_chain(saved.model):
         return None

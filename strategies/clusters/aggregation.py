@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.models.layers import with_rows
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.clusters.grouping import Grouping
+from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.request import Arrays, TaskStart
+from perennial.strategies.round.run_context import RunContext
 
 Model = dict[str, Tensor]
 
@@ -34,12 +33,11 @@ class ClusterAggregation:
         self.models: dict[int, Model] = {}
         self._whole, self._template = whole, copy.deepcopy(whole)
         self._grouping = grouping
-        self._aggregators: dict[int, IncrementalStrategy] = {}
-        self._answers: dict[int, int] = {}
+        self._strategies: dict[int, IncrementalStrategy] = {}
 
     def begin_phase(
         self,
-        services: Services,
+        services: RunContext,
         task: TaskStart,
         own: Arrays,
         before: Mapping[str, int] | None,
@@ -59,91 +57,108 @@ class ClusterAggregation:
             for cluster, sites in sorted(members.items())
         }
         former = {cluster: self._former(sites, before or {}) for cluster, sites in members.items()}
-        self._aggregators = {
-            cluster: self._aggregator(services, own, former[cluster]) for cluster in self.models
+        self._strategies = {
+            cluster: self._strategy(services, own, former[cluster]) for cluster in self.models
         }
-        for cluster, aggregator in self._aggregators.items():
+        for cluster, aggregator in self._strategies.items():
             aggregator.begin_task(
                 replace(task, reference=self.models[cluster], sites=tuple(members[cluster]))
             )
 
-    def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
-        """As a strategy's, for each cluster."""
-        for cluster, aggregator in self._aggregators.items():
-            aggregator.members = self._grouping.members(cluster)
-            sites = {site: node for site, node in request.sites.items() if site in aggregator.members}
-            aggregator.prepare_round(grid, replace(request, sites=sites), outcome)
-
     def requests(self, cluster: int, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         """As a strategy's, for sites of one cluster."""
-        return self._aggregators[cluster].requests(request, sites)
+        return self._strategies[cluster].requests(request, sites)
 
-    def begin_round(self, outer: IncrementalStrategy) -> None:
-        """A round of outer begins; warnings of the clusters are its own."""
-        for cluster, aggregator in self._aggregators.items():
-            own = RoundOutcome(warnings=outer.outcome.warnings)
-            outer.begin_round_of(aggregator, self.models[cluster], own)
-
-    def while_waiting(self) -> None:
-        """As a strategy's, for each cluster."""
-        for aggregator in self._aggregators.values():
-            aggregator.while_waiting()
-
-    def fold(self, reply: Admitted) -> None:
-        """Take a reply into the aggregate of its site's cluster. Raises Rejected where it has none."""
-        cluster = self._grouping.labels.get(reply.site)
-        if cluster is None:
-            raise Rejected("a site without a cluster in the personal phase")
-        self._aggregators[cluster].fold(reply)
-
-    def close_round(self, outcome: RoundOutcome) -> int:
-        """No more replies come; returns how many there are in all clusters. outcome: of all sites."""
-        for cluster, aggregator in self._aggregators.items():
-            members, own = self._grouping.members(cluster), aggregator.outcome
-            own.participants = {s: reply for s, reply in outcome.participants.items() if s in members}
-            own.dropped = [fault for fault in outcome.dropped if fault[0] in members]
-            own.refused = [fault for fault in outcome.refused if fault[0] in members]
-            self._answers[cluster] = aggregator.close_round()
-        return sum(self._answers[cluster] for cluster in self._aggregators)
-
-    def finish_round(self) -> dict[str, Any]:
-        """Move the clusters that have answers; returns what their strategies say of the round, by cluster."""
-        details: dict[str, Any] = {}
-        for cluster, aggregator in self._aggregators.items():
-            if self._answers[cluster]:
-                self.models[cluster] = aggregator.finish_round()
-            if aggregator.outcome.details:
-                details[str(cluster)] = aggregator.outcome.details
-        return details
+    def aggregator(self, ctx: RoundContext, global_model: Arrays) -> Aggregator:
+        """What takes the replies of a round of all clusters. global_model: what the round leaves as it is."""
+        parts: dict[int, Aggregator] = {}
+        for cluster, strategy in self._strategies.items():
+            own = ctx.part(self.models[cluster], self._grouping.members(cluster))
+            strategy.prepare_round(own)
+            parts[cluster] = strategy.aggregator(own)
+        return InClusters(ctx, parts, self.models, self._grouping.labels, global_model)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed server needs."""
         state: dict[str, Any] = {"clusters": sorted(self.models)}
         for cluster, model in self.models.items():
             state |= nested(f"model-{cluster}", model)
-            state |= nested(f"aggregator-{cluster}", self._aggregators[cluster].state_dict())
+            state |= nested(f"aggregator-{cluster}", self._strategies[cluster].state_dict())
         return state
 
-    def load_state_dict(self, services: Services, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, services: RunContext, state: Mapping[str, Any]) -> None:
         """Restore state_dict(), after the base strategy of all sites has been restored."""
-        self.models, self._aggregators = {}, {}
+        self.models, self._strategies = {}, {}
         for cluster in state["clusters"]:
             self.models[cluster] = part(f"model-{cluster}", state)
-            self._aggregators[cluster] = self._aggregator(services, own={}, former=None)
-            self._aggregators[cluster].load_state_dict(part(f"aggregator-{cluster}", state))
+            self._strategies[cluster] = self._strategy(services, own={}, former=None)
+            self._strategies[cluster].load_state_dict(part(f"aggregator-{cluster}", state))
 
     def _former(self, sites: list[str], before: Mapping[str, int]) -> IncrementalStrategy | None:
         """Who served most of the sites in the task before, the lower cluster of equals."""
-        served = Counter(sorted(before[site] for site in sites if before.get(site) in self._aggregators))
-        return self._aggregators[served.most_common(1)[0][0]] if served else None
+        served = Counter(sorted(before[site] for site in sites if before.get(site) in self._strategies))
+        return self._strategies[served.most_common(1)[0][0]] if served else None
 
-    def _aggregator(
-        self, services: Services, own: Arrays, former: IncrementalStrategy | None
+    def _strategy(
+        self, services: RunContext, own: Arrays, former: IncrementalStrategy | None
     ) -> IncrementalStrategy:
         aggregator = copy.deepcopy(self._template)
         aggregator.attach(services)
         aggregator.serve_group(self._whole, own, former)
         return aggregator
+
+
+class InClusters(Aggregator):
+    """Gives each reply to the aggregator of its site's cluster; a cluster without replies keeps its model.
+
+    models: of the clusters, which this moves. labels: site -> its cluster.
+    """
+
+    def __init__(
+        self,
+        ctx: RoundContext,
+        parts: Mapping[int, Aggregator],
+        models: dict[int, Model],
+        labels: Mapping[str, int],
+        global_model: Arrays,
+    ) -> None:
+        super().__init__(ctx)
+        self._parts, self._models, self._labels, self._global = parts, models, labels, global_model
+        self._answers: dict[int, int] = {}
+
+    def while_waiting(self) -> None:
+        for each in self._parts.values():
+            each.while_waiting()
+
+    def add(self, reply: Admitted) -> None:
+        """Raises Rejected where the site has no cluster."""
+        cluster = self._labels.get(reply.site)
+        if cluster is None:
+            raise Rejected("a site without a cluster in the personal phase")
+        self._parts[cluster].add(reply)
+
+    def complete(self) -> int:
+        """No more replies come; returns how many there are in all clusters."""
+        outcome = self.ctx.outcome
+        for cluster, each in self._parts.items():
+            members, own = each.ctx.members or frozenset(), each.ctx.outcome
+            own.participants = {s: reply for s, reply in outcome.participants.items() if s in members}
+            own.dropped = [fault for fault in outcome.dropped if fault[0] in members]
+            own.refused = [fault for fault in outcome.refused if fault[0] in members]
+            self._answers[cluster] = each.complete()
+        return sum(self._answers.values())
+
+    def result(self) -> Model:
+        """The global model, which stays; the clusters' models that have answers move."""
+        details: dict[str, Any] = {}
+        for cluster, each in self._parts.items():
+            if self._answers[cluster]:
+                self._models[cluster] = each.result()
+            if each.ctx.outcome.details:
+                details[str(cluster)] = each.ctx.outcome.details
+        if details:
+            self.ctx.outcome.details["in_clusters"] = details
+        return dict(self._global)
 
 
 def _mean_with_rows(models: list[Model], start: Arrays) -> Model:

@@ -24,7 +24,7 @@ from perennial.strategies.clusters.clustering import (
 from perennial.strategies.clusters.site_vectors import VectorSettings, ask_vectors, most_varied, of_channels
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 
 Rule = Literal["sparsity", "threshold", "random", "fixed"]
 
@@ -93,7 +93,7 @@ class Grouping:
         grid: Grid,
         exchange: Exchange,
         request: RoundRequest,
-        services: Services,
+        services: RunContext,
         *,
         anew: bool,
         notes: list[str],
@@ -146,7 +146,7 @@ class Grouping:
         grid: Grid,
         exchange: Exchange,
         request: RoundRequest,
-        services: Services,
+        services: RunContext,
         asked: Sequence[str],
         notes: list[str],
     ) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 
 GLOBAL = "global"
 
@@ -55,7 +55,7 @@ class VectorSettings:
         if kind == VGG and self.layers is None:
             raise ValueError(f"layers: missing; extractor {self.extractor} needs their number")
 
-    def network(self, services: Services, arrays: Mapping[str, Tensor]) -> nn.Module:
+    def network(self, services: RunContext, arrays: Mapping[str, Tensor]) -> nn.Module:
         """What is looked at, in evaluation mode. arrays: the global model."""
         if self.extractor == GLOBAL:
             return services.load(arrays)

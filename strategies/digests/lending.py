@@ -17,7 +17,7 @@ from perennial.strategies.digests.report import digest_block, published_guarante
 from perennial.strategies.digests.store import DigestStore, checked
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 
 
 class DigestLending:
@@ -29,15 +29,15 @@ class DigestLending:
     rounds_stood_in: site -> rounds in which its digests taught in its place.
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, run: RunContext) -> None:
         """Raises ConfigError where the experiment does not say how digests are made."""
-        if services.experiment.digests is None:
+        if run.experiment.digests is None:
             raise ConfigError("digests: missing; strategy digest_synthesis needs to know how they are made")
-        self.digests = services.experiment.digests
+        self.digests = run.experiment.digests
         self.store = DigestStore()
         self.withdrawals = 0
         self.rounds_stood_in: dict[str, int] = {}
-        self._services = services
+        self._run = run
         self._exchange = Exchange()
         self._declined: dict[str, int] = {}
         self._to_ask_again: set[str] = set()
@@ -56,7 +56,7 @@ class DigestLending:
             or not (self.store.holds(site, task) or self._declined.get(site) == task)
         }
         self._to_ask_again -= asked.keys()
-        record, charge = self._services.releases, self._charge(request.stamp)
+        record, charge = self._run.releases, self._charge(request.stamp)
         if record is not None:
             record.asked(request.stamp.round, asked, charge, once=f"digest-{task}")
         replies, warnings, declined = collect(
@@ -90,8 +90,8 @@ class DigestLending:
 
     def summary_block(self) -> dict[str, Any]:
         """Whose digests the server holds, and at what epsilon."""
-        encoder = f"{self._services.experiment.encoder.name}, SHA-256 {self._encoder:.12}"
-        length = math.prod(digest_shape(self._services.input_shape))
+        encoder = f"{self._run.experiment.encoder.name}, SHA-256 {self._encoder:.12}"
+        length = math.prod(digest_shape(self._run.input_shape))
         return {"encoder": encoder} | digest_block(
             self.digests, length, self.store, self.rounds_stood_in, self._withdrawn
         )
@@ -117,14 +117,14 @@ class DigestLending:
 
     def _charge(self, stamp: Stamp) -> list[Entry]:
         """What a site charges for the digests of one task."""
-        guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._services.input_shape)))
-        return charges.digests(self._services.experiment, stamp.run, self.digests, guarantee)
+        guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._run.input_shape)))
+        return charges.digests(self._run.experiment, stamp.run, self.digests, guarantee)
 
     @cached_property
     def _encoder(self) -> str:
         """Hash of the encoder that the digests must come from."""
-        experiment = self._services.experiment
-        return encoder_hash(build_encoder(experiment.encoder, self._services.input_shape, experiment.seed))
+        experiment = self._run.experiment
+        return encoder_hash(build_encoder(experiment.encoder, self._run.input_shape, experiment.seed))
 
     def _take(self, site: str, reply: DigestReply, notes: list[str]) -> int:
         """Keep or forget a site's digests, as it says; returns the bytes that came."""
@@ -134,7 +134,7 @@ class DigestLending:
             return 0
         if self.store.holds(site, reply.task):
             return 0
-        shape = digest_shape(self._services.input_shape)
+        shape = digest_shape(self._run.input_shape)
         digests = checked(reply, self._encoder, shape, self.digests.per_digest)
         self.store.put(site, reply.task, digests)
         if site in self._withdrawn:

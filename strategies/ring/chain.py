@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 
 from flwr.serverapp import Grid
 
-from perennial.protocol.messages import TrainRequest
-from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate
 from perennial.strategies.round.request import Arrays, RoundRequest
@@ -37,28 +35,20 @@ class Chain:
         settings: str = "{}",
         held: bool,
         max_update_norm: float | None,
-        max_samples: int,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Admitted:
         """The site's reply to arrays.
 
         settings: of the request. held: whether the site holds the model of the task before. meanwhile: what
-        to do while it works. max_update_norm, max_samples: as in Gate. Raises Refused, Rejected or Silent.
+        to do while it works. max_update_norm: as in Gate. Raises Refused, Rejected or Silent.
         """
         self.sent = 0
         node = request.sites.get(site)
         if node is None or self.exchange.busy(site):
             raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
-        message = TrainRequest(
-            **request.stamp.stamp_fields,
-            arrays=Tensors(arrays),
-            progress=request.progress,
-            clip_norm=request.clip_norm,
-            settings=settings,
-            **request.previous.fields(held=held),
-        )
+        message = request.message(arrays, settings=settings, **request.previous.fields(held=held))
         self.sent = message.tensor_bytes
-        gate = Gate(arrays, request.stamp, max_update_norm, max_samples=max_samples)
+        gate = Gate(arrays, request.stamp, max_update_norm, max_samples=request.bounds.max_samples)
         # another site's late reply belongs to a model that has moved on
         self.exchange.late.clear()
         for _, reply in self.exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):

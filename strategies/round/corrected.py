@@ -11,10 +11,12 @@ from torch import Tensor
 
 from perennial.models.growth import grown
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.fedavg import FedAvg, WeightedMean
+from perennial.strategies.round.context import RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import Arrays, TaskStart
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.site_settings import with_settings
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.parameters import parameter_zeros, prefixed, unprefixed
 
 
@@ -26,14 +28,13 @@ class Corrected(FedAvg):
     the next request says so, and the site rolls back what it stored for lost ones.
     """
 
-    takes_parts = False
+    traits = Traits(accepts_scaled_updates=False)
 
     def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         self.memory: dict[str, Tensor] = {}
         self.population: set[str] = set()
         self.folded: dict[str, int] = {}
-        self._answered: dict[str, int] = {}
 
     # what a method changes
 
@@ -61,32 +62,11 @@ class Corrected(FedAvg):
         """The request with the order in it, the same for all sites whose last folded round is the same."""
         return with_settings(request, correction={**self.correction(), "folded": last})
 
-    def begin_round(self) -> None:
-        super().begin_round()
-        self._answered = {}
-        # under Flower's own start() no task begins
-        self.memory = grown(self.memory, self.beginning(self.reference))
-
     def weight(self, reply: Admitted) -> float:
         return 1.0
 
-    def largest_sum_weight(self) -> float:
+    def largest_sum_weight(self, request: RoundRequest) -> float:
         return 1.0
-
-    def fold(self, reply: Admitted) -> None:
-        super().fold(reply)
-        self.population.add(reply.site)
-        if not reply.stand_in:
-            self._answered[reply.site] = reply.base_round
-
-    def finish_round(self) -> dict[str, Tensor]:
-        # a round without a quorum is not finished, and its replies count as lost
-        self.folded |= self._answered
-        return self.moved()
-
-    def moved(self) -> dict[str, Tensor]:
-        """The new global model; the server's vector moves with it."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -98,3 +78,29 @@ class Corrected(FedAvg):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.population, self.folded = set(state["population"]), dict(state["folded"])
         self.memory = unprefixed("memory", state)
+
+
+class CorrectedMean(WeightedMean):
+    """The uniform mean of a round, from which a subclass moves the model and the server's vector."""
+
+    def __init__(self, ctx: RoundContext, corrected: Corrected) -> None:
+        super().__init__(ctx, corrected)
+        self.corrected = corrected
+        self._answered: dict[str, int] = {}
+        # under Flower's own start() no task begins
+        corrected.memory = grown(corrected.memory, corrected.beginning(ctx.reference))
+
+    def add(self, reply: Admitted) -> None:
+        super().add(reply)
+        self.corrected.population.add(reply.site)
+        if not reply.stand_in:
+            self._answered[reply.site] = reply.base_round
+
+    def result(self) -> dict[str, Tensor]:
+        # a round without a quorum has no result, and its replies count as lost
+        self.corrected.folded |= self._answered
+        return self.moved()
+
+    def moved(self) -> dict[str, Tensor]:
+        """The new global model; the server's vector moves with it."""
+        raise NotImplementedError

@@ -18,3 +18,11 @@ class Disclosures:
     weights_use_metrics: bool = False
     clear_uploads: tuple[str, ...] = ()
     sparsity: ReleaseProtection | None = None
+
+    def __or__(self, other: "Disclosures") -> "Disclosures":
+        """What two methods, one around the other, need."""
+        return Disclosures(
+            self.weights_use_metrics or other.weights_use_metrics,
+            tuple(dict.fromkeys((*self.clear_uploads, *other.clear_uploads))),
+            other.sparsity if self.sparsity is None else self.sparsity,
+        )

@@ -46,6 +46,8 @@ class Exchange:
     asked: dict[str, str] = field(default_factory=dict)
     """Site by message id, of the newest requests and of those still owed: an error that the SuperLink makes
     in place of a site names none."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Site by node id, of all rounds so far."""
     bytes_up: int = 0
     bytes_down: int = 0
     """Of the tensors of all queries beside training (strategies/round/queries.py), and of their replies."""
@@ -55,6 +57,11 @@ class Exchange:
         now = time.monotonic()
         self.owed = {message: owed for message, owed in self.owed.items() if owed.until > now}
         return any(owed.site == site for owed in self.owed.values())
+
+    def site_of(self, reply: Message) -> str:
+        """The site that a reply is from, by the request that it answers, else by its node."""
+        node = reply.metadata.src_node_id
+        return self.asked.get(reply.metadata.reply_to_message_id) or self.names.get(node, f"node-{node}")
 
     def settle(self, grid: Grid, sites: Collection[str], enough: int) -> None:
         """Wait until at least `enough` of the sites owe no reply.

@@ -17,6 +17,8 @@ class RoundOutcome:
     dropped: list[tuple[str, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    asked: int = 0
+    """Sites asked, whether or not they answer."""
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0

@@ -1,15 +1,27 @@
 """What the curriculum passes to a strategy: the start of a task, and the request of one round."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from perennial.config.bounds import BoundsConfig
+from perennial.config.sums import SumsConfig
+from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.previous import PreviousModel
+
+if TYPE_CHECKING:
+    from perennial.strategies.ring.turns import Weighing
+    from perennial.strategies.round.gate import Admitted
+    from perennial.strategies.round.running_bounds import RunningBounds
 
 Arrays = Mapping[str, Tensor]
 """A model's tensors, or an update's, by name."""
+Observer = Callable[["Admitted", Arrays, int], dict[str, Any]]
+"""(reply taken into the model, the model that it started from, sweep of a ring or 1) -> JSON-able facts."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,28 @@ class RoundRequest:
     """Sites that are there and are not asked in this round."""
     known: int = 0
     """Sites that have taken part in the run so far."""
+    bounds: BoundsConfig = BoundsConfig()
+    sums: SumsConfig = SumsConfig()
+    running: "RunningBounds | None" = None
+    """Bounds that follow from former rounds; None where no site's norm may change what another counts."""
+    max_update_norm: float | None = None
+    """L2 norm above which an update is dropped; None: the strategy's own."""
+    observers: tuple[Observer, ...] = ()
+    """See each reply that was aggregated, while its update is still there, and change nothing."""
+    weighing: "Weighing | None" = None
+    """How the turns of a ring are valued; None: they are not."""
 
     @property
     def most_replies(self) -> int:
         """A public bound on the updates of this round: late ones and stand-ins come from known sites."""
         return max(self.known, len(self.sites) + len(self.resting))
+
+    def message(self, arrays: Arrays | None = None, **fields: Any) -> TrainRequest:
+        """The plain request of this round. arrays: None takes the round's own. fields: others of it."""
+        return TrainRequest(
+            **self.stamp.stamp_fields,
+            arrays=Tensors(self.arrays if arrays is None else arrays),
+            progress=self.progress,
+            clip_norm=self.clip_norm,
+            **fields,
+        )

@@ -5,8 +5,9 @@ server checks the sum.
 """
 
 import math
+import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.serverapp import Grid
@@ -17,12 +18,14 @@ from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
-from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.round.services import Judge
+from perennial.strategies.round.run_context import Judge
 from perennial.strategies.secure.masked_sums import MaskedSums
+
+if TYPE_CHECKING:
+    from perennial.strategies.fedavg import FedAvg
 
 JUDGED = 2_000
 MOST_HALVINGS = 6
@@ -40,16 +43,17 @@ class MaskedRound:
 
     def train_round(
         self,
-        strategy: IncrementalStrategy,
+        strategy: "FedAvg",
         grid: Grid,
         request: RoundRequest,
-        common: TrainRequest,
     ) -> RoundOutcome:
         """One round; skipped, with the reason among the warnings, when nothing was opened."""
-        strategy.outcome = outcome = RoundOutcome()
+        start = time.monotonic()
+        ctx = strategy.context(grid, request)
+        common, outcome = request.message(), ctx.outcome
         sums, exchange = self._sums, self._sums.exchange
         exchange.bytes_up = exchange.bytes_down = 0
-        strategy.asked = len(request.sites)
+        ctx.asked = len(request.sites)
 
         def requests(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
             made: dict[str, TrainRequest] = {}
@@ -79,17 +83,18 @@ class MaskedRound:
                 )
             layout = UpdateWords(sums.experiment, len(opened.roster), request.clip_norm)
             total, weight, count = layout.decode(opened.words, request.arrays)
-            strategy.asked = len(opened.roster)
-            self._check(total, weight, len(opened.survivors), strategy, layout)
+            ctx.asked = len(opened.roster)
+            self._check(total, weight, len(opened.survivors), ctx.max_update_norm, layout)
         except (NotEnough, ValueError) as missing:
             outcome.warnings.append(f"no sum was opened: {missing}")
         else:
-            outcome.arrays = self.halved(strategy.take_sum(total, weight), request.arrays, outcome)
+            outcome.arrays = self.halved(strategy.take_sum(ctx, total, weight), request.arrays, outcome)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
             facts: dict[str, float] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
             outcome.details["secure"] = facts | ({"count": count} if layout.counts_within else {})
         outcome.absent = [site for site in request.sites if site not in self._heard(outcome)]
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
+        outcome.asked, outcome.seconds = ctx.asked, time.monotonic() - start
         return outcome
 
     def halved(self, after: Arrays, before: Arrays, outcome: RoundOutcome) -> dict[str, Tensor]:
@@ -124,7 +129,7 @@ class MaskedRound:
         total: dict[str, torch.Tensor],
         weight: int,
         survivors: int,
-        strategy: IncrementalStrategy,
+        bound: float | None,
         layout: UpdateWords,
     ) -> None:
         """Raises ValueError when honest sites cannot have made this sum.
@@ -135,7 +140,6 @@ class MaskedRound:
         if not survivors <= weight <= most:
             raise ValueError(f"the sum of the weights is {weight}; allowed {survivors} to {most}")
         norm = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in total.values())) / weight
-        bound = strategy.max_update_norm
         if layout.noise is None:
             largest = layout.experiment.sums.largest_norm * (1 + 1e-6)
             bound = largest if bound is None else min(bound, largest)

@@ -13,7 +13,7 @@ from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import SumsNoise
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 
 
 def sums_form(features: int, privacy: PrivacyConfig) -> SumsForm:
@@ -41,7 +41,7 @@ class NoisedTotal:
 
 
 def noised_total(
-    total: Statistics, contributions: Mapping[int, Mapping[str, Any]], services: Services
+    total: Statistics, contributions: Mapping[int, Mapping[str, Any]], services: RunContext
 ) -> NoisedTotal:
     """The sums with the noise that is in them: products of every release, a class's of its task's.
 

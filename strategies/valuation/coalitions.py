@@ -15,11 +15,10 @@ from torch import Tensor
 
 from perennial.protocol.tensors import byte_count
 from perennial.strategies.ring.chain import Silent
-from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.gate import Refused, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.serial_ring import frozen_names, moved
+from perennial.strategies.serial_ring import SerialRing, frozen_names, moved
 from perennial.strategies.valuation.shapley import Value
 
 Utility = Callable[[Arrays], float]
@@ -79,7 +78,7 @@ class Replayed:
     are added to outcome.
     """
 
-    def __init__(self, ring: TakesTurns, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+    def __init__(self, ring: SerialRing, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         self.sites = sorted(outcome.participants)
         self._ring, self._grid, self._request, self._outcome = ring, grid, request, outcome
         self._models: dict[tuple[int, ...], Arrays] = {(): request.arrays}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from perennial.foundation.errors import ConfigError
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 
 FALSE_ALARM, LEAST_SWEEPS, NORM_MULTIPLE = 0.01, 5, 3.0
 """Settings of the runs that were counted; stricter ones flag fewer sites."""
@@ -109,7 +109,7 @@ def require_measured_settings(
         )
 
 
-def require_measured_federation(services: Services) -> None:
+def require_measured_federation(services: RunContext) -> None:
     """Raises ConfigError if it is known before the first round that nobody may be excluded."""
     experiment, why = services.experiment, ""
     if experiment.privacy.mode != "none":

@@ -11,7 +11,7 @@ from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, check_counts
 from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 
 
 class SiteJudge:
@@ -58,7 +58,7 @@ class SiteJudge:
         )
 
 
-def site_judge(services: Services, estimator: str, utility: str) -> SiteJudge:
+def site_judge(services: RunContext, estimator: str, utility: str) -> SiteJudge:
     """What measures models if the server has no samples. Raises ConfigError if sites cannot either."""
     if services.experiment.evaluation.noise_multiplier is not None:
         raise ConfigError(

@@ -63,15 +63,15 @@ class Solved:
         return total
 
 
-def require_closed_form(base: IncrementalStrategy, estimator: str, utility: str | None) -> None:
+def require_closed_form(
+    has_one: bool, base: IncrementalStrategy, estimator: str, utility: str | None
+) -> None:
     """Raises ValueError where coalitions of this base cannot be solved for, or not be valued so."""
-    closed_form = base.closed_form
-    if closed_form is None or estimator != "solve":
+    if not has_one or estimator != "solve":
         raise ValueError(
             f"estimator: found {estimator!r} with base {type(base).__name__}; 'solve' goes with analytic, "
             "which sends no updates, and with nothing else"
         )
-    closed_form.require_solvable()
     if utility == "probability":
         raise ValueError("utility: closed-form scores are no probabilities; allowed accuracy")
 

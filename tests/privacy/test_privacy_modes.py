@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,6 +35,7 @@ from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
+from tests.rounds import begun, context
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {
@@ -94,11 +95,10 @@ def test_central_noise_is_charged_at_the_sites_and_counted_at_the_server(tmp_pat
 
 def test_central_noise_has_the_size_of_the_largest_weight(tmp_path: Path) -> None:
     strategy = FedAvg()
-    strategy.asked = 4
     privacy = PrivacyConfig.model_validate(CENTRAL)
     central = CentralPrivacy.of(privacy, strategy, {}, seed=1)
     assert central is not None
-    outcome = RoundOutcome(arrays={"w": torch.zeros(200_000)})
+    outcome = RoundOutcome(arrays={"w": torch.zeros(200_000)}, asked=4)
     central.finish_round(outcome, number=1)
     assert outcome.arrays is not None
     assert float(outcome.arrays["w"].std()) == pytest.approx(2.0 * 0.5 / 4, rel=0.01)
@@ -123,13 +123,12 @@ def test_noised_copies_and_leaves_integers() -> None:
 def test_the_weights_of_the_others_do_not_follow_who_answers() -> None:
     """Three of four sites answer, one claims many samples: each still enters with weight 1/4."""
     strategy = FedAvg()
-    strategy._fixed_weights = True
-    strategy.reference, strategy.asked = {"w": torch.zeros(2)}, 4
-    strategy.begin_round()
+    strategy.fixed_weights = True
+    round_ = begun(strategy, {"w": torch.zeros(2)}, asked=4)
     for site, examples in (("a", 1), ("b", 1), ("c", 1_000_000)):
-        strategy.fold(Admitted(site, {"w": torch.ones(2)}, 2**0.5, examples))
-    assert torch.equal(strategy.finish_round()["w"], torch.full((2,), 0.75))
-    assert strategy.largest_weight() == 0.25
+        round_.add(Admitted(site, {"w": torch.ones(2)}, 2**0.5, examples))
+    assert torch.equal(round_.result()["w"], torch.full((2,), 0.75))
+    assert strategy.largest_weight(4) == 0.25
 
 
 def test_a_strategy_without_a_bound_is_refused() -> None:
@@ -142,9 +141,11 @@ def test_a_strategy_without_a_bound_is_refused() -> None:
 
 
 def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
-    strategy = FedAvg()
-    CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), strategy, {}, seed=1)
-    assert strategy.max_update_norm == pytest.approx(0.5, rel=1e-4)
+    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), {}, seed=1)
+    assert central is not None
+    told = context({"w": torch.zeros(1)}).request
+    told = replace(told, max_update_norm=central.max_update_norm)
+    assert FedAvg(3.0).context(cast(Any, None), told).max_update_norm == pytest.approx(0.5, rel=1e-4)
 
 
 def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) -> None:

@@ -145,9 +145,9 @@ def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
     def flat(tensors: Any) -> torch.Tensor:
         return torch.cat([tensors[name].reshape(-1).double() for name in sorted(tensors)])
 
-    def opened(strategy: FedAvg, total: Any, weight: float) -> Any:
+    def opened(strategy: FedAvg, ctx: Any, total: Any, weight: float) -> Any:
         found.append(flat(total))
-        return take_sum(strategy, total, weight)
+        return take_sum(strategy, ctx, total, weight)
 
     def released(arrays: Any, std: float, source: Any) -> Any:
         result = noised(arrays, std, source)

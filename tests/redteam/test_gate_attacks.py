@@ -26,6 +26,7 @@ from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.multi_factor import MultiFactor
 from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
 from perennial.strategies.round.running_bounds import RunningBounds
+from tests.rounds import begun
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=2, round=7, num_classes=2)
 REFERENCE = {"w": torch.full((2, 3), 0.25), "b": torch.zeros(2)}
@@ -103,11 +104,9 @@ def test_minus_zero_and_denormals_count_as_nothing(value: float) -> None:
     update = Tensors(w=torch.full((2, 3), value), b=torch.full((2,), value))
     found = gate().admit(sent(replace(GOOD, update=update)), "a")
     assert found.norm < 1e-30
-    strategy = FedAvg()
-    strategy.reference = {name: tensor.clone() for name, tensor in REFERENCE.items()}
-    strategy.begin_round()
-    strategy.fold(found)
-    after = strategy.finish_round()
+    round_ = begun(FedAvg(), {name: tensor.clone() for name, tensor in REFERENCE.items()})
+    round_.add(found)
+    after = round_.result()
     assert all(torch.equal(after[name], tensor) for name, tensor in REFERENCE.items())
 
 
@@ -287,12 +286,10 @@ def test_figures_that_a_strategy_weighs_by(strategy: Any, lie: Any) -> None:
     name = LABEL_COUNTS if strategy is FedDisco else HELD_OUT_ACCURACY
     metrics = json.dumps({name: lie, "__proto__": 1, "x" * 1000: lie})
     found = gate().admit(sent(replace(GOOD, metrics=metrics)), "a")
-    built = strategy()
-    built.reference = REFERENCE
-    built.begin_round()
+    round_ = begun(strategy(), REFERENCE)
     try:
-        built.fold(found)
-        after = built.finish_round()
+        round_.add(found)
+        after = round_.result()
     except Rejected as error:
         assert len(str(error)) < LONGEST_REASON and (name in str(error) or "label" in str(error))
     else:

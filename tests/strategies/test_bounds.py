@@ -15,10 +15,11 @@ from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.grid import set_task_identity
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.stamp import Stamp
-from perennial.protocol.tensors import Tensors, unpack
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.running_bounds import RunningBounds
+from tests.rounds import context, received
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=2)
 
@@ -113,9 +114,7 @@ def test_the_order_of_arrival_in_a_first_round_changes_no_bit() -> None:
     found = []
     for order in itertools.permutations(range(4)):
         strategy = FedAvg()
-        strategy.running = RunningBounds(BoundsConfig(), {})
-        strategy.reference, strategy._stamp = reference, STAMP
-        strategy._names = {k + 1: f"site-{k}" for k in range(4)}
+        strategy.exchange.names = {k + 1: f"site-{k}" for k in range(4)}
         replies = []
         for k in order:
             content = TrainReply(
@@ -123,10 +122,10 @@ def test_the_order_of_arrival_in_a_first_round_changes_no_bit() -> None:
             )
             asked = Message(RecordDict(), k + 1, "train")
             replies.append(Message(content.to_record(), reply_to=asked))
-        arrays, _ = strategy.aggregate_train(1, replies)
-        assert arrays is not None
-        found.append(unpack(arrays, "model")["a"])
-        assert len(strategy.outcome.warnings) == 2
+        ctx = context(reference, stamp=STAMP, running=RunningBounds(BoundsConfig(), {}))
+        arrays, outcome = received(strategy, ctx, replies)
+        found.append(arrays["a"])
+        assert len(outcome.warnings) == 2
     assert all(torch.equal(each, found[0]) for each in found)
 
 

@@ -27,8 +27,10 @@ from perennial.strategies.class_weighted_head import ClassWeightedHead, class_sa
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.multi_factor import MultiFactor
+from perennial.strategies.round.context import Aggregator
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import TaskStart
+from tests import rounds
 
 REFERENCE = {
     "backbone.weight": torch.tensor([1.0, 2.0]),
@@ -65,25 +67,18 @@ def reply_of(site: str, counts: Any = None, samples: int | None = None) -> Admit
     return Admitted(site, update, update.norm, told, metrics={"label_counts": counts})
 
 
-def begun(base: IncrementalStrategy | None = None) -> ClassWeightedHead:
-    strategy = ClassWeightedHead(base or FedAvg())
-    strategy.reference = REFERENCE
-    strategy.begin_round()
-    return strategy
+def begun(base: IncrementalStrategy | None = None) -> Aggregator:
+    return rounds.begun(ClassWeightedHead(base or FedAvg()), REFERENCE)
 
 
-def after(strategy: ClassWeightedHead, order: str = "abc") -> dict[str, torch.Tensor]:
+def after(round_: Aggregator, order: str = "abc") -> dict[str, torch.Tensor]:
     for site in order:
-        strategy.fold(reply_of(site))
-    return strategy.finish_round()
+        round_.add(reply_of(site))
+    return round_.result()
 
 
 def by_base(base: IncrementalStrategy) -> dict[str, torch.Tensor]:
-    base.reference = REFERENCE
-    base.begin_round()
-    for site in "abc":
-        base.fold(reply_of(site))
-    return base.finish_round()
+    return after(rounds.begun(base, REFERENCE))
 
 
 # what a round comes to
@@ -105,25 +100,23 @@ def test_each_row_is_the_mean_by_samples_of_its_class() -> None:
 
 def test_where_one_site_holds_a_class_its_row_is_that_sites() -> None:
     strategy = begun()
-    strategy.fold(reply_of("a", [0, 40, 0]))
-    strategy.fold(reply_of("b", [20, 0, 0]))
-    found = strategy.finish_round()
+    strategy.add(reply_of("a", [0, 40, 0]))
+    strategy.add(reply_of("b", [20, 0, 0]))
+    found = strategy.result()
     for row, site in ((0, "b"), (1, "a")):
         expected = REFERENCE["head.weight"][row] + update_of(site)["head.weight"][row]
         torch.testing.assert_close(found["head.weight"][row], expected)
-    assert strategy.outcome.details["class_samples"] == [20, 40, 0]
+    assert strategy.ctx.outcome.details["class_samples"] == [20, 40, 0]
 
 
 def test_equal_counts_are_fedavg() -> None:
-    strategy, plain = begun(), FedAvg()
-    plain.reference = REFERENCE
-    plain.begin_round()
+    strategy, plain = begun(), rounds.begun(FedAvg(), REFERENCE)
     for site, samples in (("a", 6), ("b", 12)):
         reply = reply_of(site, [samples // 3] * 3, samples)
-        strategy.fold(reply)
-        plain.fold(reply)
-    expected = plain.finish_round()
-    for name, tensor in strategy.finish_round().items():
+        strategy.add(reply)
+        plain.add(reply)
+    expected = plain.result()
+    for name, tensor in strategy.result().items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
 
 
@@ -149,30 +142,28 @@ def test_a_reply_is_in_both_sums_or_in_none() -> None:
     strategy = begun()
     for broken in (reply_of("a", [30, 10]), reply_of("a", "many")):
         with pytest.raises(Rejected, match="label_counts"):
-            strategy.fold(broken)
+            strategy.add(broken)
 
     class Refusing(FedAvg):
-        def fold(self, reply: Admitted) -> None:
+        def weight(self, reply: Admitted) -> float:
             if reply.site == "a":
                 raise Rejected("not this one")
-            super().fold(reply)
+            return super().weight(reply)
 
     refusing = begun(Refusing())
     with pytest.raises(Rejected, match="not this one"):
-        refusing.fold(reply_of("a"))
+        refusing.add(reply_of("a"))
     for subject in (strategy, refusing):
-        subject.fold(reply_of("b"))
+        subject.add(reply_of("b"))
         row = REFERENCE["head.weight"][1] + update_of("b")["head.weight"][1]
-        torch.testing.assert_close(subject.finish_round()["head.weight"][1], row)
+        torch.testing.assert_close(subject.result()["head.weight"][1], row)
 
 
 def test_an_update_that_the_sum_cannot_hold_is_dropped() -> None:
-    strategy = ClassWeightedHead(FedAvg())
-    strategy.bounds, strategy.reference = BoundsConfig(max_samples=4), REFERENCE
-    strategy.begin_round()
+    strategy = rounds.begun(ClassWeightedHead(FedAvg()), REFERENCE, bounds=BoundsConfig(max_samples=4))
     with pytest.raises(Rejected, match="does not fit"):
         update = Tensors({name: tensor * 1e12 for name, tensor in update_of("a").items()})
-        strategy.fold(Admitted("a", update, update.norm, 4, metrics={"label_counts": [4, 0, 0]}))
+        strategy.add(Admitted("a", update, update.norm, 4, metrics={"label_counts": [4, 0, 0]}))
 
 
 # whole runs

@@ -14,7 +14,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.digest_synthesis import DigestSynthesis
+from perennial.strategies.digest_synthesis import StandIns
 from perennial.strategies.factory import build_strategy
 
 SMALL: dict[str, Any] = {
@@ -154,7 +154,7 @@ def test_a_base_inside_clusters_has_the_services_of_the_server(tmp_path: Path) -
 def test_a_reply_may_be_as_late_as_the_base_takes_it(wrapper: dict[str, Any]) -> None:
     keys = {key: value for key, value in wrapper.items() if key != "name"}
     for base, rounds in (("multi_factor", 2), ("fedavg", 0)):
-        assert build_strategy(wrapper["name"], keys | {"base": base}).staleness == rounds
+        assert build_strategy(wrapper["name"], keys | {"base": base}).traits.staleness == rounds
 
 
 def test_a_bound_on_the_norm_of_updates_counts_inside_clusters_as_it_does_alone(tmp_path: Path) -> None:
@@ -165,15 +165,15 @@ def test_a_bound_on_the_norm_of_updates_counts_inside_clusters_as_it_does_alone(
 
 
 def test_a_stand_in_above_the_bound_does_not_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = DigestSynthesis._stand_in
+    stand_in = StandIns._stand_in
 
-    def bounded(strategy: DigestSynthesis, site: str) -> None:
+    def bounded(round_: StandIns, site: str) -> None:
         # of the stand-in alone: no site would pass this bound either
-        strategy.max_update_norm = 1e-6
-        stand_in(strategy, site)
-        strategy.max_update_norm = None
+        round_.ctx.max_update_norm = 1e-6
+        stand_in(round_, site)
+        round_.ctx.max_update_norm = None
 
-    monkeypatch.setattr(DigestSynthesis, "_stand_in", bounded)
+    monkeypatch.setattr(StandIns, "_stand_in", bounded)
     changes: dict[str, Any] = DIGESTS | {"strategy": {"name": "digest_synthesis", "base": "fedavg"}}
     run_in_process(settings_of(tmp_path, **changes))
     assert [len(event["participants"]) for event in rounds_of(tmp_path)] == [3, 2, 2, 3, 3, 3]

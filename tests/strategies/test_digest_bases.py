@@ -16,6 +16,7 @@ from perennial.strategies.feddyn import FedDyn
 from perennial.strategies.fednova import FedNova
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.scaffold import Scaffold
+from tests.rounds import begun
 
 PROXIMAL = {"learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}, "correction": {"name": "fedprox"}}}
 PLAIN_STEPS = {"learner": {"optimizer": {"lr": 0.05}}}
@@ -72,11 +73,10 @@ def reply(site: str, value: float, steps: int, stand_in: bool = False) -> Admitt
 
 
 def played(strategy: IncrementalStrategy, *replies: Admitted) -> torch.Tensor:
-    strategy.reference = REFERENCE
-    strategy.begin_round()
+    round_ = begun(strategy, REFERENCE)
     for one in replies:
-        strategy.fold(one)
-    return strategy.finish_round()["w"]
+        round_.add(one)
+    return round_.result()["w"]
 
 
 def test_fednova_normalises_a_stand_in_by_its_own_steps() -> None:
@@ -103,12 +103,12 @@ def test_what_a_stand_in_did_is_not_remembered_as_the_sites_work() -> None:
 def test_a_stand_in_leaves_the_control_variates_as_they_are() -> None:
     strategy = Scaffold()
     strategy.population = {"a", "b"}
-    strategy._local_lr = 0.5
+    strategy.local_lr = 0.5
     true, stand_in = reply("a", 1.0, 2), reply("b", 3.0, 2, stand_in=True)
     assert played(strategy, true, stand_in).tolist() == [2.0, 2.0]
     alone = Scaffold()
     alone.population = {"a", "b"}
-    alone._local_lr = 0.5
+    alone.local_lr = 0.5
     played(alone, true)
     assert torch.equal(strategy.memory["w"], alone.memory["w"])
     assert strategy.memory["w"].any()

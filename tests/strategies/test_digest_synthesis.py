@@ -29,6 +29,7 @@ from perennial.strategies.digests.store import DigestStore, checked
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
+from tests.rounds import begun
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=4, num_classes=4)
 SHAPE = (4, 4, 4)
@@ -70,13 +71,12 @@ def reply(site: str, value: float, num_examples: int) -> Admitted:
 
 
 def aggregate(strategy: FedAvg | DigestSynthesis, replies: list[Admitted]) -> torch.Tensor:
-    strategy.reference = {"w": torch.tensor([0.1, 0.2, 0.3])}
-    strategy.begin_round()
+    round_ = begun(strategy, {"w": torch.tensor([0.1, 0.2, 0.3])})
     for one in replies:
-        strategy.fold(one)
-        strategy.outcome.participants[one.site] = one
-    assert strategy.close_round()
-    return strategy.finish_round()["w"]
+        round_.add(one)
+        round_.ctx.outcome.participants[one.site] = one
+    assert round_.complete()
+    return round_.result()["w"]
 
 
 def test_with_nobody_absent_it_is_the_base_with_uniform_weights() -> None:

@@ -23,6 +23,7 @@ from perennial.models.incremental import travelling
 from perennial.server.app import serve
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.digest_synthesis import DigestSynthesis
+from perennial.strategies.digests.networks import ServerNetworks
 from perennial.strategies.digests.recall import Momentum, Recall
 from perennial.strategies.fedavg import FedAvg
 
@@ -96,13 +97,18 @@ def test_guidance_and_own_layers_begin_as_those_of_the_task_before_or_of_all_sit
     whole, former, group = (DigestSynthesis(FedAvg()) for _ in range(3))
     lending: Any = SimpleNamespace(withdrawals=0)
     for seed, strategy in enumerate((whole, former, group)):
-        strategy._lending, strategy._guidance = lending, GuidanceProducer((5,), seed=seed)
-    former._own = {"head.weight": torch.ones(2, 3)}
+        run: Any = SimpleNamespace(
+            input_shape=(5,), experiment=SimpleNamespace(seed=seed), device=torch.device("cpu")
+        )
+        strategy.networks = ServerNetworks(run, lending)
+    former.networks.own = {"head.weight": torch.ones(2, 3)}
     group.serve_group(whole, {"head.weight": torch.zeros(3, 3)}, former if goes_on else None)
-    rows = group._own["head.weight"].sum(dim=1).tolist()
+    rows = group.networks.own["head.weight"].sum(dim=1).tolist()
     assert rows == ([3.0, 3.0, 0.0] if goes_on else [0.0, 0.0, 0.0])
-    source = (former if goes_on else whole)._guidance.state_dict()
-    assert all(torch.equal(source[name], tensor) for name, tensor in group._guidance.state_dict().items())
+    source = (former if goes_on else whole).networks.guidance.state_dict()
+    assert all(
+        torch.equal(source[name], tensor) for name, tensor in group.networks.guidance.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("personal", [[], ["head"]], ids=["whole models", "heads at the sites"])

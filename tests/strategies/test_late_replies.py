@@ -224,7 +224,10 @@ def test_where_all_sites_are_late_the_next_round_waits_for_one_of_them(answers: 
 
 
 def test_a_chain_goes_on_without_a_site_that_is_late() -> None:
-    assert IncrementalStrategy.waits_for_busy_sites and not CyclicWeightTransfer.waits_for_busy_sites
+    assert (
+        IncrementalStrategy.traits.waits_for_busy_sites
+        and not CyclicWeightTransfer.traits.waits_for_busy_sites
+    )
 
 
 @pytest.mark.parametrize(

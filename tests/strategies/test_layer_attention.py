@@ -20,8 +20,13 @@ from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.sums import exact_sum
 from perennial.strategies.sums import layer_groups as bundle_module
 from perennial.strategies.sums.softmax_sum import KEPT_BANDS, LARGEST, SoftmaxSum
+from tests.rounds import begun
 
 Arrays = dict[str, Tensor]
+
+
+OUTCOMES: dict[LayerAttention, RoundOutcome] = {}
+"""Of the latest round of each strategy."""
 
 
 def reply(site: str, update: Arrays, samples: int = 1) -> Admitted:
@@ -32,16 +37,15 @@ def reply(site: str, update: Arrays, samples: int = 1) -> Admitted:
 def aggregate(
     strategy: LayerAttention, reference: Arrays, updates: Sequence[Arrays], samples: Sequence[int] = ()
 ) -> Arrays:
-    strategy.reference, strategy.outcome = reference, RoundOutcome()
-    strategy.most_replies = len(updates) or 1
-    strategy.begin_round()
+    round_ = begun(strategy, reference, replies=len(updates) or 1)
+    OUTCOMES[strategy] = round_.ctx.outcome
     for index, update in enumerate(updates):
-        strategy.fold(reply(f"site-{index}", update, samples[index] if samples else 1))
-    return strategy.finish_round()
+        round_.add(reply(f"site-{index}", update, samples[index] if samples else 1))
+    return round_.result()
 
 
 def weights(strategy: LayerAttention, layer: str = "a") -> list[float]:
-    return list(strategy.outcome.details["attention"][layer]["weights"].values())
+    return list(OUTCOMES[strategy].details["attention"][layer]["weights"].values())
 
 
 def scalars(*values: float) -> list[Arrays]:
@@ -121,12 +125,10 @@ def test_any_order_of_arrival_gives_the_same_bits(
         results = []
         for sequence in (range(6), order):
             strategy = LayerAttention(sign=sign, times_samples=True, **options)  # type: ignore[arg-type]
-            strategy.reference, strategy.outcome = reference, RoundOutcome()
-            strategy.most_replies = len(updates)
-            strategy.begin_round()
+            round_ = begun(strategy, reference, replies=len(updates))
             for index in sequence:
-                strategy.fold(reply(f"site-{index}", updates[index], 1 + 7 * index))
-            results.append((strategy.finish_round(), strategy.outcome.details, strategy.summary_blocks()))
+                round_.add(reply(f"site-{index}", updates[index], 1 + 7 * index))
+            results.append((round_.result(), round_.ctx.outcome.details, strategy.summary_blocks()))
         first, second = results
         assert all(torch.equal(first[0][name], second[0][name]) for name in reference)
         assert first[1:] == second[1:]
@@ -231,13 +233,13 @@ def test_granularity_joins_tensors() -> None:
     reference, updates = random_updates(9, 3)
     strategy = LayerAttention(granularity="module")
     aggregate(strategy, reference, updates)
-    assert list(strategy.outcome.details["attention"]) == ["body", "head"]
+    assert list(OUTCOMES[strategy].details["attention"]) == ["body", "head"]
     distance = [math.hypot(float(u["head.weight"].norm()), float(u["head.bias"].norm())) for u in updates]
     exponential = np.exp(distance)
     assert weights(strategy, "head") == pytest.approx((exponential / exponential.sum()).tolist(), abs=1e-6)
     strategy = LayerAttention(granularity="model")
     aggregate(strategy, reference, updates)
-    assert list(strategy.outcome.details["attention"]) == ["model"]
+    assert list(OUTCOMES[strategy].details["attention"]) == ["model"]
 
 
 def test_sample_counts_multiply_the_weights() -> None:
@@ -250,21 +252,21 @@ def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:
     strategy = LayerAttention()
     value = aggregate(strategy, ZERO, scalars(0.1, 0.1, 21.0))
     assert float(value["a"]) == pytest.approx(21.0, abs=1e-6)
-    [warning] = strategy.outcome.warnings
+    [warning] = OUTCOMES[strategy].warnings
     assert "site-2" in warning
     assert "1 of 1 layers" in warning
     assert dominance({"a": {"one": 0.99, "two": 0.01}}) == []
     near = LayerAttention(sign=-1)
     assert abs(float(aggregate(near, ZERO, scalars(0.1, 0.1, 21.0))["a"]) - 0.1) < 1e-6
-    assert near.outcome.warnings == []
+    assert OUTCOMES[near].warnings == []
 
 
 def test_a_step_that_can_diverge_is_told_once() -> None:
     strategy = LayerAttention(alpha=1.6)
     aggregate(strategy, ZERO, scalars(1.0, 1.0))
-    assert any("alpha is 1.6" in warning for warning in strategy.outcome.warnings)
+    assert any("alpha is 1.6" in warning for warning in OUTCOMES[strategy].warnings)
     aggregate(strategy, ZERO, scalars(1.0, 1.0))
-    assert strategy.outcome.warnings == []
+    assert OUTCOMES[strategy].warnings == []
 
 
 def test_the_summary_is_the_mean_over_rounds_and_survives_a_restart() -> None:
@@ -279,14 +281,13 @@ def test_the_summary_is_the_mean_over_rounds_and_survives_a_restart() -> None:
 
 def test_an_update_of_no_finite_or_no_possible_size_is_rejected_before_any_sum() -> None:
     strategy = LayerAttention(order=1.0)
-    strategy.reference, strategy.outcome = {"a": torch.zeros(4)}, RoundOutcome()
-    strategy.begin_round()
+    round_ = begun(strategy, {"a": torch.zeros(4)})
     with pytest.raises(Rejected, match="layer 'a': its distance"):
-        strategy.fold(reply("site-0", {"a": torch.full((4,), 3e38)}))
+        round_.add(reply("site-0", {"a": torch.full((4,), 3e38)}))
     with pytest.raises(Rejected, match="does not fit"):
-        strategy.fold(reply("site-1", {"a": torch.full((4,), 1e7)}))
-    strategy.fold(reply("site-2", {"a": torch.ones(4)}))
-    assert torch.equal(strategy.finish_round()["a"], torch.ones(4))
+        round_.add(reply("site-1", {"a": torch.full((4,), 1e7)}))
+    round_.add(reply("site-2", {"a": torch.ones(4)}))
+    assert torch.equal(round_.result()["a"], torch.ones(4))
 
 
 @pytest.mark.parametrize(
@@ -315,6 +316,5 @@ def test_the_printed_head_rule_needs_a_head_of_its_own() -> None:
     with pytest.raises(ConfigError, match="head_query"):
         build_strategy("layer_attention", {"granularity": "model", "head_query": "client_mean"})
     strategy = LayerAttention(head_query="client_mean")
-    strategy.reference = ZERO
     with pytest.raises(ConfigError, match=r"starts with 'head\.'"):
-        strategy.begin_round()
+        begun(strategy, ZERO)

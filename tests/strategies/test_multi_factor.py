@@ -15,10 +15,13 @@ from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.multi_factor import MultiFactor
+from perennial.strategies.multi_factor import MultiFactor, WeightedFactors
+from perennial.strategies.round.context import Aggregator
 from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.sums.factors import mixed, share, water_fill
 from perennial.strategies.sums.largest_weights import LargestWeights
+from tests import rounds
 
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)
 REFERENCE = {"w": torch.zeros(3, 4), "b": torch.zeros(2)}
@@ -47,22 +50,26 @@ def told(accuracy: float, loss: float) -> dict[str, float]:
     return {"held_out_accuracy": accuracy, "classification_loss": loss}
 
 
-def begun(strategy: IncrementalStrategy) -> IncrementalStrategy:
-    strategy.reference, strategy._stamp = REFERENCE, STAMP
-    strategy.begin_round()
-    return strategy
+def begun(strategy: IncrementalStrategy) -> Aggregator:
+    round_ = rounds.begun(strategy, REFERENCE, stamp=STAMP)
+    OUTCOMES[strategy] = round_.ctx.outcome
+    return round_
+
+
+OUTCOMES: dict[IncrementalStrategy, RoundOutcome] = {}
+"""Of the latest round of each strategy."""
 
 
 def aggregate(strategy: IncrementalStrategy, replies: list[Admitted]) -> dict[str, torch.Tensor]:
-    begun(strategy)
+    round_ = begun(strategy)
     for each in replies:
-        strategy.fold(each)
-    return strategy.finish_round()
+        round_.add(each)
+    return round_.result()
 
 
 def plainly(strategy: MultiFactor, replies: list[Admitted]) -> dict[str, torch.Tensor]:
     """The same mean, from all updates at once."""
-    by_site = strategy.outcome.details["weights"]
+    by_site = OUTCOMES[strategy].details["weights"]
     return {
         name: sum((each.update[name].double() * by_site[each.site] for each in replies), torch.zeros(()))
         for name in REFERENCE
@@ -179,17 +186,18 @@ def test_folding_one_by_one_is_the_weighted_mean_in_any_order(
 def test_a_late_reply_weighs_less() -> None:
     strategy = MultiFactor(alpha=0, beta=1, gamma=0, delta=0, kappa=0.5, max_weight=1.0)
     aggregate(strategy, [reply("now", 1), reply("late", 2, base_round=2)])
-    weight = strategy.outcome.details["weights"]
+    weight = OUTCOMES[strategy].details["weights"]
     assert weight["late"] / weight["now"] == pytest.approx(math.exp(-1.0), rel=1e-4)
     assert strategy.measurements == []
 
 
 def test_what_may_still_be_capped_is_kept_and_little_else() -> None:
     strategy = MultiFactor(alpha=1, beta=0, gamma=0, delta=0, max_weight=0.3)
-    begun(strategy)
+    round_ = begun(strategy)
+    assert isinstance(round_, WeightedFactors)
     for k in range(50):
-        strategy.fold(reply(f"site-{k}", k, num_examples=1 + (37 * k) % 50))
-    assert len(strategy._largest) == 3
+        round_.add(reply(f"site-{k}", k, num_examples=1 + (37 * k) % 50))
+    assert len(round_._largest) == 3
     several = LargestWeights(2)
     several.offer("low", (1.0, 1.0), REFERENCE)
     for k in range(2):
@@ -215,22 +223,22 @@ def test_what_may_still_be_capped_is_kept_and_little_else() -> None:
 def test_a_reply_with_an_impossible_figure_is_rejected_and_leaves_no_trace(
     metrics: dict[str, Any], field: str
 ) -> None:
-    strategy = begun(MultiFactor())
-    strategy.fold(reply("honest", 1, metrics=told(0.5, 1.0)))
+    round_ = begun(MultiFactor())
+    round_.add(reply("honest", 1, metrics=told(0.5, 1.0)))
     with pytest.raises(Rejected, match=field):
-        strategy.fold(reply("liar", 2, metrics=metrics))
-    found = strategy.finish_round()
+        round_.add(reply("liar", 2, metrics=metrics))
+    found = round_.result()
     alone = aggregate(MultiFactor(), [reply("honest", 1, metrics=told(0.5, 1.0))])
     assert all(torch.equal(found[name], alone[name]) for name in REFERENCE)
 
 
 def test_an_update_too_large_for_the_sums_leaves_no_trace() -> None:
-    strategy = begun(MultiFactor())
+    round_ = begun(MultiFactor())
     good = reply("good", 1, metrics=told(0.5, 1.0))
-    strategy.fold(good)
+    round_.add(good)
     with pytest.raises(OverflowError):
-        strategy.fold(replace(reply("huge", 2, num_examples=10**8, metrics=told(0.5, 1.0)), norm=1e3))
-    found = strategy.finish_round()
+        round_.add(replace(reply("huge", 2, num_examples=10**8, metrics=told(0.5, 1.0)), norm=1e3))
+    found = round_.result()
     for name in REFERENCE:
         torch.testing.assert_close(found[name], good.update[name])
 

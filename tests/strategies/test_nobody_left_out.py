@@ -16,9 +16,11 @@ from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.stamp import Stamp
-from perennial.protocol.tensors import Tensors, unpack
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.context import RoundContext
 from perennial.strategies.round.running_bounds import NORMS, SAMPLES, RunningBounds
+from tests.rounds import context, received
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=2, num_classes=2)
 
@@ -31,16 +33,14 @@ def unusual(sites: int = 6) -> Tensor:
     return rows
 
 
-def strategy_after(rounds: int, sites: int) -> FedAvg:
+def round_after(rounds: int, sites: int) -> tuple[FedAvg, RoundContext]:
     """FedAvg with the default bounds, before the round after so many."""
     set_task_identity()
     strategy = FedAvg()
     former = {NORMS: [20.0] * rounds, SAMPLES: [10.0] * rounds}
-    strategy.running = RunningBounds(BoundsConfig(), former)
-    strategy.reference, strategy._stamp = {"a": torch.zeros(400)}, STAMP
-    strategy.most_replies = sites
-    strategy._names = {number + 1: f"site-{number}" for number in range(sites)}
-    return strategy
+    strategy.exchange.names = {number + 1: f"site-{number}" for number in range(sites)}
+    running = RunningBounds(BoundsConfig(), former)
+    return strategy, context({"a": torch.zeros(400)}, stamp=STAMP, replies=sites, running=running)
 
 
 def replies(rows: Tensor, order: Sequence[int]) -> Iterator[Message]:
@@ -52,24 +52,24 @@ def replies(rows: Tensor, order: Sequence[int]) -> Iterator[Message]:
 @pytest.mark.parametrize("rounds", [0, 3])
 def test_an_unusual_honest_site_counts_like_the_others_in_the_first_round_and_later(rounds: int) -> None:
     rows = unusual()
-    strategy = strategy_after(rounds, len(rows))
-    arrays, _ = strategy.aggregate_train(2, replies(rows, range(len(rows))))
-    assert arrays is not None and strategy.outcome.dropped == []
-    assert sorted(strategy.outcome.participants) == [f"site-{number}" for number in range(len(rows))]
-    assert torch.allclose(unpack(arrays, "model")["a"], rows.mean(0), atol=1e-5)
+    strategy, ctx = round_after(rounds, len(rows))
+    arrays, outcome = received(strategy, ctx, replies(rows, range(len(rows))))
+    assert outcome.dropped == []
+    assert sorted(outcome.participants) == [f"site-{number}" for number in range(len(rows))]
+    assert torch.allclose(arrays["a"], rows.mean(0), atol=1e-5)
 
 
 def test_a_later_round_folds_each_reply_before_it_takes_the_next() -> None:
     rows = unusual()
-    strategy = strategy_after(3, len(rows))
+    strategy, ctx = round_after(3, len(rows))
     folded: list[int] = []
 
     def watched() -> Iterator[Message]:
         for message in replies(rows, range(len(rows))):
-            folded.append(len(strategy.outcome.participants))
+            folded.append(len(ctx.outcome.participants))
             yield message
 
-    strategy.aggregate_train(2, watched())
+    received(strategy, ctx, watched())
     assert folded == list(range(len(rows)))
 
 
@@ -77,9 +77,8 @@ def test_the_order_of_arrival_in_a_later_round_changes_no_bit() -> None:
     rows = unusual(4)
     found = []
     for order in itertools.permutations(range(4)):
-        arrays, _ = strategy_after(3, 4).aggregate_train(2, replies(rows, order))
-        assert arrays is not None
-        found.append(unpack(arrays, "model")["a"])
+        arrays, _ = received(*round_after(3, 4), replies(rows, order))
+        found.append(arrays["a"])
     assert all(torch.equal(each, found[0]) for each in found)
 
 

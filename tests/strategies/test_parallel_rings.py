@@ -1,6 +1,7 @@
 """Sub-rings side by side: who hands on to whom, the mean of their models, failures, bounds, a whole run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def test_a_sub_ring_whose_sites_all_fail_does_not_count_and_a_round_without_any_
 
 def test_a_boosted_turn_is_bounded_by_the_turns_so_far() -> None:
     strategy = rings()
-    strategy.running = RunningBounds(BoundsConfig(), {})
     grid = ScriptedGrid({site: adds(1000.0 if site == "d" else 1.0) for site in "abcd"})
-    outcome = strategy.train_round(grid, request(grid))
+    bounds = RunningBounds(BoundsConfig(), {})
+    outcome = strategy.train_round(grid, replace(request(grid), running=bounds))
     assert outcome.participants["d"].scaled and "bounds.norm_multiple" in outcome.warnings[0]
     assert outcome.arrays is not None and head(outcome.arrays) < 6
 

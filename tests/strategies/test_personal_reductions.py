@@ -19,6 +19,7 @@ from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted, Rejected
 from tests.personal_runs import GROUPS, Run, equal, run
+from tests.rounds import begun
 
 SITES = [f"site-{number}" for number in range(4)]
 
@@ -172,7 +173,7 @@ def test_a_site_without_a_cluster_is_not_folded() -> None:
     strategy = ClusteredPersonalisation(FedAvg(), 0)
     strategy._in_personal_phase = True
     with pytest.raises(Rejected, match="without a cluster"):
-        strategy.fold(Admitted("stranger", {"w": torch.ones(1)}, 1.0, 5))
+        begun(strategy, {"w": torch.zeros(1)}).add(Admitted("stranger", {"w": torch.ones(1)}, 1.0, 5))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from perennial.protocol.measurements import asked
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
 from perennial.strategies.multi_factor import MultiFactor
+from tests.rounds import context, received
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {
@@ -191,8 +192,6 @@ def test_the_old_backbone_as_teacher_needs_a_dual_backbone(tmp_path: Path) -> No
 
 def test_a_stranger_to_this_project_can_take_part_under_flowers_own_round() -> None:
     set_task_identity()
-    strategy = MultiFactor()
-    strategy.reference = {"w": torch.zeros(2)}
     content = RecordDict(
         {
             "arrays": ArrayRecord({"w": torch.ones(2)}),
@@ -200,9 +199,10 @@ def test_a_stranger_to_this_project_can_take_part_under_flowers_own_round() -> N
         }
     )
     message = Message(RecordDict({"config": ConfigRecord()}), dst_node_id=1, message_type="train")
-    arrays, metrics = strategy.aggregate_train(1, [Message(content, reply_to=message)])
-    assert arrays is not None and metrics is not None
-    assert arrays["w"].numpy().tolist() == [1.0, 1.0]
+    arrays, outcome = received(
+        MultiFactor(), context({"w": torch.zeros(2)}), [Message(content, reply_to=message)]
+    )
+    assert arrays["w"].tolist() == [1.0, 1.0] and outcome.train_loss == pytest.approx(0.7)
 
 
 # the frozen past

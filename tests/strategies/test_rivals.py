@@ -27,6 +27,7 @@ from perennial.strategies.fednova import FedNova, accumulated_weight
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.scaffold import Scaffold
 from tests.quadratics import STAMP, Federation
+from tests.rounds import begun
 
 ONE = {"a": 1, "b": 1}
 ONE_TWO = {"a": 1, "b": 2}
@@ -167,15 +168,14 @@ def test_feddisco_weighs_the_updates_in_any_order() -> None:
     results = []
     for order in ("ab", "ba"):
         strategy = FedDisco(distance="l1", a=0.5, b=0.1)
-        strategy._asked = True
-        strategy.reference = {"w": torch.ones(1)}
-        strategy.begin_round()
+        strategy.asked = True
+        round_ = begun(strategy, {"w": torch.ones(1)})
         for site in order:
             counts = [5, 5] if site == "a" else [10, 0]
             update = {"w": torch.tensor([0.3 if site == "a" else -0.7])}
-            strategy.fold(Admitted(site, update, 0.7, 10, metrics={"label_counts": counts}))
-        results.append(strategy.finish_round()["w"])
-        assert strategy.outcome.details["weights"] == pytest.approx({"a": 6 / 7, "b": 1 / 7})
+            round_.add(Admitted(site, update, 0.7, 10, metrics={"label_counts": counts}))
+        results.append(round_.result()["w"])
+        assert round_.ctx.outcome.details["weights"] == pytest.approx({"a": 6 / 7, "b": 1 / 7})
     assert torch.equal(*results)
     assert float(results[0]) == pytest.approx(1 + 0.3 * 6 / 7 - 0.7 / 7, abs=1e-6)
 
@@ -203,11 +203,9 @@ def test_label_counts_that_are_no_counts_are_rejected(counts: object) -> None:
     ],
 )
 def test_fednova_needs_the_steps(stamp: Stamp | None, steps: int, error: type[Exception]) -> None:
-    strategy = FedNova()
-    strategy.reference, strategy._stamp = {"w": torch.ones(1)}, stamp
-    strategy.begin_round()
+    round_ = begun(FedNova(), {"w": torch.ones(1)}, stamp=stamp)
     with pytest.raises(error, match="steps"):
-        strategy.fold(Admitted("a", {"w": torch.ones(1)}, 1.0, 5, steps=steps))
+        round_.add(Admitted("a", {"w": torch.ones(1)}, 1.0, 5, steps=steps))
 
 
 @pytest.mark.parametrize(
@@ -243,12 +241,11 @@ def test_state_survives_a_restart(strategy: IncrementalStrategy, tmp_path: Path)
 
 def test_running_statistics_are_averaged_and_never_extrapolated() -> None:
     for strategy in (FedDyn(alpha=0.1), AdaBest(), FedNova(), Scaffold(server_lr=3.0)):
-        strategy.reference = {"bn.weight": torch.ones(2), "bn.running_var": torch.ones(2)}
-        strategy.begin_round()
+        round_ = begun(strategy, {"bn.weight": torch.ones(2), "bn.running_var": torch.ones(2)})
         for site, steps in (("a", 1), ("b", 9)):
             update = {"bn.weight": torch.ones(2), "bn.running_var": torch.full((2,), -0.9)}
-            strategy.fold(Admitted(site, update, 2.0, 5, steps=steps))
-        after = strategy.finish_round()
+            round_.add(Admitted(site, update, 2.0, 5, steps=steps))
+        after = round_.result()
         assert after["bn.running_var"].tolist() == pytest.approx([0.1, 0.1])
 
 

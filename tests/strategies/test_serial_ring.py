@@ -1,6 +1,7 @@
 """The ring hop by hop: order, hand-over, failures, frozen parts, bytes, and a stop between two hops."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import byte_count
 from perennial.strategies.ring import hop_log as ring_log
-from perennial.strategies.round.request import TaskStart
+from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
 from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
@@ -44,10 +45,8 @@ def test_with_segments_the_model_goes_round_once_for_each() -> None:
     assert float(outcome.arrays["head.weight"]) == 2 + 3 * 11
 
 
-def bounded_ring(folder: Path | None = None) -> SerialRing:
-    strategy = ring(folder)
-    strategy.running = RunningBounds(BoundsConfig(), {})
-    return strategy
+def bounded(grid: ScriptedGrid) -> RoundRequest:
+    return replace(request(grid), running=RunningBounds(BoundsConfig(), {}))
 
 
 @pytest.mark.parametrize("boosted", ["a", "b", "c", "d"])
@@ -55,7 +54,7 @@ def test_in_a_first_round_a_boosted_turn_is_bounded_by_the_others_or_the_ring_be
     boosted: str,
 ) -> None:
     grid = ScriptedGrid({site: adds(1000.0 if site == boosted else 1.0) for site in "abcd"})
-    outcome = bounded_ring().train_round(grid, request(grid))
+    outcome = ring().train_round(grid, bounded(grid))
     assert outcome.arrays is not None
     # nobody comes before a; its turn is known for what it is after c's
     anew = boosted == "a"
@@ -70,7 +69,7 @@ def test_in_a_first_round_a_boosted_turn_is_bounded_by_the_others_or_the_ring_be
 
 def test_a_ring_of_like_turns_never_begins_anew() -> None:
     grid = ScriptedGrid({"a": adds(2.5), "b": adds(1.0), "c": adds(0.9), "d": adds(1.1)})
-    outcome = bounded_ring().train_round(grid, request(grid))
+    outcome = ring().train_round(grid, bounded(grid))
     assert not outcome.dropped and not outcome.warnings
 
 

@@ -57,7 +57,7 @@ def test_settings_of_two_strategies_have_one_text_whatever_their_order() -> None
 
 
 def test_a_ring_goes_on_without_a_site_that_is_busy() -> None:
-    assert not SerialRing.waits_for_busy_sites
+    assert not SerialRing.traits.waits_for_busy_sites
 
 
 def test_an_honest_site_is_accused_once_in_a_hundred_runs() -> None:

@@ -11,9 +11,10 @@ import yaml
 from perennial.baselines.splitfed import SplitFed
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
+from perennial.privacy.config import PrivacyConfig
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fednova import FedNova
-from perennial.strategies.round.services import Services
+from perennial.strategies.round.run_context import RunContext
 
 BASES: dict[str, dict[str, Any]] = {
     "bucketing": {"base": {"name": "median"}},
@@ -163,16 +164,18 @@ def test_the_part_of_the_sites_begins_the_names_of_some_tensors() -> None:
 
 
 def test_methods_with_a_correction_take_a_reply_whole_or_not_at_all() -> None:
-    assert build_strategy("fedavg", {}).takes_parts
+    assert build_strategy("fedavg", {}).traits.accepts_scaled_updates
     for name in ("scaffold", "feddyn", "adabest"):
-        assert not build_strategy(name, {}).takes_parts
+        assert not build_strategy(name, {}).traits.accepts_scaled_updates
 
 
 @pytest.mark.parametrize(("optimizer", "momentum", "pull"), [("sgd", 0.9, 0.05), ("adam", 0.0, 0.0)])
 def test_fednova_takes_momentum_and_pull_of_sgd_alone(optimizer: str, momentum: float, pull: float) -> None:
     learner = {"correction": {"name": "fedprox", "mu": 0.5}}
     chosen = {"name": optimizer, "lr": 0.1} | ({"momentum": 0.9} if optimizer == "sgd" else {})
-    experiment = SimpleNamespace(learner=LearnerConfig.model_validate(learner | {"optimizer": chosen}))
+    experiment = SimpleNamespace(
+        learner=LearnerConfig.model_validate(learner | {"optimizer": chosen}), privacy=PrivacyConfig()
+    )
     strategy = FedNova()
-    strategy.attach(cast(Services, SimpleNamespace(experiment=experiment)))
+    strategy.attach(cast(RunContext, SimpleNamespace(experiment=experiment)))
     assert (strategy._momentum, strategy._pull) == pytest.approx((momentum, pull))

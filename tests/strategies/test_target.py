@@ -129,7 +129,7 @@ def test_nothing_is_made_before_there_is_anything_to_forget() -> None:
     strategy = Target()
     strategy.begin_task(TaskStart(1, 2, range(2), {}, ("a",)))
     assert not strategy.made
-    with pytest.raises(ConfigError, match="curriculum"):
+    with pytest.raises(ConfigError, match="a run of Perennial alone"):
         strategy.begin_task(TaskStart(2, 4, range(2, 4), {}, ("a",)))
 
 

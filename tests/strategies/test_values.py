@@ -17,7 +17,11 @@ import pytest
 from pydantic import BaseModel
 
 ROOMS = ("learning", "strategies", "baselines", "privacy", "data")
-FILLED_BY_OTHERS = {"perennial.data.folder._Listing", "perennial.strategies.round.outcome.RoundOutcome"}
+FILLED_BY_OTHERS = {
+    "perennial.data.folder._Listing",
+    "perennial.strategies.round.outcome.RoundOutcome",
+    "perennial.strategies.round.context.RoundContext",
+}
 """States that others fill in."""
 
 

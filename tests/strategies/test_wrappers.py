@@ -6,145 +6,164 @@ import inspect
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
-from perennial.config.bounds import BoundsConfig
-from perennial.config.sums import SumsConfig
+from perennial.config.asks import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.strategies import base as base_module
+from perennial.strategies import wrapper as wrapper_module
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import STRATEGIES, build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.robust_rule import RobustRule
+from perennial.strategies.round.context import Aggregator, Around
 from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.part import RoundPart
+from perennial.strategies.round.traits import Traits
 from perennial.strategies.wrapper import Wrapper
+from tests.rounds import context
 
 ROOT = Path(__file__).parents[2]
-OF_THE_ROUND = {
-    "begin_round_of": "hands a round to an inner strategy",
-    "begin_part": "ends in begin_round",
-    "require_flowers_round": "asks a wrapper for itself; `needs` is the base's where it has none",
-    "sum_grid": "follows from the bounds that a part of a round brings",
-}
-"""Methods of the base that no method changes: they are how hooks are called."""
-HOOKS = sorted(
-    name
-    for name, value in vars(IncrementalStrategy).items()
-    if inspect.isfunction(value) and not name.startswith("_") and name not in OF_THE_ROUND
-)
-FACTS = (
-    "staleness",
-    "waits_for_busy_sites",
-    "takes_parts",
-    "serves_groups",
-    "combines_replies",
-    "compares_updates",
-    "stands_in",
-    "turns",
-)
 
 
 class Noted(FedAvg):
-    """Notes which of its hooks are called, and answers each with something of its own."""
+    """Notes which hooks of a run reach it, and answers with something of its own."""
 
-    staleness, waits_for_busy_sites, serves_groups = 7, False, False
-    combines_replies, stands_in, takes_parts = False, True, False
-    compares_updates = True
+    traits = Traits(staleness=7, runs_per_cluster=False, requires="what nobody has")
+    asks = Asks(clear_uploads=("steps",))
+    task_complete = True
 
     def __init__(self) -> None:
         super().__init__(max_update_norm=3.0)
-        self.called: list[str] = []
-        self.answers: dict[str, Any] = {
-            "requests": {"a": object()},
-            "close_round": 3,
-            "finish_round": {},
-            "take_sum": {"sum": 4},
-            "largest_weight": 0.125,
-            "disclosures": Disclosures(clear_uploads=("steps",)),
-            "summary_blocks": {"own": 1},
-            "group_models": {"0": {}},
-            "state_dict": {"own": 2},
-            "train_round": RoundOutcome(),
-            "configure_train": [],
-            "aggregate_train": (None, None),
-            "weight": 5.0,
-        }
+        self.called: list[Any] = []
 
-    def __getattribute__(self, name: str) -> Any:
-        if name not in HOOKS:
-            return super().__getattribute__(name)
+    def attach(self, run: Any) -> None:
+        self.called.append(run)
 
-        def hook(*_: Any, **__: Any) -> Any:
-            self.called.append(name)
-            return self.answers.get(name)
+    def begin_task(self, task: Any) -> None:
+        self.called.append(task)
 
-        return hook
+    def check_layers(self, arrays: Any) -> None:
+        self.called.append(arrays)
 
-    @property
-    def turns(self) -> Any:
-        return self
+    def prepare_round(self, ctx: Any) -> None:
+        self.called.append(ctx)
+
+    def serve_group(self, whole: Any, own: Any, former: Any) -> None:
+        self.called.append((whole, own, former))
+
+    def group_models(self) -> dict[str, Any]:
+        return {"0": {}}
+
+    def summary_blocks(self) -> dict[str, Any]:
+        return {"own": 1}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": 2}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.called.append(state)
 
 
-def test_there_are_hooks_to_forward() -> None:
-    assert {"attach", "begin_task", "largest_weight", "disclosures", "while_waiting", "state_dict"} <= {
-        *HOOKS
-    }
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_wrapper_hands_on_each_hook(hook: str) -> None:
+@pytest.mark.parametrize("hook", ["attach", "begin_task", "check_layers", "prepare_round"])
+def test_a_hook_of_the_run_reaches_the_innermost_strategy(hook: str) -> None:
     inner = Noted()
-    wrapper = Wrapper(inner)
-    count = len(inspect.signature(getattr(IncrementalStrategy, hook)).parameters) - 1
-    arguments: list[Any] = [cast(Any, None)] * count
-    if hook == "serve_group":
-        arguments[0] = Wrapper(Noted())
-    if hook == "load_state_dict":
-        arguments[0] = {"base/own": 2}
-    result = getattr(wrapper, hook)(*arguments)
-    assert hook in inner.called
-    expected = inner.answers.get(hook)
-    assert result == ({"base/own": 2} if hook == "state_dict" else expected)
+    outer = Wrapper(Wrapper(inner))
+    given = object()
+    getattr(outer, hook)(given)
+    assert inner.called == [given]
 
 
-@pytest.mark.parametrize("fact", FACTS)
-def test_a_wrapper_is_what_its_base_is(fact: str) -> None:
+def test_what_stays_and_what_is_said_is_the_bases() -> None:
     inner = Noted()
-    assert getattr(Wrapper(inner), fact) == getattr(inner, fact)
+    outer = Wrapper(Wrapper(inner))
+    assert outer.traits == inner.traits and outer.max_update_norm == 3.0
+    assert outer.disclosures() == Disclosures(clear_uploads=("steps",))
+    assert outer.group_models() == {"0": {}} and outer.summary_blocks() == {"own": 1}
+    assert outer.task_complete and outer.weight(Admitted("a", {}, 0.0, 5)) == 5.0
+    assert outer.state_dict() == {"base/base/own": 2}
+    outer.load_state_dict(outer.state_dict())
+    whole, former = (Wrapper(Wrapper(Noted())) for _ in range(2))
+    outer.serve_group(whole, {}, former)
+    outer.serve_group(whole, {}, None)
+    bases = [each.base.find(Noted) for each in (whole, former)]
+    assert inner.called == [{"own": 2}, (bases[0], {}, bases[1]), (bases[0], {}, None)]
 
 
-def test_facts_of_the_base_are_all_held() -> None:
-    facts = {name for name, value in vars(IncrementalStrategy).items() if isinstance(value, bool | int)}
-    plain = facts - {"__firstlineno__"}  # which Python 3.13 adds
-    assert plain | {"turns"} == {*FACTS}
-
-
-def test_a_part_of_a_round_reaches_the_innermost_strategy() -> None:
+def test_a_strategy_of_a_kind_is_found_inside_others() -> None:
     inner = FedAvg()
     outer = Wrapper(Wrapper(inner))
-    outer.members = frozenset("ab")
-    outcome = RoundOutcome()
-    outer.begin_part(RoundPart({}, outcome, 4, 9, None, {1: "a"}, 2.0, BoundsConfig(), SumsConfig()))
-    assert (inner.outcome, inner.asked, inner.max_update_norm) == (outcome, 4, 2.0)
-    assert inner.members == frozenset("ab")
-    assert outer.largest_weight() == 0.25
+    assert outer.find(FedAvg) == inner and outer.find(Wrapper) == outer and outer.find(RobustRule) is None
 
 
-def test_what_watches_a_wrapper_watches_its_base() -> None:
-    wrapper = Wrapper(inner := FedAvg())
-    wrapper.watchers.append(lambda reply, reference, sweep: {})
-    assert inner.watchers == wrapper.watchers
+def test_an_aggregator_around_another_one_changes_nothing_by_itself() -> None:
+    class Noting(Aggregator):
+        notes: ClassVar[list[str]] = []
+
+        def while_waiting(self) -> None:
+            self.notes.append("waiting")
+
+        def add(self, reply: Admitted) -> None:
+            self.notes.append(reply.site)
+
+        def complete(self) -> int:
+            return 4
+
+        def result(self) -> dict[str, Any]:
+            return {"w": 1}
+
+    base = Noting(context({}))
+    around = Around(base.ctx, base)
+    around.while_waiting()
+    around.add(Admitted("a", {}, 0.0, 1))
+    assert base.notes == ["waiting", "a"] and around.complete() == 4 and around.result() == {"w": 1}
 
 
-def test_a_wrapper_under_flowers_own_start_is_its_base() -> None:
-    wrapper = Wrapper(inner := Noted())
-    assert list(wrapper.configure_train(1, ArrayRecord(), ConfigRecord(), cast(Any, None))) == []
-    assert inner.called == ["configure_train"]
+def test_a_wrapper_of_a_base_whose_sites_take_turns_hands_on_the_whole_round() -> None:
+    class InTurn(FedAvg):
+        traits = Traits(aggregates_in_parallel=False)
+
+        def train_round(self, grid: Any, request: Any) -> RoundOutcome:
+            return RoundOutcome(details={"bound": request.max_update_norm})
+
+        def configure_train(self, *_: Any) -> Any:
+            return ["hop"]
+
+        def aggregate_train(self, *_: Any) -> Any:
+            return "model", None
+
+    wrapper = Wrapper(InTurn(), max_update_norm=2.0)
+    request = context({}).request
+    assert wrapper.train_round(cast(Any, None), request).details == {"bound": 2.0}
+    assert list(wrapper.configure_train(1, ArrayRecord(), ConfigRecord(), cast(Any, None))) == ["hop"]
+    assert wrapper.aggregate_train(1, []) == ("model", None)
+
+
+def test_what_a_method_requires_is_refused_under_flowers_own_start() -> None:
+    for strategy in (Noted(), Wrapper(Noted())):
+        with pytest.raises(ConfigError, match="needs what nobody has"):
+            strategy.configure_train(1, ArrayRecord(), ConfigRecord(), cast(Any, None))
+
+
+def test_base_and_wrapper_are_short_enough_to_be_read_at_once() -> None:
+    files = (base_module.__file__, wrapper_module.__file__)
+    assert sum(len(Path(str(file)).read_text().splitlines()) for file in files) <= 250
+
+
+def test_no_strategy_checks_whether_a_run_has_begun() -> None:
+    """`self.run` is the run, or an error that says what is missing."""
+    found = [
+        f"{path.name}: {line.strip()}"
+        for room in ("strategies", "baselines")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if "assert self._services" in line or "assert self._run" in line
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(
@@ -154,9 +173,8 @@ def test_what_releases_more_than_the_noised_model_has_no_bound(name: str) -> Non
     more = {"clustered_personalisation": {"global_rounds": 1}, "contribution": {"estimator": "reconstruct"}}
     strategy = build_strategy(name, {"base": "fedavg", **more.get(name, {})})
     assert isinstance(strategy, Wrapper)
-    strategy.asked = 4
     with pytest.raises(PrivacyError, match="client_central goes with fedavg"):
-        strategy.largest_weight()
+        strategy.largest_weight(4)
 
 
 def test_every_strategy_that_takes_another_is_a_wrapper() -> None:
@@ -183,7 +201,7 @@ def test_a_subclass_of_fedavg_has_no_bound_of_its_own_kind() -> None:
         pass
 
     with pytest.raises(PrivacyError, match="does not bound"):
-        Own().largest_weight()
+        Own().largest_weight(4)
 
 
 # rules that hold over all code

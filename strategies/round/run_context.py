@@ -1,4 +1,4 @@
-"""What the server lends a strategy that needs more than replies: the experiment, a model, a measure."""
+"""The run that a strategy works in: the experiment, the tasks, the server's model and its measures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class ReleaseRecord(Protocol):
 
 
 @dataclass(frozen=True)
-class Services:
-    """What the server lends a strategy.
+class RunContext:
+    """The run that a strategy works in: its experiment, and what the server lends.
 
     schedule: tasks and their classes.
     input_shape: of one sample.

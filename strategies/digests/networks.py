@@ -1,0 +1,98 @@
+"""What the server trains on the digests that sites have lent, and carries from round to round."""
+
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.layers import with_rows
+from perennial.strategies.digests.carried_over import CarriedOver
+from perennial.strategies.digests.lending import DigestLending
+from perennial.strategies.digests.recall import Recall
+from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.request import Arrays
+from perennial.strategies.round.run_context import RunContext
+
+
+class ServerNetworks:
+    """The guidance producer, velocities, and the server's own copy of layers that stay at the sites.
+
+    lending: whose digests there are; a group of sites shares it with the strategy of all sites.
+    """
+
+    def __init__(self, run: RunContext, lending: DigestLending) -> None:
+        self.run, self.lending = run, lending
+        self.own: dict[str, Tensor] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, with nothing that was trained on digests before now."""
+        producer = GuidanceProducer(self.run.input_shape, self.run.experiment.seed)
+        self.guidance = producer.to(self.run.device)
+        self.velocities: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._recall: Recall | None = None
+        self._withdrawals = self.lending.withdrawals
+
+    def forget_withdrawn(self) -> None:
+        """What was trained on withdrawn digests and goes on starts anew: guidance and velocities.
+
+        The model keeps what it has learnt; only a run without the site is free of it.
+        """
+        if self.lending.withdrawals != self._withdrawals:
+            self.begin()
+
+    def grow(self) -> None:
+        """The model has grown: its velocity has another shape, and starts anew."""
+        self._recall = None
+        self.velocities = (None, self.velocities[1])
+
+    def carried_over(self) -> CarriedOver:
+        """What one that goes on from here takes over; nothing that was trained on withdrawn digests."""
+        self.forget_withdrawn()
+        guidance = self.guidance.state_dict()
+        return CarriedOver(self.lending, guidance, self._withdrawals, self.own, self.velocities[1])
+
+    def inherit(self, source: CarriedOver, own: Arrays, *, as_former: bool) -> None:
+        """Begin with another's guidance, and if it served this group before, with its layers too.
+
+        own: what the server's own layers begin as, and their rows of new classes.
+        """
+        self.lending, self.own = source.lending, dict(own)
+        self.guidance.load_state_dict(source.guidance)
+        self._withdrawals = source.withdrawals
+        if as_former:
+            self.own = {name: with_rows(source.own[name], tensor) for name, tensor in own.items()}
+            self.velocities = (None, source.velocity)
+
+    def recall(self, reference: Arrays) -> Recall:
+        """The server's networks for this task's number of classes."""
+        if self._recall is None:
+            model = copy.deepcopy(self.run.load({**self.own, **reference}))
+            assert isinstance(model, DigestTwoBranchModel)
+            learner = self.run.experiment.learner
+            self._recall = Recall(
+                model,
+                self.guidance,
+                self.run.constants,
+                learner.batch_size,
+                learner.correction.mu if learner.correction is not None else 0.0,
+                self.own.keys(),
+            )
+        return self._recall
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed server needs, without the digests."""
+        state = nested("guidance", self.guidance.state_dict()) | nested("own", self.own)
+        for name, velocity in zip(("model", "producer"), self.velocities, strict=True):
+            if velocity is not None:
+                state[f"velocity/{name}"] = velocity
+        return state | {"withdrawals": self._withdrawals}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore state_dict()."""
+        self.guidance.load_state_dict(part("guidance", state))
+        self.own = part("own", state)
+        kept = {name: velocity.to(self.run.device) for name, velocity in part("velocity", state).items()}
+        self.velocities = kept.get("model"), kept.get("producer")
+        self._withdrawals = state["withdrawals"]

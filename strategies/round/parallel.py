@@ -1,0 +1,92 @@
+"""A round in which all sites train side by side: one exchange, whose replies go to one aggregator."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flwr.app import Message
+
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import byte_count, pack, unpack
+from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.waiting import WaitingReplies
+
+if TYPE_CHECKING:
+    from perennial.strategies.base import IncrementalStrategy
+
+
+def parallel_round(strategy: "IncrementalStrategy", ctx: RoundContext) -> RoundOutcome:
+    """Send, receive and aggregate one round. Returns the context's outcome."""
+    start = time.monotonic()
+    request, outcome, exchange = ctx.request, ctx.outcome, strategy.exchange
+    strategy.prepare_round(ctx)
+    if strategy.traits.waits_for_busy_sites:
+        exchange.settle(ctx.grid, request.sites, request.quorum)
+    # a site that still works on an earlier round is not asked, and is named when its late reply comes
+    exchange.names |= {node: site for site, node in request.sites.items()}
+    asked = {site: node for site, node in request.sites.items() if not exchange.busy(site)}
+    ctx.asked = outcome.asked = len(asked)
+    aggregator = strategy.aggregator(ctx)
+    made: dict[str, TrainRequest] = {}
+    for sites, fields in request.previous.fields_for(asked):
+        made |= strategy.requests(request.message(**fields), sites)
+    requests = [(site, node, made[site]) for site, node in asked.items()]
+    outcome.bytes_down += sum(message.tensor_bytes for _, _, message in requests)
+    replies = exchange.train(ctx.grid, requests, request.deadline, aggregator.while_waiting)
+    count = collect(ctx, aggregator, strategy.traits, exchange, (reply for _, reply in replies))
+    if count >= request.quorum:
+        outcome.arrays = unpack(pack(aggregator.result()), "aggregate")
+    heard = {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
+    outcome.absent = [site for site in request.sites if site not in heard]
+    outcome.seconds = time.monotonic() - start
+    return outcome
+
+
+def collect(
+    ctx: RoundContext, aggregator: Aggregator, traits: Traits, exchange: Exchange, replies: Iterable[Message]
+) -> int:
+    """Admit and aggregate replies as they come; returns how many count, with what stands in for others."""
+    request, outcome = ctx.request, ctx.outcome
+    stamp = request.stamp if ctx.by_curriculum else None
+    gate = Gate(ctx.reference, stamp, ctx.max_update_norm, traits.staleness, request.bounds.max_samples)
+    waiting = WaitingReplies.needed(request.running, ctx.reference)
+    for message in replies:
+        site = exchange.site_of(message)
+        try:
+            reply = gate.admit(message, site)
+        except Refused as refusal:
+            outcome.refused.append((site, str(refusal)))
+        except Rejected as rejection:
+            outcome.dropped.append((site, str(rejection)))
+        else:
+            if waiting is None:
+                _take(ctx, aggregator, traits, reply)
+            else:
+                waiting.add(reply)
+    if waiting is not None:
+        for reply in waiting.counting():
+            _take(ctx, aggregator, traits, reply)
+    return aggregator.complete()
+
+
+def _take(ctx: RoundContext, aggregator: Aggregator, traits: Traits, reply: Admitted) -> None:
+    """Bound a reply, aggregate it, and show it to the observers."""
+    outcome, running = ctx.outcome, ctx.request.running
+    try:
+        if running is not None:
+            reply = running.bounded(reply, traits.accepts_scaled_updates)
+        aggregator.add(reply)
+        for observer in ctx.request.observers:
+            observer(reply, ctx.reference, 1)
+    except (Rejected, OverflowError) as rejection:
+        outcome.dropped.append((reply.site, str(rejection)))
+    else:
+        outcome.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
+        outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
+        # the update itself is not kept: memory must not grow with the number of sites
+        outcome.participants[reply.site] = replace(reply, update={}, method={})
