@@ -99,7 +99,8 @@ def test_a_federation_from_nothing_to_a_finished_run(federation: Deployment) -> 
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
         kinds = [json.loads(line)["kind"] for line in ledger]
         assert kinds.count("update") == there["rounds"], "every release of a site is in its ledger"
-        assert kinds.count("evaluation") == len(there["tasks"])
+        # of each task: counts, and the temperature that validation samples choose
+        assert kinds.count("evaluation") == 2 * len(there["tasks"])
     kept = ReceiptBook(federation.folder / "graz" / "receipts" / "newest.json").newest()
     known = ReceiptBook(federation.operator / "state" / "receipts" / "graz.json").newest()
     lines = (federation.folder / "graz" / "state" / "ledger.jsonl").read_bytes().splitlines()
