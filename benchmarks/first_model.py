@@ -85,9 +85,9 @@ def _genes(name: str) -> Callable[[Path], Path]:
     return write
 
 
-def _pack(file: str) -> Samples:
+def _pack(file: str, **more: str) -> Samples:
     """The training part of a packed set, images channels first."""
-    return load_pack(DataConfig.model_validate({"source": "pack", "path": str(DATA / file)})).train
+    return load_pack(DataConfig.model_validate({"source": "pack", "path": str(DATA / file), **more})).train
 
 
 def _images(part: Samples, rows: np.ndarray) -> np.ndarray:
@@ -110,7 +110,7 @@ def _cifar(root: Path) -> Path:
 
 def _ham(pack: str) -> Callable[[Path], Path]:
     def write(root: Path) -> Path:
-        part = _pack(pack)
+        part = _pack(pack, patient="lesion")
         assert part.site is not None and part.groups is not None
         rows = _spread(part.y.numpy(), 1600)
         with open(root / "list.csv", "w", newline="") as file:
@@ -262,6 +262,12 @@ def write_page(done: list[dict[str, Any]]) -> None:
             f"| {name} | {seeds} | {shares} | {areas} | {100 * pooled[0]:.1f} | {100 * pooled[1]:.1f} "
             f"| {100 * alone[0]:.1f} | {shown} | {rows[0]['chosen']} |"
         )
+    absent = [name for name in SETS if not any(row["set"] == name for row in done)]
+    lines += [
+        "",
+        f"Not run yet: {'; '.join(absent) or 'none'}. Regression on a network's features and a trained "
+        "learner are not among the rivals. Of few judged samples even true probabilities show an error.",
+    ]
     lines += ["", f"Machine: {machine()}. Versions: torch {torch.__version__}, NumPy {np.__version__}.", ""]
     PAGE.write_text("\n".join(lines))
 
