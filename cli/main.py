@@ -12,6 +12,7 @@ from perennial.cli.deploy import app as deploy
 from perennial.cli.digest import app as digest
 from perennial.cli.pages import serve
 from perennial.cli.site import app as site
+from perennial.cli.weights import weights
 from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.foundation.process_end import ends_in_one_go
 
@@ -41,6 +42,7 @@ def options(
 app.add_typer(deploy, name="deploy")
 app.add_typer(digest, name="digest")
 app.add_typer(site, name="site")
+app.add_typer(weights, name="weights")
 
 
 @app.command()

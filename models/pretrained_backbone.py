@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.pixels import Constants
-from perennial.models.feature_maps.pretrained import build_pretrained
+from perennial.models.feature_maps.pretrained import build_pretrained, filled_up, reads_tokens
 
 
 class PretrainedBackbone(nn.Module):
@@ -35,7 +35,7 @@ class PretrainedBackbone(nn.Module):
         x = (x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x) * self.scale + self.shift
         if self._size is not None and self._size != tuple(x.shape[2:]):
             x = F.interpolate(x, size=self._size, mode="bicubic", align_corners=False)
-        return self.network(x)
+        return self.network(filled_up(x, self.network))
 
     def train(self, mode: bool = True) -> "PretrainedBackbone":
         """Training mode but for batch normalisation."""
@@ -89,6 +89,7 @@ def build_pretrained_backbone(
     scale = (std / fixed.std).expand(3, 1, 1).clone()
     shift = ((mean - fixed.mean) / fixed.std).expand(3, 1, 1).clone()
     network = fixed.network
+    width = int(network.num_features) if reads_tokens(network) else fixed.width  # pyright: ignore
     blocks = blocks_of(network)
     if isinstance(trained_blocks, int) and trained_blocks > len(blocks):
         raise ConfigError(
@@ -99,4 +100,4 @@ def build_pretrained_backbone(
     if isinstance(trained_blocks, int):
         for block in blocks[len(blocks) - trained_blocks :]:
             block.requires_grad_(True)
-    return PretrainedBackbone(network, fixed.size, scale.detach(), shift.detach()), fixed.width
+    return PretrainedBackbone(network, fixed.size, scale.detach(), shift.detach()), width

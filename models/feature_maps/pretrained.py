@@ -6,6 +6,7 @@ what it learnt there.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,10 @@ from perennial.models.feature_maps.weights import bare_network, network_name, we
 
 
 class Pretrained(nn.Module):
-    """(B, C, H, W) pixels in 0..255 -> (B, width). Grey images are shown as grey colours."""
+    """(B, C, H, W) pixels in 0..255 -> (B, width). Grey images are shown as grey colours.
+
+    Of networks of tokens, the class token stands beside the mean of the patches' tokens.
+    """
 
     def __init__(
         self,
@@ -39,24 +43,36 @@ class Pretrained(nn.Module):
         self.size, self._name = size, name
         self.mean = nn.Parameter(torch.zeros(3, 1, 1), requires_grad=False)
         self.std = nn.Parameter(torch.ones(3, 1, 1), requires_grad=False)
-        self.width = int(network.num_features)  # pyright: ignore[reportArgumentType]
-        if stages:
-            with torch.no_grad():
-                self.width = self(torch.zeros(1, *shape)).shape[1]
+        with torch.no_grad():
+            self.width = self(torch.zeros(1, *shape)).shape[1]
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = pixels.expand(-1, 3, -1, -1) if pixels.shape[1] == 1 else pixels
         if self.size is not None and self.size != tuple(x.shape[2:]):
             x = F.interpolate(x, size=self.size, mode="bicubic", align_corners=False)
-        x = (x / 255 - self.mean) / self.std
-        if not self._stages:
-            return self.network(x)
+        x = filled_up((x / 255 - self.mean) / self.std, self.network)
         seen: list[Tensor] = []
         with ExitStack() as hooks:
             for stage in self._stages:
                 hooks.callback(stage.register_forward_hook(lambda *call: seen.append(call[-1])).remove)
-            last = self.network(x)
-        return torch.cat([unit_rows(last), *(unit_rows(maps.mean(dim=(2, 3))) for maps in seen)], dim=1)
+            last = self._last(x)
+        if not self._stages:
+            return last
+        return torch.cat([unit_rows(last), *(unit_rows(self._averaged(maps)) for maps in seen)], dim=1)
+
+    def _last(self, x: Tensor) -> Tensor:
+        if not reads_tokens(self.network):
+            return self.network(x)
+        tokens: Tensor = self.network.forward_features(x)  # pyright: ignore[reportCallIssue]
+        patches = self._averaged(tokens)
+        return torch.cat([tokens[:, 0], patches], dim=1) if _leading(self.network) else patches
+
+    def _averaged(self, maps: Tensor) -> Tensor:
+        """(B, channels): the mean over the image, or over its tokens."""
+        if maps.ndim == 3:
+            return maps[:, _leading(self.network) :].mean(dim=1)
+        channels_last = getattr(self.network, "output_fmt", None) == "NHWC"
+        return maps.mean(dim=(1, 2) if channels_last else (2, 3))
 
     @property
     def about(self) -> str:
@@ -65,13 +81,53 @@ class Pretrained(nn.Module):
         return f"pretrained {self._name} {self.size}{beside}"
 
 
+def reads_tokens(network: nn.Module) -> bool:
+    """Whether its features are tokens, of patches and maybe of a class before them."""
+    return hasattr(network, "num_prefix_tokens")
+
+
+def _leading(network: nn.Module) -> int:
+    """Tokens before those of patches: of a class, and registers."""
+    return int(getattr(network, "num_prefix_tokens", 0))
+
+
+def filled_up(x: Tensor, network: nn.Module) -> Tensor:
+    """Images with zeros to the right and below, up to whole patches where the network cuts into patches."""
+    rows, columns = _patch(network)
+    height, width = x.shape[2:]
+    missing = -width % columns, -height % rows
+    return F.pad(x, (0, missing[0], 0, missing[1])) if any(missing) else x
+
+
+def _patch(network: nn.Module) -> tuple[int, int]:
+    """(height, width) in pixels of a patch; (1, 1) where images are read as they are."""
+    if not hasattr(network, "set_input_size"):
+        return 1, 1
+    size: Any = getattr(getattr(network, "patch_embed", None), "patch_size", (1, 1))
+    return int(size[0]), int(size[1])
+
+
+def set_input_size(network: nn.Module, size: tuple[int, ...]) -> None:
+    """Resample positions of a network that knows the size of its images, in float64, in place.
+
+    size: (H, W) of images before they are filled up.
+    """
+    if not hasattr(network, "set_input_size"):
+        return
+    whole = tuple(side + -side % patch for side, patch in zip(size, _patch(network), strict=True))
+    network.double()
+    network.set_input_size(img_size=whole)  # pyright: ignore[reportCallIssue]
+    network.float()
+
+
 def stages_of(network: nn.Module) -> list[nn.Module]:
     """The parts of a network of timm's after which it has fewer pixels or more channels, in order.
 
-    timm calls them blocks or stages, and those of ResNets layer1 to layer4.
+    timm calls them blocks, stages or layers, and those of ResNets layer1 to layer4. Each block of a network
+    of tokens is one.
     """
-    for name in ("blocks", "stages"):
-        if isinstance(parts := getattr(network, name, None), nn.Sequential):
+    for name in ("blocks", "stages", "layers"):
+        if isinstance(parts := getattr(network, name, None), nn.Sequential | nn.ModuleList):
             return list(parts)
     return [part for name, part in network.named_children() if name.startswith("layer")]
 
@@ -84,6 +140,19 @@ def build_pretrained(
         raise ConfigError(f"model.features: pretrained: found images of {shape[0]} channels; allowed 1 or 3")
     network = bare_network(network_name(config))
     size = as_sides(config.image_size)
+    facts = {"network": config.network}
+    package = PACKAGES.get(config.network)
+    if with_weights:
+        weights = weights_of(config.network, config.weights, config.sha256)
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ConfigError(
+                "model.features: pretrained: the weights are not those of timm's "
+                f"{network_name(config)}: {error}"
+            ) from error
+        licence = package.licence if package is not None else config.licence or "not stated"
+        facts |= {"licence": licence, "sha256": content_of([("", weights)])}
     stages = stages_of(network)
     if config.stages > len(stages):
         raise ConfigError(
@@ -91,16 +160,18 @@ def build_pretrained(
             f"allowed 0 to {len(stages)}"
         )
     used = stages[len(stages) - config.stages :]
-    module = Pretrained(network, size, network_name(config), used, shape)
-    facts = {"network": config.network}
+    try:
+        set_input_size(network, size or shape[1:])
+        module = Pretrained(network, size, network_name(config), used, shape)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        sides = "x".join(map(str, size or shape[1:]))
+        raise ConfigError(
+            f"model.features: pretrained: {config.network} cannot read images of {sides} pixels ({error}); "
+            "allowed: another image_size"
+        ) from error
     if with_weights:
-        package = PACKAGES.get(config.network)
-        weights = weights_of(config.network, config.weights, config.sha256)
-        network.load_state_dict(weights)
         with torch.no_grad():
             for name in ("mean", "std"):
                 values = getattr(package or config, name)
                 getattr(module, name).copy_(torch.tensor(values).view(3, 1, 1))
-        licence = package.licence if package is not None else config.licence or "not stated"
-        facts |= {"licence": licence, "sha256": content_of([("", weights)])}
     return module, facts

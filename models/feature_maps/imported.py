@@ -1,0 +1,151 @@
+"""Somebody's checkpoint of a network as a file of safetensors with timm's names, known by its hash.
+
+Read are safetensors, and the initialisers of an ONNX file; nothing that can run code. Names are timm's, or
+those of Hugging Face's ViT, DeiT and DINOv2, maybe behind a prefix.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from perennial.foundation.cache import cache_folder
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.models.feature_maps.weights import bare_network, tensors_in
+
+PREFIXES = ("module.", "model.", "backbone.", "network.", "timm_model.", "vit.", "deit.", "dinov2.")
+_HUGGING_FACE = (
+    (r"^embeddings\.cls_token$", "cls_token"),
+    (r"^embeddings\.register_tokens$", "reg_token"),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^encoder\.layer\.", "blocks."),
+    (r"\.attention\.attention\.", ".attn."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+    (r"^layernorm\.", "norm."),
+)
+"""What a name of Hugging Face's becomes, applied in this order."""
+_PARTS = ("query", "key", "value")
+"""Of attention, which timm has in one tensor."""
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A checkpoint in the cache. left_out: tensors that the network without its classifier does not have."""
+
+    path: Path
+    sha256: str
+    left_out: list[str]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def import_weights(path: Path, network: str) -> Imported:
+    """Write a checkpoint's tensors by timm's names to the cache, whole or not at all.
+
+    network: timm's name of it. Raises ConfigError naming the file where it cannot be read without running
+    code, or naming the tensors that it lacks or has in another shape.
+    """
+    built: Any = bare_network(network)
+    target: dict[str, Tensor] = built.state_dict()
+    found = _renamed(_read(path), target)
+    missing = [name for name in target if name not in found]
+    if missing:
+        raise ConfigError(
+            f"{path}: {len(missing)} of the {len(target)} tensors of {network} are not in it: "
+            f"{_some(missing)}; found names such as {_some(sorted(found))}; allowed: timm's names, or "
+            "Hugging Face's of ViT, DeiT and DINOv2"
+        )
+    wrong = [
+        f"{name} {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in target.items()
+        if found[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ConfigError(f"{path}: not the tensors of {network}: {_some(wrong)}")
+    content = save({name: found[name].to(target[name].dtype).contiguous() for name in target})
+    sha256 = hashlib.sha256(content).hexdigest()
+    kept = cache_folder() / "weights" / f"{sha256}.safetensors"
+    make_folder(kept.parent)
+    replace_file(kept, content)
+    about, left_out = built.pretrained_cfg, sorted(found.keys() - target.keys())
+    return Imported(kept, sha256, left_out, tuple(about["mean"]), tuple(about["std"]))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix not in (".safetensors", ".onnx"):
+        raise ConfigError(
+            f"{path}: allowed: .safetensors and .onnx; other checkpoints can run code when they are read"
+        )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    return tensors_in(content, path) if path.suffix == ".safetensors" else _initialisers(content, path)
+
+
+def _initialisers(content: bytes, path: Path) -> dict[str, Tensor]:
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise ConfigError(f"{path}: needs the extra onnx: pip install perennial[onnx]") from error
+    try:
+        model = onnx.load_from_string(content)
+    except DecodeError as error:
+        raise ConfigError(f"{path}: damaged ({error})") from error
+    outside = [each.name for each in model.graph.initializer if each.external_data]
+    if outside:
+        raise ConfigError(f"{path}: keeps {_some(outside)} in other files; allowed: one file with all of it")
+    return {
+        each.name: torch.from_numpy(onnx.numpy_helper.to_array(each).copy())
+        for each in model.graph.initializer
+    }
+
+
+def _renamed(tensors: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by timm's names as far as they have one."""
+    bare = {_without_prefixes(name, target): tensor for name, tensor in tensors.items()}
+    found = {}
+    for name, tensor in bare.items():
+        ours = name
+        for pattern, replacement in _HUGGING_FACE if name not in target else ():
+            ours = re.sub(pattern, replacement, ours)
+        found[ours] = tensor
+    return _joined(found)
+
+
+def _without_prefixes(name: str, target: Mapping[str, Tensor]) -> str:
+    while name not in target:
+        prefix = next((each for each in PREFIXES if name.startswith(each)), None)
+        if prefix is None:
+            break
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _joined(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Query, key and value of attention, one below the other."""
+    for name in list(found):
+        before, query, after = name.rpartition(".query.")
+        parts = [f"{before}.{part}.{after}" for part in _PARTS]
+        if query and all(part in found for part in parts):
+            found[f"{before}.qkv.{after}"] = torch.cat([found.pop(part) for part in parts])
+    return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")

@@ -1,0 +1,134 @@
+"""Checkpoints that a user has: read without running code, renamed, checked, known by a hash."""
+
+import hashlib
+import pickle
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from perennial.cli.main import app
+from perennial.foundation.errors import ConfigError
+from perennial.models.feature_maps.config import PretrainedConfig
+from perennial.models.feature_maps.fixed import build_fixed_features
+from perennial.models.feature_maps.imported import import_weights
+from perennial.models.feature_maps.weights import bare_network
+
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial[pretrained])")
+VIT = "vit_tiny_patch16_224"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+
+
+def tensors_of(network: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {name: tensor.contiguous() for name, tensor in bare_network(network).state_dict().items()}
+
+
+def by_hugging_face(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The names of ViTForImageClassification in transformers, written from its documentation."""
+    direct = {
+        "cls_token": "vit.embeddings.cls_token",
+        "pos_embed": "vit.embeddings.position_embeddings",
+        "patch_embed.proj.weight": "vit.embeddings.patch_embeddings.projection.weight",
+        "patch_embed.proj.bias": "vit.embeddings.patch_embeddings.projection.bias",
+        "norm.weight": "vit.layernorm.weight",
+        "norm.bias": "vit.layernorm.bias",
+    }
+    inside = {
+        "norm1": "layernorm_before",
+        "norm2": "layernorm_after",
+        "attn.proj": "attention.output.dense",
+        "mlp.fc1": "intermediate.dense",
+        "mlp.fc2": "output.dense",
+    }
+    found = {}
+    for name, tensor in tensors.items():
+        if name in direct:
+            found[direct[name]] = tensor
+            continue
+        match = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
+        assert match, name
+        layer, part, kind = match.groups()
+        if part == "attn.qkv":
+            for each, piece in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                found[f"vit.encoder.layer.{layer}.attention.attention.{each}.{kind}"] = piece.contiguous()
+        else:
+            found[f"vit.encoder.layer.{layer}.{inside[part]}.{kind}"] = tensor
+    return found | {"classifier.weight": torch.zeros(5, 192), "classifier.bias": torch.zeros(5)}
+
+
+@pytest.mark.parametrize("names", ["timm", "prefixed", "hugging face"])
+def test_names_of_each_kind_come_to_the_same_file(tmp_path: Path, names: str) -> None:
+    tensors = tensors_of(VIT)
+    given = {
+        "timm": tensors | {"head.weight": torch.zeros(5, 192)},
+        "prefixed": {f"module.backbone.{name}": tensor for name, tensor in tensors.items()},
+        "hugging face": by_hugging_face(tensors),
+    }[names]
+    path = tmp_path / "given.safetensors"
+    save_file(given, path)
+    found = import_weights(path, VIT)
+    kept = load_file(found.path)
+    assert kept.keys() == tensors.keys() and all(torch.equal(kept[name], tensors[name]) for name in kept)
+    assert found.sha256 == hashlib.sha256(found.path.read_bytes()).hexdigest()
+    left = {"timm": ["head.weight"], "prefixed": [], "hugging face": ["classifier.bias", "classifier.weight"]}
+    assert found.left_out == left[names]
+
+
+def test_initialisers_of_onnx_are_read(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    tensors = tensors_of("resnet10t")
+    values = [onnx.numpy_helper.from_array(tensor.numpy(), name) for name, tensor in tensors.items()]
+    graph = onnx.helper.make_graph([], "network", [], [], values)
+    path = tmp_path / "given.onnx"
+    path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    kept = load_file(import_weights(path, "resnet10t").path)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in tensors.items())
+    path.write_bytes(b"\xff" * 40)
+    with pytest.raises(ConfigError, match="damaged"):
+        import_weights(path, "resnet10t")
+
+
+def test_the_command_prints_what_an_experiment_takes(tmp_path: Path) -> None:
+    path = tmp_path / "given.safetensors"
+    save_file(tensors_of(VIT) | {"head.bias": torch.zeros(5)}, path)
+    result = CliRunner().invoke(app, ["weights", "import", str(path), "--network", VIT])
+    assert result.exit_code == 0 and "head.bias" in result.output
+    import yaml
+
+    keys = yaml.safe_load(next(line for line in result.output.splitlines() if line.startswith("{")))
+    config = PretrainedConfig.model_validate(keys | {"image_size": 32})
+    constants = torch.zeros(3), torch.ones(3)
+    assert build_fixed_features([config], None, (3, 32, 32), constants).width == 384
+
+
+def test_what_could_run_code_or_lacks_tensors_is_refused(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return exec, ("raise SystemExit('this ran')",)
+
+    path = tmp_path / "trap.pth"
+    path.write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(ConfigError, match="can run code"):
+        import_weights(path, VIT)
+    path.rename(tmp_path / "trap.safetensors")
+    with pytest.raises(ConfigError, match="damaged"):
+        import_weights(tmp_path / "trap.safetensors", VIT)
+    tensors = tensors_of(VIT)
+    tensors.pop("norm.weight")
+    save_file(tensors, tmp_path / "few.safetensors")
+    with pytest.raises(ConfigError, match="1 of the .* tensors of .* norm.weight"):
+        import_weights(tmp_path / "few.safetensors", VIT)
+    tensors["norm.weight"] = torch.zeros(3)
+    save_file(tensors, tmp_path / "other.safetensors")
+    with pytest.raises(ConfigError, match=r"norm.weight \(3,\), expected \(192,\)"):
+        import_weights(tmp_path / "other.safetensors", VIT)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
