@@ -131,15 +131,17 @@ def travelling(model: nn.Module) -> dict[str, Tensor]:
     """What crosses the wire in a round, detached and shared: trainable parameters, then float buffers.
 
     Integer buffers (BatchNorm's counter) do not travel, because a weighted mean would turn them into floats.
-    Frozen parameters, and buffers of modules whose own parameters are all frozen, do not travel either.
+    Frozen parameters, and buffers of modules whose own parameters are all frozen, do not travel either, nor
+    do buffers that no saved model has, such as a mask that follows from an image's size.
     """
+    saved = model.state_dict().keys()
     tensors = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     for prefix, module in model.named_modules():
         own = list(module.parameters(recurse=False))
         if own and not any(parameter.requires_grad for parameter in own):
             continue
         for name, buffer in module.named_buffers(prefix, recurse=False):
-            if buffer.is_floating_point():
+            if buffer.is_floating_point() and name in saved:
                 tensors[name] = buffer.detach()
     return tensors
 
