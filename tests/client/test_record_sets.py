@@ -187,7 +187,7 @@ def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_
     own = {"source": "csv", "path": str(tmp_path / "visits.csv")}
     place = Hospital(tmp_path, policy, own, **EXPERIMENT | training)
     for number in (1, 2):
-        stamp = place.stamp(number) | {"split_key": SPLIT_KEY}
+        stamp: dict[str, Any] = place.stamp(number) | {"split_key": SPLIT_KEY}
         reply = place.ask(TrainRequest(**stamp, arrays=Tensors(place.arrays())))
         assert isinstance(reply, TrainReply), place.refusal
     first, second = Ledger(tmp_path / "state").entries()
