@@ -3,10 +3,12 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from perennial.benchmarks.chart import main_measure
 from perennial.benchmarks.controls import LABELS, SIMPLE, Measured, compared, stands_for
 from perennial.benchmarks.intervals import LEAST_SEEDS, half_width, t_interval
-from perennial.benchmarks.paper_claims import Runs, Verdict
+from perennial.benchmarks.paper_claims import Runs
 from perennial.benchmarks.table import OLD_REVISIONS, Row, Table
 
 
@@ -23,7 +25,16 @@ def markdown(name: str, table: Table, runs: Runs, controls: Measured) -> str:
     if runs:
         lines += ["", *not_above(table, runs, controls), *figures(table, runs), *beside(table, controls)]
         lines += differences(table, runs)
+        lines += ["", f"![{main_measure(table)}: rows and seeds](../../docs/results/{name}.svg)"]
+        machines, packages = (sorted({_said(run, key) for run in runs}) for key in ("machine", "versions"))
+        minutes = sum(run["seconds"] for run in runs) / 60
+        lines += ["", f"{minutes:.0f} minutes of runs; {'; '.join(machines)}; {'; '.join(packages)}."]
     return "\n".join(lines) + "\n"
+
+
+def _said(run: Mapping[str, Any], key: str) -> str:
+    found = run[key]
+    return found if isinstance(found, str) else ", ".join(f"{name} {of}" for name, of in found.items())
 
 
 def missing(table: Table, runs: Runs) -> str:
@@ -135,16 +146,6 @@ def differences(table: Table, runs: Runs) -> list[str]:
         found = claim.differences(runs)
         lines.append(f"| {claim.text} | {t_interval(found) if len(found) > 1 else '-'} |")
     return [*lines, "", "Verdicts, which count how many claims are tested, are in `docs/results.md`."]
-
-
-def claims(table: Table, verdicts: Sequence[Verdict]) -> list[str]:
-    """Each claim, its verdict if there is one, and the difference behind it with its interval."""
-    if not table.claims:
-        return []
-    lines = ["| claim | here | difference, points |", "| --- | --- | --- |"]
-    for claim, verdict in zip(table.claims, verdicts, strict=True):
-        lines.append(f"| {claim.text} | {verdict.word} | {verdict.difference or '-'} |")
-    return lines
 
 
 def listed(values: Sequence[object]) -> str:

@@ -1,31 +1,20 @@
-"""docs/results.md with its pictures, the page of each table, and the tables on other pages, from the results.
+"""The page of each table in `benchmarks/results/`, its picture, and docs/results.md, which lists them.
 
-`python -m perennial.benchmarks.results_page` writes them again. Where another page has `<!-- table NAME -->`
-and `<!-- end of table NAME -->`, the table's figures and the verdicts on its claims stand between the two.
-Nothing is run here. A table appears with its figures once its result file has a run of the table as it is
-now; until then, and while runs are missing, the page says so.
+`python -m perennial.benchmarks.results_page` writes them again. Figures stand on a table's own page alone;
+the list has the verdict on each claim, because verdicts are corrected for the number of all claims. Nothing
+is run here. A table appears with its figures once its result file has a run of the table as it is now; until
+then, and while runs are missing, its page says so.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.chart import chart, main_measure
+from perennial.benchmarks.chart import chart
 from perennial.benchmarks.controls import controls_of
 from perennial.benchmarks.grid import newest
-from perennial.benchmarks.markdown import (
-    age,
-    beside,
-    claims,
-    figures,
-    listed,
-    markdown,
-    missing,
-    not_above,
-)
-from perennial.benchmarks.marked_blocks import with_blocks
+from perennial.benchmarks.markdown import age, markdown, missing
 from perennial.benchmarks.paper_claims import Verdict, judge
 from perennial.benchmarks.paper_tables import coverage
 from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
@@ -33,11 +22,12 @@ from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
 PICTURES = DOCS / "results"
-MARK = re.compile(r"<!-- table (\w+) -->")
 HEAD = """# Results
 
-Every figure on this page is computed from the runs in `benchmarks/results/`;
-`python -m perennial.benchmarks.results_page` writes the page again, and a test keeps the two together.
+Each table has a page of its own in `benchmarks/results/` with its figures, controls and picture, computed
+from the runs beside it; this page lists them with the verdict on each claim.
+`python -m perennial.benchmarks.results_page` writes all of them again, and a test keeps them together with
+the runs.
 `perennial bench TABLE` runs what is missing of a table (`--estimate` says how long that takes),
 `perennial bench` lists the tables.
 
@@ -87,6 +77,10 @@ Measured = Mapping[str, Sequence[Mapping[str, Any]]]
 """Table -> its runs, which may be of an old revision."""
 
 
+Present = Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]
+"""Name, table and runs of each table that has runs."""
+
+
 def measured(results: Path = RESULTS) -> Measured:
     """What a folder of result files holds. Takes seconds: every row's experiment is read."""
     return {name: newest(table, results / f"{name}.jsonl") for name, table in tables().items()}
@@ -106,8 +100,7 @@ def page(held: Measured) -> str:
         CHOICES,
         "\n".join([PAPERS, *coverage(dict(found))]),
     ]
-    for name, table, runs in present:
-        parts += ["\n".join(_section(name, table, runs, verdicts[name]))]
+    parts += ["\n".join(_list(present, verdicts)), "\n".join(_claims(present, verdicts))]
     if absent:
         lines = [
             f"- `{name}` ({table.scale} size): {table.title}. {missing(table, [])}" for name, table in absent
@@ -121,44 +114,14 @@ def pictures(held: Measured) -> dict[str, str]:
     return {name: chart(table, held[name]) for name, table in tables().items() if held[name]}
 
 
-def pages_with_tables(held: Measured) -> dict[Path, str]:
-    """The pages, other than this one, that show tables, each with its tables as the results say them."""
-    present = [(name, table, held[name]) for name, table in sorted(tables().items()) if held[name]]
-    verdicts = _verdicts(present)
-    blocks = {f"table {name}": _block(name, table, runs, verdicts[name]) for name, table, runs in present}
-    found = {}
-    for path in sorted(DOCS.rglob("*.md")):
-        text = path.read_text()
-        if names := MARK.findall(text):
-            here = "../" * (len(path.relative_to(DOCS).parts) - 1)
-            wanted = {f"table {name}": blocks[f"table {name}"] for name in names}
-            found[path] = with_blocks(
-                text,
-                {mark: f"{block} [With its controls]({here}results.md).\n" for mark, block in wanted.items()},
-            )
-    return found
-
-
-def _block(name: str, table: Table, runs: Sequence[Mapping[str, Any]], verdicts: Sequence[Verdict]) -> str:
-    """Figures and verdicts of one table, after what a reader of them must know first."""
-    controls = {} if age(runs) else controls_of(table)  # old runs held out other samples
-    lines = [line for text in (age(runs), missing(table, runs)) if text for line in (text, "")]
-    lines += [*not_above(table, runs, controls), *figures(table, runs), ""]
-    if judged := claims(table, verdicts):
-        lines += [*judged, ""]
-    seeds = len({run["seed"] for run in runs})
-    lines.append(f"`{name}`, {seeds} seeds: mean, and half the 95 % t-interval.")
-    return "\n".join(lines)
-
-
-def _ages(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
+def _ages(present: Present) -> Iterator[str]:
     old = [name for name, _, runs in present if age(runs)]
     if old:
         why = {age(runs) for _, _, runs in present if age(runs)}
         yield f"{len(old)} of the {len(present)} tables below are old. {' '.join(sorted(why))}"
 
 
-def _verdicts(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> dict[str, list[Verdict]]:
+def _verdicts(present: Present) -> dict[str, list[Verdict]]:
     every = [(name, claim, runs) for name, table, runs in present for claim in table.claims]
     found: dict[str, list[Verdict]] = {name: [] for name, _, _ in present}
     judged = judge([(claim, runs) for _, claim, runs in every])
@@ -177,7 +140,7 @@ def _claims_at_a_glance(verdicts: Mapping[str, Sequence[Verdict]]) -> Iterator[s
         )
 
 
-def _what_it_took(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
+def _what_it_took(present: Present) -> Iterator[str]:
     runs = [run for _, table, found in present if table.scale == "cpu" for run in found]
     if runs:
         hours = sum(run["seconds"] for run in runs) / 3600
@@ -187,44 +150,47 @@ def _what_it_took(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]
         )
 
 
-def _section(
-    name: str, table: Table, runs: Sequence[Mapping[str, Any]], verdicts: Sequence[Verdict]
-) -> list[str]:
-    controls = {} if age(runs) else controls_of(table)  # old runs held out other samples
-    lines = [f"## {table.title}", ""]
-    if table.note:
-        lines += [table.note, ""]
-    if old := age(runs):
-        lines += [old, ""]
-    if gap := missing(table, runs):
-        lines += [gap, ""]
-    lines += [*not_above(table, runs, controls), *figures(table, runs), *beside(table, controls), ""]
-    if judged := claims(table, verdicts):
-        lines += [*judged, ""]
-    lines += [f"![{main_measure(table)}: rows and seeds](results/{name}.svg)", ""]
-    seconds = sum(run["seconds"] for run in runs)
-    lines.append(
-        f"`perennial bench {name}`: seeds {listed(table.seeds)}, {seconds / 60:.0f} minutes of "
-        f"runs; {'; '.join(sorted({run['machine'] for run in runs}))}; "
-        f"{'; '.join(sorted({_versions(run) for run in runs}))}."
+def _list(
+    present: Present,
+    verdicts: Mapping[str, Sequence[Verdict]],
+) -> Iterator[str]:
+    yield from (
+        "## The tables",
+        "",
+        "| table | seeds | minutes of runs | claims that hold |",
+        "| --- | --- | --- | --- |",
     )
-    return lines
+    for name, table, runs in present:
+        seeds, minutes = len({run["seed"] for run in runs}), sum(run["seconds"] for run in runs) / 60
+        hold = sum(verdict.word == "holds" for verdict in verdicts[name])
+        claims = f"{hold} of {len(table.claims)}" if table.claims else "-"
+        gap = f" {missing(table, runs)}" if missing(table, runs) else ""
+        yield f"| {_link(name, table)}{gap} | {seeds} | {minutes:.0f} | {claims} |"
 
 
-def _versions(run: Mapping[str, Any]) -> str:
-    return ", ".join(f"{package} {number}" for package, number in run["versions"].items())
+def _claims(
+    present: Present,
+    verdicts: Mapping[str, Sequence[Verdict]],
+) -> Iterator[str]:
+    """Each claim and its verdict; the difference behind it is on the table's page."""
+    yield from ("## Every claim", "", "| claim | verdict |", "| --- | --- |")
+    for name, table, _ in present:
+        for claim, verdict in zip(table.claims, verdicts[name], strict=True):
+            yield f"| [{claim.text}](../benchmarks/results/{name}.md) | {verdict.word} |"
+
+
+def _link(name: str, table: Table) -> str:
+    return f"[{table.title}](../benchmarks/results/{name}.md)"
 
 
 def write_pages() -> None:
-    """Write the page of each table of CPU size or with runs, and the page of all tables."""
+    """Write the page of each table of CPU size or with runs, the pictures, and the page that lists them."""
     held = measured()
     for name, table in tables().items():
         if table.scale == "cpu" or held[name]:
             text = markdown(name, table, held[name], controls_of(table))
             (RESULTS / f"{name}.md").write_text(text)
     PAGE.write_text(page(held))
-    for path, text in pages_with_tables(held).items():
-        path.write_text(text)
     PICTURES.mkdir(exist_ok=True)
     for path in PICTURES.glob("*.svg"):
         path.unlink()
