@@ -46,7 +46,9 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
     def strategy(section: Any) -> Any:
         if isinstance(section, str):
-            section = {"name": section}
+            resolved = strategy({"name": section})
+            # as it was written: what an experiment says is what identifies results of earlier runs
+            return section if resolved == {"name": section} else resolved
         if not isinstance(section, Mapping):
             return section
         section = with_asks(at(section, "name", lambda name: named("strategy", STRATEGIES, name)))
