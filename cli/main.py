@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -223,24 +223,6 @@ def compare(
     from perennial.server.report.compare import compare as compare_runs
 
     typer.echo(compare_runs(runs, output))
-
-
-@app.command()
-def bench(
-    tables: Annotated[list[str] | None, typer.Argument(help="tables; none: list them")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="runs at the same time")] = 1,
-    scale: Annotated[str, typer.Option(help="cpu, or paper to start a table of the paper's size")] = "cpu",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
-    estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
-    on: Annotated[
-        Literal["here", "ray"], typer.Option(help="ray: rows are dealt to the machines of its cluster")
-    ] = "here",
-) -> None:
-    """Regenerate tables over seeds; results that exist already are kept."""
-    from perennial.cli.bench import bench_command
-
-    bench_command(tables or [], workers, scale, device, results, estimate, on)
 
 
 @app.command()

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from perennial.benchmarks.__main__ import app
 from perennial.benchmarks.grid import jobs
 from perennial.benchmarks.paper_tables import PAPER_TABLES, PaperTable, coverage
 from perennial.benchmarks.table import Table, tables
-from perennial.cli.main import app
 
 FOUND = tables()
 SAMPLES_LIMITS: dict[str, set[int | None]] = {
@@ -37,9 +37,9 @@ def test_a_table_at_the_papers_size_tells_its_cost_and_waits_to_be_asked(tmp_pat
     missing = Path(FOUND[name].rows[0].load(1).data.path or "")
     if not missing.exists():
         pytest.skip(f"needs {missing.name}")
-    told = CliRunner().invoke(app, ["bench", name, "--results", str(tmp_path), "--estimate"])
+    told = CliRunner().invoke(app, [name, "--results", str(tmp_path), "--estimate"])
     assert f"{len(jobs(FOUND[name]))} runs, about" in told.output
-    refused = CliRunner().invoke(app, ["bench", name, "--results", str(tmp_path)])
+    refused = CliRunner().invoke(app, [name, "--results", str(tmp_path)])
     assert refused.exit_code != 0
     assert "--scale paper" in refused.output + str(refused.exception)
     assert not list(tmp_path.iterdir())

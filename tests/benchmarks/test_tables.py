@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from perennial.benchmarks import grid
+from perennial.benchmarks.__main__ import app
 from perennial.benchmarks.chart import chart
 from perennial.benchmarks.controls import RAW_MEAN, controls_of, stands_for
 from perennial.benchmarks.cost import cost, duration
@@ -35,7 +36,6 @@ from perennial.benchmarks.table import (
     table_called,
     tables,
 )
-from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError
 
 MADE = {"seconds": 60.0, "machine": "here", "versions": {"torch": "2"}}
@@ -259,11 +259,11 @@ def test_a_misspelt_table_and_a_large_one_are_refused(
     with pytest.raises(ConfigError, match="did you mean 'rivals_digits'"):
         table_called("rival_digits")
     assert duration(7200) == "2.0 h"
-    listed = CliRunner().invoke(app, ["bench"])
+    listed = CliRunner().invoke(app, [])
     assert "rivals_digits (cpu)" in listed.output
     large = {"large": Table("Large", tables()["rivals_digits"].rows[:1], seeds=(1,), scale="paper")}
     monkeypatch.setattr("perennial.benchmarks.table.tables", lambda: large)
-    refused = CliRunner().invoke(app, ["bench", "large", "--results", str(tmp_path)])
+    refused = CliRunner().invoke(app, ["large", "--results", str(tmp_path)])
     assert "1 runs, about" in refused.output
     assert isinstance(refused.exception, ConfigError)
     assert "--scale paper" in str(refused.exception)

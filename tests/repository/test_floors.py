@@ -12,6 +12,7 @@ FLOORS = [
     ["client", "strategies"],
     ["server", "baselines"],
     ["engine", "deploy", "live", "cli"],
+    ["benchmarks"],
 ]
 BESIDE = {("cli", "engine"), ("cli", "deploy"), ("cli", "live"), ("live", "deploy"), ("engine", "deploy")}
 """The command line calls the rooms beside it; pages steer what is deployed; the engine needs

@@ -1,0 +1,55 @@
+"""`python -m perennial.benchmarks`: make the tables of `benchmarks/results/` again, or list them."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from perennial.benchmarks.cost import cost
+from perennial.benchmarks.grid import run_table
+from perennial.benchmarks.table import table_called, tables
+from perennial.foundation.errors import ConfigError, PerennialError
+
+CHECKOUT = Path("benchmarks/results")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="tables; none: list them")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="runs at the same time")] = 1,
+    scale: Annotated[
+        Literal["cpu", "paper"], typer.Option(help="paper: start a table of the paper's size")
+    ] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
+    estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
+    on: Annotated[
+        Literal["here", "ray"], typer.Option(help="ray: rows are dealt to the machines of its cluster")
+    ] = "here",
+) -> None:
+    """Regenerate tables over seeds; results that exist already are kept."""
+    if not names:
+        for name, table in sorted(tables().items()):
+            typer.echo(f"{name} ({table.scale}): {table.title}")
+        return
+    folder = results or (CHECKOUT if CHECKOUT.is_dir() else Path("results"))
+    for name in names:
+        table = table_called(name)
+        expected = cost(table, folder / f"{name}.jsonl", device)
+        typer.echo(f"{name}: {expected.sentence(workers)}")
+        if estimate:
+            continue
+        if table.scale == "paper" and scale != "paper":
+            raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
+        run_table(name, table, typer.echo, workers=workers, device=device, results=folder, on=on)
+        typer.echo(f"{folder / name}.md")
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except PerennialError as error:
+        typer.echo(f"perennial.benchmarks: {error}", err=True)
+        sys.exit(2)
