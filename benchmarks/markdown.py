@@ -17,7 +17,7 @@ def markdown(name: str, table: Table, runs: Runs, controls: Measured) -> str:
 
     Verdicts on claims are on the page of all tables, which corrects them for their number.
     """
-    lines = [f"# {table.title}", "", f"`perennial bench {name}`, seeds {listed(table.seeds)}."]
+    lines = [f"# {table.title}", "", f"`python -m perennial.benchmarks {name}`, seeds {listed(table.seeds)}."]
     lines += ["", table.note] if table.note else []
     lines += ["", old] if (old := age(runs)) else []
     lines += ["", gap] if (gap := missing(table, runs)) else []

@@ -28,8 +28,8 @@ Each table has a page of its own in `benchmarks/results/` with its figures, cont
 from the runs beside it; this page lists them with the verdict on each claim.
 `python -m perennial.benchmarks.results_page` writes all of them again, and a test keeps them together with
 the runs.
-`perennial bench TABLE` runs what is missing of a table (`--estimate` says how long that takes),
-`perennial bench` lists the tables.
+`python -m perennial.benchmarks TABLE` runs what a table lacks (`--estimate` says how long that takes),
+`python -m perennial.benchmarks` lists the tables.
 
 Accuracies in per cent: mean over seeds and half the width of its 95 % t-interval. A claim is tested on the
 difference between its two rows, taken seed by seed. It holds when the whole t-interval of the mean difference
@@ -68,7 +68,7 @@ that show them, and still stand:
 
 PAPERS = """## Which table stands for which of the papers'
 
-`perennial bench NAME --estimate` says what one will take; those at the paper's size start with
+`python -m perennial.benchmarks NAME --estimate` says what one will take; those at the paper's size start with
 `--scale paper` only, and want a GPU.
 """
 

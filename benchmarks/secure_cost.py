@@ -1,4 +1,4 @@
-"""What masks cost against the clear: `perennial bench secure_cost`.
+"""What masks cost against the clear: `python -m perennial.benchmarks.secure_cost`.
 
 One sum of 40 updates with as many values as ResNet-18 has (11,173,962), no drop-outs, on one core: the bytes
 of a site's messages as Flower serialises them, and seconds of processor time of a site and of the server, on

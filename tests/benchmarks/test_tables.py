@@ -230,7 +230,7 @@ def test_a_table_of_cpu_size_is_there_whole_or_says_why_not_and_its_page_says_wh
     text = (RESULTS / f"{name}.md").read_text()
     if missing:
         why = table.pending.endswith(".") or age(held[name])
-        assert why, f"run it again: perennial bench {name}; or say why not: pending"
+        assert why, f"run it again: python -m perennial.benchmarks {name}; or say why not: pending"
         count = f"{len(held[name])} of {len(wanted)} runs"
         section = PAGE.read_text().partition(f"{table.title}")[2][:1000]
         assert all(count in said and table.pending in said for said in (text, section))
