@@ -1,9 +1,7 @@
 """A table: experiments over seeds, and what is measured of each.
 
-Tables are the TABLES of the modules in benchmarks/tables/. `python -m perennial.benchmarks NAME`, or `python
--m
-benchmarks.table NAME...` in a checkout, runs what is missing of one and writes NAME.jsonl (one object for
-each run) and NAME.md to the folder of results.
+Tables are the TABLES of the modules in benchmarks/tables/. `python -m perennial.benchmarks NAME`
+runs what is missing of one and writes NAME.jsonl (one object for each run) and NAME.md to the results.
 """
 
 import math

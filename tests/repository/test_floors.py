@@ -51,7 +51,7 @@ def test_the_lowest_floors_do_not_know_flower_and_nobody_imports_ray() -> None:
     for room, floor in FLOOR.items():
         for path in (ROOT / room).rglob("*.py"):
             names = imported(path)
-            assert "ray" not in names, path
+            assert "ray" not in names or room == "benchmarks", path
             assert floor > 1 or "flwr" not in names, path
 
 
