@@ -12,7 +12,8 @@ from perennial.benchmarks.loopback import ROOT, Deployment
 
 PAGE = (ROOT / "docs" / "extend.md").read_text()
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-NAMED = re.findall(r'"(my_\w+):\w+"', PAGE)
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+NAMED = re.findall(r'"(my_\w+):\w+"', "".join(BLOCKS))
 SITES = ["graz", "linz"]
 EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200, "validation_fraction": 0.2},
