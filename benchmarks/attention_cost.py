@@ -26,7 +26,8 @@ from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.layer_attention import LayerAttention
+from perennial.strategies.layer_attention import AttendedLayers, LayerAttention
+from perennial.strategies.round.context import Aggregator
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import RoundRequest
 
@@ -50,10 +51,10 @@ def updates(reference: Mapping[str, Tensor], count: int) -> list[dict[str, Tenso
     ]
 
 
-def seconds(
+def one_round(
     strategy: IncrementalStrategy, reference: Mapping[str, Tensor], some: list[dict[str, Tensor]], sites: int
-) -> float:
-    """Time of one round's arithmetic: every reply folded, and the round finished."""
+) -> tuple[float, Aggregator]:
+    """Seconds of one round's arithmetic, from the first reply to the new model, and what made it."""
     norms = [float(torch.cat([tensor.reshape(-1) for tensor in update.values()]).norm()) for update in some]
     replies = [
         Admitted(f"site-{site:02}", some[site % len(some)], norms[site % len(some)], 100)
@@ -65,7 +66,16 @@ def seconds(
     for reply in replies:
         aggregator.add(reply)
     aggregator.result()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, aggregator
+
+
+def sums_bytes(
+    strategy: LayerAttention, reference: Mapping[str, Tensor], some: list[dict[str, Tensor]], sites: int
+) -> int:
+    """Bytes of the accumulators of a round with so many sites."""
+    aggregator = one_round(strategy, reference, some, sites)[1]
+    assert isinstance(aggregator, AttendedLayers)
+    return aggregator.sums_bytes
 
 
 def main(output: Path) -> None:
@@ -79,18 +89,16 @@ def main(output: Path) -> None:
     times: dict[str, list[float]] = {label: [] for label in strategies}
     for strategy in strategies.values():
         # the first sum of a large model compiles its loop
-        seconds(strategy, reference, some, 1)
+        one_round(strategy, reference, some, 1)
     for _ in range(REPEATS):
         for label, strategy in strategies.items():
-            times[label].append(seconds(strategy, reference, some, SITES))
+            times[label].append(one_round(strategy, reference, some, SITES)[0])
     ratios = {
         label: [rule / plain for rule, plain in zip(values, times[PLAIN], strict=True)]
         for label, values in times.items()
     }
     literal = attention["layer_attention"]
-    held = {str(SITES): literal.sums_bytes}
-    seconds(literal, reference, some, len(some))
-    held[str(len(some))] = literal.sums_bytes
+    held = {str(sites): sums_bytes(literal, reference, some, sites) for sites in (SITES, len(some))}
     result = {
         "model": "resnet18, 100 classes",
         "floats": sum(tensor.numel() for tensor in reference.values()),

@@ -176,11 +176,9 @@ def write_site(folder: Path) -> Path:
     approval = Approval(
         app="perennial.perennial.0-1-0.4a742fb2",
         bundle="4a742fb2" * 8,
-        code="c1d2e3f4" * 8,
-        file="experiment.yaml",
         experiment=loaded.digest,
         time=f"{datetime.now(UTC) - timedelta(days=20):%Y-%m-%dT08:14:00}",
-        settings=loaded.model_dump(mode="json"),
+        document=loaded.to_yaml(),
     )
     (folder / "approvals").mkdir()
     (folder / "approvals" / approval.name).write_text(approval.model_dump_json())

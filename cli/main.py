@@ -97,14 +97,14 @@ def init(
 
     if layout not in (None, *LAYOUTS):
         raise ConfigError(f"--layout: found {layout!r}, allowed {', '.join(LAYOUTS)}")
-    ask = None
-    if sys.stdin.isatty():
+
+    def ask(question: str, allowed: Sequence[str]) -> str:
         import click
 
-        def ask(question: str, allowed: Sequence[str]) -> str:
-            return typer.prompt(question, type=click.Choice(allowed))
+        return typer.prompt(question, type=click.Choice(allowed))
 
-    for line in init_command(data, output, site, label, site_column, patient, layout, ask):
+    asked = ask if sys.stdin.isatty() else None
+    for line in init_command(data, output, site, label, site_column, patient, layout, asked):
         typer.echo(line)
 
 

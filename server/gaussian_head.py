@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.analytic.solve import Sums, gaussian
-from perennial.learning.analytic.statistics import Statistics
+from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.protocol.messages import FinishTaskReply
 from perennial.strategies.statistics.checks import check_exact, read_statistics
 
@@ -34,4 +34,4 @@ def gaussian_head(replies: Mapping[str, FinishTaskReply], width: int, shrinkage:
 def _sums(reply: FinishTaskReply, width: int) -> Statistics:
     if reply.statistics is None:
         raise ProtocolError("FinishTaskReply: statistics: found nothing, expected sums of features")
-    return read_statistics(reply.statistics, width + 1, range(reply.num_classes))
+    return read_statistics(reply.statistics, SumsForm(width + 1), range(reply.num_classes))
