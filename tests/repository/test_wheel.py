@@ -225,3 +225,26 @@ def test_a_plug_in_package_is_installed_and_used_by_name(
     summary = json.loads((fresh.folder / "runs" / "median" / "summary.json").read_text())
     there = fresh.flwr_run("median.yaml", tmp_path)
     assert (there["engine"], there["model_sha256"]) == ("ray", summary["model_sha256"])
+
+
+def test_the_wheel_of_a_commit_has_the_same_bytes_wherever_it_is_built(tmp_path: Path) -> None:
+    """In another clone, with another umask and other times of its files."""
+    clone = tmp_path / "clone"
+    made = subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=False)
+    if made.returncode:
+        pytest.skip("the wheel of a commit needs git, and this is no checkout")
+    for path in clone.rglob("*.py"):
+        os.utime(path, (0, 0), follow_symlinks=False)
+    found = []
+    for root, umask in ((ROOT, 0o022), (clone, 0o077)):
+        done = subprocess.run(
+            [str(root / "docker" / "wheel.sh"), "HEAD", str(tmp_path / f"{umask:o}")],
+            env=os.environ | {"PYTHON": sys.executable},
+            umask=umask,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(done.stdout)
+    assert found[0] == found[1]
+    assert found[0].split()[1].startswith(f"perennial-{perennial.__version__}-")
