@@ -59,14 +59,14 @@ class Moments:
 
         os.replace = replaced
         for owner, what in ((Journal, "journal"), (Releases, "releases"), (Ledger, "ledger")):
-            append = owner._append
+            append = vars(owner)["_append"]
 
             def appended(*given: Any, _append: Any = append, _what: str = what, **more: Any) -> Any:
                 done = _append(*given, **more)
                 self.note(_what)
                 return done
 
-            owner._append = appended
+            setattr(owner, "_append", appended)  # noqa: B010
 
 
 def _kind_of(path: Path) -> str:

@@ -179,14 +179,14 @@ def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> 
         run(tmp_path, privacy=CENTRAL | {"bayesian": {"pairs": 6, "planned_rounds": 3}})
 
 
-def test_a_round_repeated_after_a_kill_counts_twice(tmp_path: Path) -> None:
+def test_a_round_repeated_after_a_kill_is_answered_and_charged_once(tmp_path: Path) -> None:
     path = write(tmp_path, privacy=CENTRAL | {"noise_source": "secure"})
     runs = tmp_path / "runs"
     killed = subprocess.run([sys.executable, "-c", KILLED, path, str(runs)], cwd=ROOT, check=False)
     assert killed.returncode == -9
     summary: dict[str, Any] = run_in_process(RunSettings(path, runs=str(runs), resume="yes"))
-    assert charged(tmp_path) == {f"site-{k}": 5 for k in range(4)}
-    expected = make_accountant("prv", [(2.0, 1.0, 5)]).epsilon(1e-5)
+    assert charged(tmp_path) == {f"site-{k}": 4 for k in range(4)}
+    expected = make_accountant("prv", [(2.0, 1.0, 4)]).epsilon(1e-5)
     assert summary["epsilon"]["value"] == pytest.approx(expected)
 
 
