@@ -23,7 +23,7 @@ from perennial.foundation.heartbeat import beating
 from perennial.live.guard import Sessions, allowed_hosts
 from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
-from perennial.server.app import ALIVE
+from perennial.server.control import ALIVE
 from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile
 

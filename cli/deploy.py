@@ -173,13 +173,14 @@ def submit(
     track: Track = "",
     folder: Folder = HERE,
 ) -> None:
-    """Start a run of an experiment over the registered sites."""
+    """Start a run of an experiment over the registered sites; said twice, it starts one."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import submit as submit_experiment
 
     done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device, track)
-    typer.echo(f"{done.name}: started as Flower's run {done.run}")
-    typer.echo(f"app {done.application.fab.name}, SHA-256 {done.application.digest}")
+    typer.echo(done.said)
+    if done.application is not None:
+        typer.echo(f"app {done.application.fab.name}, SHA-256 {done.application.digest}")
 
 
 @app.command()
@@ -216,8 +217,7 @@ def resume(name: Run, device: Device = "auto", track: Track = "", folder: Folder
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import resume as resume_run
 
-    done = resume_run(OperatorFolder(folder), name, device, track)
-    typer.echo(f"{name}: goes on" if done is None else f"{name}: resumed as Flower's run {done.run}")
+    typer.echo(resume_run(OperatorFolder(folder), name, device, track).said)
 
 
 @app.command()
@@ -226,8 +226,7 @@ def pause(name: Run, folder: Folder = HERE) -> None:
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import pause as pause_run
 
-    pause_run(OperatorFolder(folder), name)
-    typer.echo(f"{name}: pauses after the round that it is in")
+    typer.echo(pause_run(OperatorFolder(folder), name).said)
 
 
 @app.command()
@@ -236,7 +235,7 @@ def stop(name: Run, folder: Folder = HERE) -> None:
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import stop as stop_run
 
-    typer.echo(f"{name}: stopped (Flower's run {stop_run(OperatorFolder(folder), name)})")
+    typer.echo(stop_run(OperatorFolder(folder), name).said)
 
 
 @app.command()

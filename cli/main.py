@@ -198,20 +198,34 @@ app.command()(serve)
 
 @app.command()
 def pause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
-    """Pause a run after its current round, until `perennial unpause`."""
-    from perennial.server.control import write_request
+    """Pause a run after its current round, until `perennial resume`."""
+    from perennial.cli.steering import pause_run
 
-    write_request(run, "pause")
-    typer.echo(f"{run}: pauses after the round that it is in")
+    typer.echo(pause_run(run))
 
 
 @app.command()
-def unpause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
-    """End the pause of a run."""
-    from perennial.server.control import clear_request
+def resume(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Let a paused run go on."""
+    from perennial.cli.steering import resume_run
 
-    clear_request(run)
-    typer.echo(f"{run}: goes on")
+    typer.echo(resume_run(run))
+
+
+@app.command()
+def stop(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Stop a run; every finished round is kept, and `perennial run --resume` goes on."""
+    from perennial.cli.steering import stop_run
+
+    typer.echo(stop_run(run))
+
+
+@app.command(hidden=True)
+def unpause(run: Annotated[Path, typer.Argument()] = Path()) -> None:
+    """Name the word that took the place of this one."""
+    from perennial.foundation.errors import ConfigError
+
+    raise ConfigError(f"unpause: the word is resume: `perennial resume {run}`")
 
 
 @app.command()

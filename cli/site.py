@@ -142,7 +142,7 @@ def withdraw_records(
 
 @app.command()
 def pause(path: SiteFile = Path("site.yaml")) -> None:
-    """Answer nothing until `perennial site go-on`; the operator reads that this site pauses."""
+    """Answer nothing until `perennial site resume`; the operator reads that this site pauses."""
     from perennial.client.consent import pause as pause_site
     from perennial.config.site import load_site_config
 
@@ -151,13 +151,21 @@ def pause(path: SiteFile = Path("site.yaml")) -> None:
 
 
 @app.command()
-def go_on(path: SiteFile = Path("site.yaml")) -> None:
+def resume(path: SiteFile = Path("site.yaml")) -> None:
     """Answer again after a pause."""
-    from perennial.client.consent import go_on as go_on_site
+    from perennial.client.consent import resume as resume_site
     from perennial.config.site import load_site_config
 
-    go_on_site(load_site_config(path).state_dir)
+    resume_site(load_site_config(path).state_dir)
     typer.echo("requests are answered again")
+
+
+@app.command(hidden=True)
+def go_on(path: SiteFile = Path("site.yaml")) -> None:
+    """Name the word that took the place of this one."""
+    from perennial.foundation.errors import ConfigError
+
+    raise ConfigError(f"site go-on: the word is resume: `perennial site resume {path}`")
 
 
 @app.command()

@@ -43,12 +43,13 @@ def require_consent(state_dir: Path, run: str) -> None:
 
 
 def pause(state_dir: Path) -> None:
-    """Answer nothing until go_on()."""
+    """Answer nothing until resume(); a pause that is there keeps its beginning."""
     make_folder(state_dir)
-    replace_file(state_dir / PAUSED, json.dumps({"since": _now()}).encode())
+    if not read_consent(state_dir).paused:
+        replace_file(state_dir / PAUSED, json.dumps({"since": _now()}).encode())
 
 
-def go_on(state_dir: Path) -> None:
+def resume(state_dir: Path) -> None:
     """Answer again."""
     (state_dir / PAUSED).unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from perennial.deploy.federation import OperatorFolder, SiteRecord
 from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import one_at_a_time, replace_file
 from perennial.server.control import clear_request, read_request, write_request
 from perennial.server.tracking.listen import tracker_names
 
@@ -39,24 +39,71 @@ def revoke(folder: OperatorFolder, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Submission:
-    """A run that Flower took on. run: Flower's id, as text."""
+class Done:
+    """What a command did. said: what is now, in words."""
+
+    said: str
+    run: str = ""
+    """Flower's id of the start that it began; '' where it began none."""
+    application: Application | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a submitted run stands. going: Flower's ids of starts that are not over, oldest first."""
 
     name: str
-    run: str
-    application: Application
+    going: tuple[str, ...]
+    status: str
+    """Flower's, of the start that counts; '' before the first."""
+    paused: bool
+
+    @classmethod
+    def of(cls, folder: OperatorFolder, name: str) -> "Standing":
+        started, statuses = _started(folder, name), run_statuses(folder)
+        going = tuple(run for run in started if not _over(statuses.get(run, "unknown")))
+        counts = (going or tuple(started))[-1:]
+        status = statuses.get(counts[0], "unknown") if counts else ""
+        return cls(name, going, status, read_request(folder.state / "runs" / name) == "pause")
+
+    @property
+    def finished(self) -> bool:
+        return not self.going and self.status == "finished:completed"
+
+    def unchanged(self) -> Done:
+        """What is, where a command has nothing to change."""
+        name = self.name
+        if self.going:
+            flower = f"Flower's run {self.going[-1]}"
+            if self.paused:
+                return Done(f"{name}: paused ({flower}); `perennial deploy resume {name}` lets it go on")
+            return Done(f"{name}: {self.status} ({flower}); nothing was changed")
+        if self.finished:
+            return Done(f"{name}: finished; to run the experiment once more, submit it under another --name")
+        if not self.status:
+            return Done(f"{name}: staged, and not started yet; start it with `perennial deploy submit`")
+        return Done(f"{name}: ended early ({self.status}); `perennial deploy resume {name}` goes on with it")
+
+
+def _over(status: str) -> bool:
+    return status.startswith(("finished", "unknown"))
 
 
 def submit(
     folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str, track: str = ""
-) -> Submission:
-    """Stage an experiment and start its run.
+) -> Done:
+    """Stage an experiment and start its run; nothing more where a run of this name was started before.
 
-    track: as in RunSettings; the server's image needs the extras. Raises ConfigError for an unknown one.
+    track: as in RunSettings; the server's image needs the extras. Raises ConfigError for an unknown one,
+    StateError when the name is that of another experiment.
     """
     tracker_names(track)
-    application = stage(folder, experiment, overrides, name)
-    return _start(folder, application, {"device": device, "track": track})
+    with one_at_a_time(folder.apps):
+        application = stage(folder, experiment, overrides, name)
+        standing = Standing.of(folder, application.folder.name)
+        if standing.status:
+            return standing.unchanged()
+        return _start(folder, application, {"device": device, "track": track})
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
@@ -70,35 +117,48 @@ def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: 
     return application
 
 
-def pause(folder: OperatorFolder, name: str) -> None:
-    """Let a run rest after the round that it is in, until it is resumed. Raises StateError without one."""
-    last_run(folder, name)
-    write_request(folder.state / "runs" / name, "pause")
+def pause(folder: OperatorFolder, name: str) -> Done:
+    """Let a run rest after the round that it is in, until it is resumed; nothing where it does not run."""
+    with one_at_a_time(folder.apps):
+        standing = _standing(folder, name)
+        if standing.paused or not standing.going:
+            return standing.unchanged()
+        write_request(folder.state / "runs" / name, "pause")
+        return Done(f"{name}: pauses after the round that it is in")
 
 
-def resume(folder: OperatorFolder, name: str, device: str, track: str = "") -> Submission | None:
+def resume(folder: OperatorFolder, name: str, device: str, track: str = "") -> Done:
     """Go on with a run that was paused, or that ended early, with the same app, so with the same approval.
 
-    None for a run that was paused and goes on by itself. Raises StateError while it runs.
+    Nothing where it runs, is finished, or was never started.
     """
     tracker_names(track)
-    application = read_application(name, folder.apps)
-    last = last_run(folder, name)
-    status = run_statuses(folder).get(last, "unknown")
-    paused = read_request(folder.state / "runs" / name) is not None
-    clear_request(folder.state / "runs" / name)
-    if not status.startswith(("finished", "unknown")):
-        if paused:
-            return None
-        raise StateError(f"run {name!r}: still {status} (Flower's run {last}); stop it first")
-    return _start(folder, application, {"device": device, "resume": "yes", "track": track})
+    with one_at_a_time(folder.apps):
+        application, standing = read_application(name, folder.apps), _standing(folder, name)
+        if standing.paused and standing.going:
+            clear_request(folder.state / "runs" / name)
+            return Done(f"{name}: goes on")
+        if standing.going or standing.finished or not standing.status:
+            return standing.unchanged()
+        clear_request(folder.state / "runs" / name)
+        return _start(folder, application, {"device": device, "resume": "yes", "track": track})
 
 
-def stop(folder: OperatorFolder, name: str) -> str:
-    """Stop a run; what it has done is kept and can be resumed. Flower's id of the run."""
-    run = last_run(folder, name)
-    flwr(folder, "stop", run, CONNECTION)
-    return run
+def stop(folder: OperatorFolder, name: str) -> Done:
+    """Stop a run; what it has done is kept and can be resumed. Nothing where it does not run."""
+    with one_at_a_time(folder.apps):
+        standing = _standing(folder, name)
+        if not standing.going:
+            return standing.unchanged()
+        for run in standing.going:
+            flwr(folder, "stop", run, CONNECTION)
+        return Done(f"{name}: stopped; `perennial deploy resume {name}` goes on with it")
+
+
+def _standing(folder: OperatorFolder, name: str) -> Standing:
+    """Raises StateError where no experiment of this name was submitted."""
+    read_application(name, folder.apps)
+    return Standing.of(folder, name)
 
 
 def last_run(folder: OperatorFolder, name: str) -> str:
@@ -153,7 +213,7 @@ def progress(folder: OperatorFolder, name: str) -> dict[str, Any]:
     return {}
 
 
-def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> Submission:
+def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> Done:
     name = application.folder.name
     folder.write_names()
     settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
@@ -162,7 +222,8 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
     answer = flwr_json(folder, "run", app, CONNECTION, "--run-config", run_config)
     run = str(answer["run-id"])
     replace_file(_runs_file(folder, name), json.dumps([*_started(folder, name), run]).encode(), mode=0o644)
-    return Submission(name, run, application)
+    began = "resumed" if settings.get("resume") else "started"
+    return Done(f"{name}: {began} as Flower's run {run}", run, application)
 
 
 def _started(folder: OperatorFolder, name: str) -> list[str]:

@@ -37,10 +37,10 @@ REFUSED = ".refused"
 TITLES = {
     "pause": (
         "Pause?",
-        "Until you go on, every request is refused, and the operator reads that this site pauses.",
+        "Until you resume, every request is refused, and the operator reads that this site pauses.",
         "Pause",
     ),
-    "go-on": ("Go on?", "Requests are answered again, as site.yaml allows.", "Go on"),
+    "resume": ("Resume?", "Requests are answered again, as site.yaml allows.", "Resume"),
     "withdraw-digests": (
         "Withdraw digests?",
         "site.yaml answers no request for digests any more. With the next reply of each run the server is "
@@ -180,7 +180,7 @@ class HospitalPages:
         config, state_dir = self.state.config, self.state.config.state_dir
         steps: dict[str, Callable[[], object]] = {
             "pause": lambda: consent.pause(state_dir),
-            "go-on": lambda: consent.go_on(state_dir),
+            "resume": lambda: consent.resume(state_dir),
             "withdraw": lambda: consent.withdraw(state_dir, form.get("run", "")),
             "withdraw-digests": lambda: stop_answering(self.state.path, "digest"),
             "approve": lambda: self._approve(self._offer(form), form.get("sha256", "").strip()),

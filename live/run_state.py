@@ -11,7 +11,7 @@ from typing import Any, Literal
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain, texts
-from perennial.server.app import ALIVE
+from perennial.server.control import ALIVE
 from perennial.server.journal import EVENTS
 from perennial.server.live_status import LIVE_STATUS
 from perennial.server.pauses import pause_in_words

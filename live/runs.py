@@ -16,8 +16,7 @@ from perennial.live.run_state import RunState, Status
 from perennial.live.spending import Spending
 from perennial.live.tail import number, plain
 from perennial.live.warnings import Warned, site_warnings, superlink_warnings, warned_markup, warnings_of
-from perennial.server.app import ALIVE
-from perennial.server.control import read_request
+from perennial.server.control import ALIVE, read_request
 from perennial.server.journal import EVENTS
 from perennial.server.report.markup import (
     MISSING,

@@ -180,7 +180,7 @@ def requests(state: HospitalState) -> Markup:
 def controls(state: HospitalState) -> Markup:
     """What the hospital can do at any time."""
     links = [
-        '<a class="button" href="/go-on">Go on</a>'
+        '<a class="button" href="/resume">Resume</a>'
         if state.consent.paused
         else '<a class="button" href="/pause">Pause</a>'
     ]

@@ -10,10 +10,8 @@ from flwr.serverapp import Grid, ServerApp
 from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating
+from perennial.server.control import ALIVE
 from perennial.server.pauses import PAUSES, pause_in_words
-
-ALIVE = "alive"
-"""A run folder's heartbeat, by which others know that a process works on it."""
 
 app = ServerApp()
 log = getLogger("flwr").log

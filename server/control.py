@@ -18,6 +18,8 @@ from perennial.foundation.files import make_folder, replace_file
 
 CONTROL = ".control"
 """Folder beside the run folders: whoever may write a request need not be able to write a run."""
+ALIVE = "alive"
+"""A run folder's heartbeat, by which others know that a process works on it."""
 POLL_SECONDS = 0.5
 """Seconds between two looks at a request."""
 

@@ -23,7 +23,7 @@ from perennial.live import warnings
 from perennial.live.guard import Sessions, allowed_hosts
 from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
-from perennial.server.app import ALIVE
+from perennial.server.control import ALIVE
 from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile
 from tests.run_folders import round_event

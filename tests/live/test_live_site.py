@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from perennial.client.activity import noted
-from perennial.client.consent import go_on, pause, read_consent, require_consent, withdraw
+from perennial.client.consent import pause, read_consent, require_consent, resume, withdraw
 from perennial.config.site import load_site_config
 from perennial.config.site_edit import stop_answering
 from perennial.deploy.certificates import make_authority
@@ -138,7 +138,7 @@ def test_a_pause_refuses_every_request_until_the_hospital_goes_on(site: Path) ->
         with pytest.raises(PolicyRefusal, match="this site pauses since"):
             require_consent(state, RUN)
         until(lambda: "every request is refused" in ask(address, Cookie=cookie).body)
-        assert ask(f"{address}/go-on", {"form": form}, Cookie=cookie, Origin=address).status == 303
+        assert ask(f"{address}/resume", {"form": form}, Cookie=cookie, Origin=address).status == 303
         require_consent(state, RUN)
 
 
@@ -164,7 +164,7 @@ def test_a_withdrawn_run_is_removed_and_refused_for_good(site: Path) -> None:
 
 def test_a_damaged_record_of_consent_answers_nothing(tmp_path: Path) -> None:
     pause(tmp_path)
-    go_on(tmp_path)
+    resume(tmp_path)
     assert read_consent(tmp_path).paused == ""
     for content in (b"", b"[]", b"{", b"\xff"):
         (tmp_path / "withdrawn.json").write_bytes(content)

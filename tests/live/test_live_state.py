@@ -15,7 +15,7 @@ from perennial.live.run_state import RunState
 from perennial.live.spending import Spending
 from perennial.live.tail import Tail, plain
 from perennial.live.warnings import warnings_of
-from perennial.server.app import ALIVE
+from perennial.server.control import ALIVE
 from tests.live_pages import GoingOn, going_on, room_for
 from tests.run_folders import HOSTILE
 

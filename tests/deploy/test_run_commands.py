@@ -1,0 +1,161 @@
+"""submit, pause, resume and stop, in every order: one run at a time, and words for what is."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from perennial.cli.main import app
+from perennial.deploy import operations
+from perennial.deploy.application import Application
+from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
+from perennial.deploy.operations import Done, pause, resume, stop, submit
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.heartbeat import beating
+from perennial.server.control import ALIVE, read_request, write_request
+
+NAME = "trial"
+
+
+class Flower:
+    """The runs that the Control API knows: what `flwr run`, `list` and `stop` say of them."""
+
+    def __init__(self, operator: OperatorFolder) -> None:
+        self.operator, self.runs = operator, dict[str, str]()
+
+    def answer(self, folder: OperatorFolder, *arguments: str) -> dict[str, Any]:
+        if arguments[0] == "list":
+            return {"runs": [{"run-id": run, "status": status} for run, status in self.runs.items()]}
+        assert arguments[0] == "run"
+        run = str(len(self.runs) + 1)
+        self.runs[run] = "running"
+        (self.operator.state / "runs" / NAME).mkdir(exist_ok=True)
+        return {"run-id": run}
+
+    def command(self, folder: OperatorFolder, *arguments: str) -> str:
+        assert arguments[0] == "stop" and self.runs[arguments[1]] == "running"
+        self.runs[arguments[1]] = "finished:stopped"
+        return ""
+
+    @property
+    def going(self) -> list[str]:
+        return [run for run, status in self.runs.items() if status == "running"]
+
+    def end(self, status: str) -> None:
+        self.runs |= dict.fromkeys(self.going, status)
+
+
+@pytest.fixture
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OperatorFolder]:
+    settings = Federation(name="trials", hosts=("127.0.0.1",), runtime="process")
+    folder = create_operator_folder(tmp_path / "operator", settings, 2)
+    staged = Application(folder.apps / NAME, folder.apps / "x.fab", "0" * 64)
+
+    def stage(*_: object) -> Application:
+        return staged
+
+    monkeypatch.setattr(operations, "stage", stage)
+    monkeypatch.setattr(operations, "read_application", stage)
+    yield folder
+
+
+VERBS = ("submit", "pause", "resume", "stop", "dies", "completes")
+
+
+def test_every_order_of_commands_leaves_one_run_that_answers(
+    operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder, runs_file = operator.state / "runs" / NAME, operator.apps / f"{NAME}.runs.json"
+    for verbs in product(VERBS, repeat=4):
+        runs_file.unlink(missing_ok=True)
+        operations.clear_request(run_folder)
+        flower = Flower(operator)
+        monkeypatch.setattr(operations, "flwr_json", flower.answer)
+        monkeypatch.setattr(operations, "flwr", flower.command)
+        for verb in verbs:
+            before = list(flower.going), len(flower.runs), read_request(run_folder)
+            said = _said(operator, flower, verb)
+            going, paused = flower.going, read_request(run_folder) == "pause"
+            assert len(going) <= 1, verbs
+            if verb in ("dies", "completes"):
+                continue
+            changed = before != (going, len(flower.runs), read_request(run_folder))
+            again, there = _said(operator, flower, verb), (list(going), len(flower.runs))
+            assert (flower.going, len(flower.runs)) == there, f"{verbs}: {verb} twice is {verb} once"
+            assert not again.run, "nothing is started by saying it again"
+            # the state that is, not the one that was asked for
+            if not changed:
+                words = ("paused",) if paused else ("running",)
+                words = words if going else ("finished", "ended", "not started")
+                assert any(word in said.said for word in words), (verbs, verb, said)
+            if "completed" in "".join(flower.runs.values()):
+                assert flower.runs[max(flower.runs, key=int)] == "finished:completed", "never begun again"
+
+
+def _said(operator: OperatorFolder, flower: Flower, verb: str) -> Done:
+    match verb:
+        case "submit":
+            return submit(operator, Path("x.yaml"), [], NAME, "cpu")
+        case "pause":
+            return pause(operator, NAME)
+        case "resume":
+            return resume(operator, NAME, "cpu")
+        case "stop":
+            return stop(operator, NAME)
+    flower.end("finished:failed" if verb == "dies" else "finished:completed")
+    return Done("")
+
+
+def test_a_run_that_goes_on_is_not_started_again_and_can_still_be_stopped(
+    operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flower = Flower(operator)
+    monkeypatch.setattr(operations, "flwr_json", flower.answer)
+    monkeypatch.setattr(operations, "flwr", flower.command)
+    assert submit(operator, Path("x.yaml"), [], NAME, "cpu").said == "trial: started as Flower's run 1"
+    assert "trial: running (Flower's run 1)" in submit(operator, Path("x.yaml"), [], NAME, "cpu").said
+    assert "trial: running (Flower's run 1)" in resume(operator, NAME, "cpu").said
+    assert pause(operator, NAME).said.startswith("trial: pauses")
+    assert "paused" in submit(operator, Path("x.yaml"), [], NAME, "cpu").said
+    assert stop(operator, NAME).said.startswith("trial: stopped") and flower.going == []
+    assert "ended early (finished:stopped)" in stop(operator, NAME).said
+    assert resume(operator, NAME, "cpu").said == "trial: resumed as Flower's run 2"
+    assert read_request(operator.state / "runs" / NAME) is None, "a pause of before does not hold it"
+    flower.end("finished:completed")
+    for done in (
+        submit(operator, Path("x.yaml"), [], NAME, "cpu"),
+        resume(operator, NAME, "cpu"),
+        stop(operator, NAME),
+    ):
+        assert "trial: finished; " in done.said
+    assert len(flower.runs) == 2
+
+
+def test_a_run_on_this_machine_is_paused_resumed_and_stopped_by_the_same_words(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def said(verb: str) -> str:
+        return CliRunner().invoke(app, [verb, str(run)], catch_exceptions=False).stdout
+
+    with pytest.raises(StateError, match="no such run"):
+        said("pause")
+    run.mkdir()
+    for verb in ("pause", "resume", "stop"):
+        assert "does not run; `perennial run --resume" in said(verb) and read_request(run) is None
+    with beating(run / ALIVE):
+        assert "pauses after" in said("pause") and "paused; `perennial resume" in said("pause")
+        assert "goes on" in said("resume") and "runs; nothing was changed" in said("resume")
+        assert "stops; " in said("stop") and "stops already" in said("stop") and read_request(run) == "stop"
+    (run / "summary.json").write_text("{}")
+    assert "finished; nothing was changed" in said("stop")
+
+
+@pytest.mark.parametrize(("old", "new"), [(["unpause", "x"], "resume"), (["site", "go-on"], "site resume")])
+def test_old_words_are_errors_that_name_the_new_ones(old: list[str], new: str) -> None:
+    with pytest.raises(ConfigError, match=f"the word is resume: `perennial {new}"):
+        CliRunner().invoke(app, old, catch_exceptions=False)
+    with pytest.raises(StateError):
+        write_request(Path("there is no such run"), "pause")
