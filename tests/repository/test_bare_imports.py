@@ -17,7 +17,7 @@ AS_TEXT = re.compile(rf"^{ROOM}(?:\.[a-z_]\w*)+(?::[A-Za-z_]\w*)?$")
 KEYS = {"data.partition", "data.samples"}
 """Keys of an experiment that are called as a module is."""
 COMMAND = rf"python[\d.]* +-m +{ROOM}\b(?!/)"
-STATEMENT = rf"^\s*(?:>>> )?(?:from +{ROOM}[\w.]* +import\b|import +{ROOM}[\w.]* *$)"
+STATEMENT = rf"^\s*(?:>>> )?(?:from +{ROOM}(?:\.\w+)* +import\b|import +{ROOM}(?:\.\w+)* *$)"
 IN_PAGES = re.compile(f"(?:{COMMAND})|(?:{STATEMENT})", re.MULTILINE)
 
 
