@@ -85,7 +85,7 @@ def test_workers_choose_alike_and_the_report_says_what_was_tried(tmp_path: Path)
     assert len(tried) == 3 * len(KINDS)
     assert all(low <= each["value"] <= high for each in tried for low, high in [each["interval"]])
     page = (tmp_path / "one" / "runs" / "auto" / "report.html").read_text()
-    assert "The head that was chosen" in page and "overlapping intervals" in page
+    assert "The head that was chosen" in page and "where intervals overlap another could be" in page
 
 
 def test_masked_sums_choose_as_counts_in_the_clear_do(tmp_path: Path) -> None:
