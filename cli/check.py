@@ -16,6 +16,7 @@ from perennial.config.secure import SecureConfig
 from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
+from perennial.models.feature_maps.config import size_to_read
 
 GIBIBYTE = 2**30
 SITE_ONLY = SiteConfig.model_fields.keys() - Experiment.model_fields.keys()
@@ -96,7 +97,7 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         )
     if experiment.strategy.trains and experiment.learner in (DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER):
         console.print("learner: the default, written out:", *_as_yaml(experiment.learner), sep="\n  ")
-    for note in facts.notes:
+    for note in [*facts.notes, *_enlarged(experiment)]:
         console.print(f"  note: {note}", soft_wrap=True)
     if not experiment.data.only_at_sites:
         from perennial.cli.data_tables import print_data
@@ -108,6 +109,21 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         if (expected := expect(experiment)) is not None:
             console.print(expected.in_words())
     console.print("ok")
+
+
+def _enlarged(experiment: Experiment) -> Iterator[str]:
+    """What a map of images enlarges again after it was read."""
+    data, wanted = experiment.data, size_to_read(experiment.model.maps)
+    if (
+        data.source == "folder"
+        and data.size
+        and wanted
+        and (data.size[0] < wanted[0] or data.size[1] < wanted[1])
+    ):
+        yield (
+            f"data.image_size: files become {data.size[0]} x {data.size[1]} pixels, and a map enlarges them "
+            f"to {wanted[0]} x {wanted[1]}; leave it out, and they are read at the map's size"
+        )
 
 
 def _sums(secure: SecureConfig, sites: int, *, shared_noise: bool) -> str:

@@ -33,6 +33,7 @@ from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.feature_maps.config import size_to_read
 from perennial.privacy.config import PrivacyConfig
 
 ON_DISK: Any = {
@@ -134,6 +135,19 @@ class Experiment(Block):
         mode = privacy.get("mode") if isinstance(privacy, dict) else getattr(privacy, "mode", None)
         learner = SAMPLE_LEVEL_LEARNER if mode == "sample" else DEFAULT_LEARNER
         return {**content, "learner": learner}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files_are_read_at_the_maps_size(cls, content: Any) -> Any:
+        """Image files become what the maps ask for at once, where the file does not say another size."""
+        try:
+            data = DataConfig.model_validate(content.get("data"))
+            model = ModelConfig.model_validate(content.get("model"))
+        except (AttributeError, ValidationError):
+            return content
+        left_open = data.source == "folder" and data.image_size is None
+        size = size_to_read(model.maps) if left_open else None
+        return {**content, "data": data.model_copy(update={"image_size": size})} if size else content
 
     @model_validator(mode="after")
     def _learner_where_sites_train(self) -> "Experiment":

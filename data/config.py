@@ -157,6 +157,7 @@ class DataConfig(FiniteBlock):
         such as NA in a table or manifest is a missing one.
     labels: a site's own label -> class of the registry.
     image_size, color: what images become; in arrays (npz) of more than 8 bits they need window as well.
+        Without image_size files become what the model's fixed maps ask for.
     resize: to image_size: stretch; pad, black beside the whole image; or crop, the middle of it.
     window: the values that become black and white, for images of more than 8 bits; full: the least and the
         greatest that the file's kind of number has; file: as a DICOM file says, which is the rule for those.

@@ -100,6 +100,11 @@ class ModelConfig(Block):
         return self.backbone or self.name
 
     @property
+    def maps(self) -> tuple[FeatureMapConfig, ...]:
+        """What looks at a sample and was not trained here; nothing where a network begins from scratch."""
+        return self.features or ((self.pretrained,) if self.pretrained is not None else ())
+
+    @property
     def resolved_norm(self) -> Norm:
         return self.norm or ("group" if self.backbone_name in TORCHVISION else "none")
 

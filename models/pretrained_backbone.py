@@ -78,11 +78,12 @@ def build_pretrained_backbone(
             f"model.pretrained.stages: found {config.stages}; allowed 0, and others in model.features: "
             "what is trained here ends with the network's last layer"
         )
-    if config.symmetry is not None:
-        raise ConfigError(
-            f"model.pretrained.symmetry: found {config.symmetry!r}; allowed in model.features alone: what is "
-            "trained here sees each image as it is"
-        )
+    for key in ("symmetry", "tiles"):
+        if config.is_set(key):
+            raise ConfigError(
+                f"model.pretrained.{key}: found {getattr(config, key)!r}; allowed in model.features alone: "
+                "what is trained here sees each image as it is"
+            )
     fixed, _ = build_pretrained(config, input_shape, with_weights)
     mean, std = (torch.zeros(1), torch.ones(1)) if constants is None else constants
     mean, std = mean.float().view(-1, 1, 1), std.float().view(-1, 1, 1)

@@ -1,11 +1,13 @@
 """The `features` of a model: the fixed maps that it uses."""
 
 import operator
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from perennial.foundation.block import Block
+from perennial.foundation.tiling import grid_of
 from perennial.models.feature_maps.packages import PACKAGES
 
 Size = Annotated[int, Field(ge=1)]
@@ -13,6 +15,9 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Symmetry = Literal["mirror", "rectangle", "square"]
 """Images that are as good as one another: an image and its mirror image (2), a rectangle's mirror images
 along either side and both (4), and a square's quarter turns and their mirror images (8)."""
+
+
+Tiles = Annotated[int, Field(ge=1, le=64)]
 
 
 def _is_one(value: float) -> bool:
@@ -49,6 +54,7 @@ class PatchesConfig(Block):
     filters: K, of which come 2 K grid^2 features. size: side of a patch. threshold: what a response must
     exceed to count. power: to which features are raised; 0.5 takes roots, by which a response that a cell
     has everywhere outweighs a rare one less. symmetry: averages features over so many images of an image.
+    tiles: averages features over so many parts of a large image, or over a case's images (data.pool).
     seed: of which patches of two public photographs become filters.
     """
 
@@ -60,6 +66,7 @@ class PatchesConfig(Block):
     threshold: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     power: float = Field(default=1.0, gt=0, le=1, exclude_if=_is_one)
     symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
+    tiles: Tiles = Field(default=1, exclude_if=_is_one)
     seed: int = Field(default=0, ge=0)
 
 
@@ -70,7 +77,7 @@ class PretrainedConfig(Block):
     names, of which sha256 says what it holds. image_size: what images are resized to before it; null keeps
     theirs. mean, std: of pixels in 0..1, as the network was trained; licence: of the weights. They are known
     for a packaged network, and needed beside a file. stages: so many of the network's last stages, each
-    averaged over the image, stand beside what its last layer gives. symmetry: as with patches.
+    averaged over the image, stand beside what its last layer gives. symmetry, tiles: as with patches.
     """
 
     name: Literal["pretrained"] = "pretrained"
@@ -80,6 +87,7 @@ class PretrainedConfig(Block):
     image_size: Size | tuple[Size, Size] | None = None
     stages: int = Field(default=0, ge=0, exclude_if=operator.not_)
     symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
+    tiles: Tiles = Field(default=1, exclude_if=_is_one)
     mean: tuple[float, float, float] | None = None
     std: tuple[Positive, Positive, Positive] | None = None
     licence: str | None = None
@@ -128,6 +136,21 @@ FeatureMapConfig = Annotated[
     ],
     BeforeValidator(_named),
 ]
+
+
+def size_to_read(maps: Iterable[FeatureMapConfig]) -> tuple[int, int] | None:
+    """(height, width) at which image files are read for these maps; None where one takes them as they are.
+
+    The largest that a map asks for, so that none enlarges what reading has shrunk.
+    """
+    sizes: list[tuple[int, int]] = []
+    for config in maps:
+        sides = as_sides(getattr(config, "image_size", None))
+        if sides is None:
+            return None
+        rows, columns = grid_of(getattr(config, "tiles", 1))
+        sizes.append((rows * sides[0], columns * sides[1]))
+    return (max(size[0] for size in sizes), max(size[1] for size in sizes)) if sizes else None
 
 
 def map_in_words(config: FeatureMapConfig) -> str:

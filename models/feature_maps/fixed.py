@@ -32,6 +32,7 @@ from perennial.models.feature_maps.pixels import Constants, Pixels
 from perennial.models.feature_maps.projection import Projection, build_projection
 from perennial.models.feature_maps.random_relu import RandomReLU
 from perennial.models.feature_maps.symmetry import Symmetric
+from perennial.models.feature_maps.tiled import Tiled, tile_shape
 from perennial.models.incremental import below
 
 
@@ -173,6 +174,14 @@ def _build(
     if isinstance(config, RandomMapConfig):
         drawn = f"drawn from the public seed {config.seed}"
         return RandomReLU(config.width, shape, config.seed, unit_length=False), {"weights": drawn}
+    if isinstance(config, ModelMapConfig):
+        return build_finished_run(config, shape, with_weights)
+    if config.tiles > 1:
+        # the map sees one tile; the others go through the same one
+        part, fact = _build(
+            config.model_copy(update={"tiles": 1}), tile_shape(shape, config.tiles), with_weights
+        )
+        return Tiled(part, config.tiles), fact
     if isinstance(config, PatchesConfig):
         sides = as_sides(config.image_size)
         height, width = sides or shape[1:]
@@ -186,8 +195,6 @@ def _build(
         taken = f"patches of two public photographs (CC BY 2.0), drawn from the public seed {config.seed}"
         patches = Patches(filters, config.grid, config.threshold, sides, config.power)
         return _symmetric(patches, config, (height, width)), {"weights": taken}
-    if isinstance(config, ModelMapConfig):
-        return build_finished_run(config, shape, with_weights)
     from perennial.models.feature_maps.pretrained import build_pretrained
 
     network, facts = build_pretrained(config, shape, with_weights)

@@ -1,0 +1,171 @@
+"""Large images in tiles: averages by hand, tiles that are black, and the size at which files are read."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch import Tensor, nn
+
+from perennial.cli.check import check_command
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.run import RunSettings
+from perennial.config.simulation import simulated_federation
+from perennial.data.deployed import declared_input_shape
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.tiling import grid_of, places
+from perennial.models.feature_maps.config import ModelMapConfig, PatchesConfig, PretrainedConfig, size_to_read
+from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
+from perennial.models.feature_maps.tiled import Tiled
+from tests.models.test_feature_maps import images
+
+CONSTANTS = torch.full((3,), 0.5), torch.full((3,), 0.25)
+
+
+class Sides(nn.Module):
+    """The mean of an image's first channel, and how large the image is."""
+
+    width, about = 3, "sides"
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        size = torch.tensor(pixels.shape[2:], dtype=pixels.dtype).expand(len(pixels), 2)
+        return torch.cat([pixels[:, 0].mean(dim=(1, 2))[:, None], size], dim=1)
+
+
+def patches(**keys: Any) -> PatchesConfig:
+    return PatchesConfig.model_validate({"name": "patches", "filters": 5, "size": 3, "grid": 2} | keys)
+
+
+def built(shape: tuple[int, int, int], **keys: Any) -> FixedFeatures:
+    return build_fixed_features([patches(**keys)], None, shape, CONSTANTS)
+
+
+@pytest.mark.parametrize("count", range(1, 17))
+def test_a_grid_has_as_many_tiles_as_asked_for_and_covers_the_image(count: int) -> None:
+    rows, columns = grid_of(count)
+    assert rows * columns == count and rows <= columns
+    for length in (16, 17, 31, 100):
+        part, starts = places(length, columns)
+        seen = {pixel for start in starts for pixel in range(start, start + part)}
+        assert seen == set(range(length)) and len(starts) == columns
+
+
+def test_features_are_the_mean_over_the_tiles() -> None:
+    image = torch.arange(1.0, 25.0).view(1, 1, 4, 6)
+    found = Tiled(Sides(), 6)(image)
+    assert found.tolist() == [[12.5, 2.0, 2.0]]
+    # five rows of pixels: two rows of tiles of three, which share one
+    taller = torch.cat([image, torch.full((1, 1, 1, 6), 100.0)], dim=2)
+    parts = [taller[0, 0, top : top + 3, left : left + 2].mean() for top in (0, 2) for left in (0, 2, 4)]
+    assert float(Tiled(Sides(), 6)(taller)[0, 0]) == pytest.approx(float(torch.stack(parts).mean()))
+
+
+def test_black_tiles_do_not_count_unless_all_are_black() -> None:
+    batch = torch.zeros(3, 1, 4, 4)
+    batch[0, 0, :2, :2] = 8.0
+    batch[1, 0] = 8.0
+    assert Tiled(Sides(), 4)(batch)[:, 0].tolist() == [8.0, 8.0, 0.0]
+
+
+def test_a_map_in_tiles_is_the_map_of_each_tile() -> None:
+    x = images(3, side=16).float()
+    tiled, plain = built((3, 16, 16), tiles=4).maps[0], built((3, 8, 8)).maps[0]
+    parts = [plain(x[:, :, top : top + 8, left : left + 8]) for top in (0, 8) for left in (0, 8)]
+    assert torch.allclose(tiled(x), torch.stack(parts).mean(dim=0), atol=1e-6)
+    assert built((3, 16, 16), tiles=4).content != built((3, 16, 16)).content
+    assert "tiles" not in patches().model_dump() and patches(tiles=4).model_dump()["tiles"] == 4
+
+
+def test_tiles_without_pixels_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tiles: found 64, 8 x 8 of images of 4x40 pixels; allowed fewer"):
+        built((3, 4, 40), tiles=64)
+
+
+def test_files_are_read_at_the_largest_size_that_a_map_asks_for() -> None:
+    network = PretrainedConfig.model_validate({"image_size": [96, 128]})
+    assert size_to_read([network, patches(image_size=32)]) == (96, 128)
+    assert size_to_read([network, patches(image_size=64, tiles=6)]) == (128, 192)
+    assert size_to_read([network, patches()]) is None
+    assert size_to_read([]) is None
+    layout = {"name": "model", "file": "x", "sha256": "0" * 64, "layout": {}}
+    assert size_to_read([network, ModelMapConfig.model_validate(layout)]) is None
+
+
+# an experiment on a folder of large images
+
+
+def folder(root: Path) -> Path:
+    """Grey photographs of several sizes whose classes differ in stripes that 8 pixels cannot show."""
+    generator = np.random.default_rng(0)
+    for index in range(40):
+        kind = "ab"[index % 2]
+        height, width = 64 + 4 * (index % 3), 96
+        shifted = np.arange(width) + generator.integers(8)
+        stripes = 60 * ((shifted // (2 if kind == "a" else 4)) % 2)
+        pixels = (stripes + generator.integers(60, 100, (height, width))).astype(np.uint8)
+        place = root / "photographs" / kind
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{index:02d}.png")
+    return root / "photographs"
+
+
+def experiment(root: Path, maps: list[dict[str, Any]], **data: Any) -> Path:
+    content = {
+        "name": "photographs",
+        "data": {"source": "folder", "path": str(folder(root)), "sites": 2, "color": "gray", **data},
+        "tasks": {"count": 1, "rounds": 1},
+        "model": {"name": "features", "features": maps},
+        "strategy": {"name": "analytic", "head": "gaussian"},
+        "evaluation": {"federated": False},
+    }
+    path = root / "experiment.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+MAP = {"name": "patches", "filters": 10, "size": 6, "grid": 1, "image_size": [32, 48]}
+
+
+def test_files_are_read_at_the_map_s_size_and_shrunk_once(tmp_path: Path) -> None:
+    loaded = load_experiment(experiment(tmp_path, [MAP]))
+    assert loaded.data.size == (32, 48)
+    x = simulated_federation(loaded).sites["site-0"].x
+    path = sorted((tmp_path / "photographs").rglob("*.png"))[0]
+    with Image.open(path) as image:
+        once = np.asarray(image.convert("L").resize((48, 32), Image.Resampling.BILINEAR))
+    assert np.array_equal(x[0, 0].numpy(), once)
+    # sites that bring their own files read them so too, and what is written down says it
+    alone = loaded.data.model_copy(update={"path": None, "classes": ("a", "b")})
+    assert declared_input_shape(alone) == (1, 32, 48)
+    again = Experiment.model_validate(yaml.safe_load(loaded.to_yaml()))
+    assert again.digest == loaded.digest
+
+
+def test_a_size_that_the_file_says_is_kept_and_the_check_says_what_it_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = experiment(tmp_path, [MAP], image_size=[8, 12])
+    assert load_experiment(path).data.size == (8, 12)
+    check_command(path, None)
+    said = capsys.readouterr().out
+    assert "files become 8 x 12 pixels, and a map enlarges them to 32 x 48" in said
+    path = experiment(tmp_path, [MAP])
+    check_command(path, None)
+    assert "enlarges" not in capsys.readouterr().out
+
+
+def test_an_experiment_on_large_images_in_tiles_runs_and_tells_what_small_ones_hide(tmp_path: Path) -> None:
+    def accuracy(name: str, keys: dict[str, Any], **data: Any) -> float:
+        path = experiment(tmp_path, [MAP | keys], **data)
+        settings = RunSettings(str(path), name=name, runs=str(tmp_path / "runs"), device="cpu")
+        summary: Any = run_in_process(settings)
+        return summary["final_accuracy"]
+
+    tiled = {"image_size": [32, 48], "tiles": 4}
+    assert load_experiment(experiment(tmp_path, [MAP | tiled])).data.size == (64, 96)
+    assert accuracy("tiles", tiled) == 1.0
+    assert accuracy("shrunk", tiled, image_size=[8, 12]) < 1.0
