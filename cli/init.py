@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import yaml
-
+from perennial.cli import init_private
+from perennial.cli.init_private import one_line as _yaml
 from perennial.config.experiment import load_experiment
 from perennial.config.site import load_site_config
 from perennial.data.survey import Layout, Survey, TwoLevels, survey
@@ -42,9 +42,11 @@ def init_command(
     patient: str | None = None,
     layout: Layout | None = None,
     ask: Callable[[str, Sequence[str]], str] | None = None,
+    epsilon: float | None = None,
 ) -> list[str]:
     """Write experiment.yaml, experiment_trained.yaml and site.yaml to output; returns what to do next.
 
+    epsilon: of each record, by noise at the sites, without experiment_trained.yaml; None: no noise.
     layout: of a folder of images. ask: from a question and the answers that are allowed to one of these;
     None: nobody is there to ask.
     Raises ConfigError where one of these files exists, and DataError on data that cannot be understood.
@@ -56,18 +58,17 @@ def init_command(
             raise
         layout = cast(Layout, ask(str(question), LAYOUTS))
         found = survey(data, label, site_column, patient, layout)
-    files = {
-        "experiment.yaml": _experiment(found, closed_form=True),
-        "experiment_trained.yaml": _experiment(found, closed_form=False),
-        "site.yaml": _site(found, site),
-    }
+    files = {"experiment.yaml": _experiment(found, closed_form=True, epsilon=epsilon)}
+    if epsilon is None:
+        files["experiment_trained.yaml"] = _experiment(found, closed_form=False)
+    files["site.yaml"] = _site(found, site, private=epsilon is not None)
     for name in files:
         if (output / name).exists():
             raise ConfigError(f"{output / name}: exists already, and is kept; give another --output FOLDER")
     make_folder(output)
     for name, text in files.items():
         replace_file(output / name, text.encode(), mode=0o644)
-    for name in ("experiment.yaml", "experiment_trained.yaml"):
+    for name in files.keys() - {"site.yaml"}:
         load_experiment(output / name)
     load_site_config(output / "site.yaml")
     shown = output / "experiment.yaml"
@@ -101,16 +102,21 @@ def _sizes(found: Survey) -> str:
     return f"{min(widths)} x {min(heights)} to {max(widths)} x {max(heights)} pixels"
 
 
-def _experiment(found: Survey, *, closed_form: bool) -> str:
+def _experiment(found: Survey, *, closed_form: bool, epsilon: float | None = None) -> str:
     plain = unicodedata.normalize("NFKD", found.path.stem).encode("ascii", "ignore").decode()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.") or "own-data"
-    lines = _introduction(found, closed_form)
-    lines += [
+    if epsilon is not None:
+        head, end = init_private.HEAD, init_private.keys_in_words(found, epsilon, len(found.sites) or SITES)
+    else:
+        head = _introduction(found, closed_form)
+        end = _closed_form(found) if closed_form else _trained(found)
+    lines = [
+        *head,
         f"name: {_yaml(name if closed_form else f'{name}-trained')}",
         "seed: 1",
-        *_data(found),
+        *_data(found, private=epsilon is not None),
         *_tasks(found, closed_form),
-        *(_closed_form(found) if closed_form else _trained(found)),
+        *end,
     ]
     return "\n".join(lines) + "\n"
 
@@ -137,7 +143,7 @@ def _introduction(found: Survey, closed_form: bool) -> list[str]:
     ]
 
 
-def _data(found: Survey) -> list[str]:
+def _data(found: Survey, *, private: bool) -> list[str]:
     lines = ["data:", f"  source: {found.source}", f"  path: {_yaml(str(found.path))}"]
     for key, value in found.options.items():
         lines.append(f"  {key}: {_yaml(value)}")
@@ -159,11 +165,14 @@ def _data(found: Survey) -> list[str]:
             "in train and test"
         )
     if found.images:
-        lines += _image_keys(found)
-    if found.columns:
+        by_map = private and init_private.read_by_the_map(found)
+        lines += [line for line in _image_keys(found) if not (by_map and "image_size:" in line)]
+    if private:
+        lines += init_private.constant_lines(found)
+    elif found.columns:
         lines += _column_keys(found)
     lines.append("  test_fraction: 0.2 # of all records, by a hash of each; nobody trains on these")
-    return [*lines, *_for_real_sites(found)]
+    return [*lines, *_for_real_sites(found, private)]
 
 
 def _partition(found: Survey) -> list[str]:
@@ -250,13 +259,13 @@ def _column_keys(found: Survey) -> list[str]:
     return lines
 
 
-def _for_real_sites(found: Survey) -> list[str]:
+def _for_real_sites(found: Survey, private: bool) -> list[str]:
     lines = [
         "  # For real sites (docs/deploy.md): take path, sites and partition out, and say what all "
         "must agree on:",
         f"  # classes: {_yaml(list(found.samples))}",
     ]
-    if found.columns:
+    if found.columns and not private:
         lines += [
             f"  # columns: {_yaml(_with_lists(found.columns))}",
             "  # column_kinds goes; normalise needs public constants,",
@@ -344,7 +353,7 @@ def _trained(found: Survey) -> list[str]:
     return [f"{model}; group normalisation keeps it learning", "strategy: fedavg"]
 
 
-def _site(found: Survey, site: str) -> str:
+def _site(found: Survey, site: str, *, private: bool) -> str:
     options = [f"  {key}: {_yaml(value)}" for key, value in found.options.items() if key != "site_column"]
     column = found.options.get("site_column")
     if column:
@@ -367,6 +376,10 @@ def _site(found: Survey, site: str) -> str:
         f"  path: {_yaml(str(found.path))}",
         *options,
         "",
+    ]
+    if private:
+        return "\n".join(lines) + "\n" + init_private.policy(template_policy())
+    lines += [
         "# The policy of every hospital's file, as the operator's bundle brings it. It answers training "
         "under sample-level privacy",
         "# alone, so `perennial check site.yaml --experiment FILE` says what it would refuse of "
@@ -377,9 +390,3 @@ def _site(found: Survey, site: str) -> str:
         "none, and max_epsilon deleted.",
     ]
     return "\n".join(lines) + "\n" + template_policy()
-
-
-def _yaml(value: Any) -> str:
-    """A value on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
-    return text.removesuffix("\n").removesuffix("\n...")

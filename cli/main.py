@@ -91,6 +91,9 @@ def init(
     layout: Annotated[
         str | None, typer.Option(help="what a folder's levels are: class, or site/class")
     ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="protect each record by noise at the sites; 1 is strong, 8 is usual")
+    ] = None,
 ) -> None:
     """Inspect data and write the files of a first run, with reasons as comments; asks what is not clear."""
     from perennial.cli.init import LAYOUTS, init_command
@@ -104,7 +107,7 @@ def init(
         return typer.prompt(question, type=click.Choice(allowed))
 
     asked = ask if sys.stdin.isatty() else None
-    for line in init_command(data, output, site, label, site_column, patient, layout, asked):
+    for line in init_command(data, output, site, label, site_column, patient, layout, asked, epsilon):
         typer.echo(line)
 
 

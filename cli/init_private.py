@@ -1,0 +1,142 @@
+"""What `perennial init --epsilon` writes: an experiment from noised sums, as docs/private_sums.md advises."""
+
+import math
+from typing import Any
+
+import numpy as np
+import yaml
+
+from perennial.config.private_sums import PATCHES_SIDE, private_sums
+from perennial.data.csv_file import read_csv
+from perennial.data.survey import Survey
+from perennial.data.table_columns import BadCells, encode, feature_count, numeric_indices
+from perennial.foundation.errors import ConfigError
+
+HEAD = (
+    "# Closed form under noise: no site trains; each sends sums of fixed features once, with noise that it",
+    "# adds itself, and the server makes a classifier of the noised sums alone. The guarantee is for one",
+    "# record: a patient with k records at a site is covered at about k times the epsilon. Every choice below",
+    "# follows from public numbers (docs/private_sums.md), so change none by what you see in the records.",
+    "# Look first: perennial check FILE.",
+)
+TRAINED_ON = 0.8
+"""Share of the records that is no test record."""
+LONGEST_SIDE = 32
+"""Pixels of what patches see, as in the trial behind docs/private_sums.md."""
+
+
+def policy(template: str) -> str:
+    """The policy of the template, answering requests for sums and no others."""
+    return (
+        "# The policy of every hospital's file, but that it answers what experiment.yaml asks: sums with "
+        "noise.\n# `perennial run` on one machine does not read this file.\n"
+    ) + template.replace("answers: [train]\n", "answers: [statistics]\n")
+
+
+def private_keys(found: Survey, epsilon: float, sites: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(blocks of the experiment beside `data` and `tasks`, the reasons in words).
+
+    Raises ConfigError for an epsilon of 0 or less, and for arrays of images in a scale of their own.
+    """
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ConfigError(f"--epsilon: found {epsilon}, allowed a number above 0")
+    if found.source == "npz" and found.images and found.modes["deep"]:
+        raise ConfigError(
+            f"{found.path}: --epsilon: found images that are not of 8 bits; allowed: uint8, or a table"
+        )
+    # a public number, roughly
+    records = max(1, int(_one_figure(TRAINED_ON * found.total)))
+    size = seen_size(found)
+    shape = (1, *size) if size is not None else (feature_count(found.columns) if found.columns else 1,)
+    advice = private_sums(shape, records, len(found.samples), epsilon, sites=sites)
+    model = advice.model
+    if read_by_the_map(found) and size is not None:
+        model = {**model, "features": [model["features"][0] | {"image_size": list(size)}]}
+    keys = {"model": model, "strategy": advice.strategy, "privacy": advice.privacy}
+    return keys, advice.reasons
+
+
+def keys_in_words(found: Survey, epsilon: float, sites: int) -> list[str]:
+    """Lines of experiment.yaml beside `data` and `tasks`, with the reasons as comments."""
+    keys, reasons = private_keys(found, epsilon, sites)
+    written = [f"{key}: {one_line(value)}" for key, value in keys.items()]
+    return [
+        *(f"# {reason}" for reason in reasons),
+        *written,
+        "evaluation: {federated: false} # counts of right answers would be a release of their own",
+    ]
+
+
+def one_line(value: Any) -> str:
+    """A value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def seen_size(found: Survey) -> tuple[int, int] | None:
+    """(height, width) of what a map sees of images; None for tables."""
+    if not found.images:
+        return None
+    widths, heights = (sorted(side) for side in zip(*found.sizes, strict=True))
+    height, width = heights[len(heights) // 2], widths[len(widths) // 2]
+    scale = min(1.0, max(LONGEST_SIDE / max(height, width), PATCHES_SIDE / min(height, width)))
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def read_by_the_map(found: Survey) -> bool:
+    """Whether a map of patches sees the images, and says at which size."""
+    size = seen_size(found)
+    return size is not None and min(size) >= PATCHES_SIDE
+
+
+def constant_lines(found: Survey) -> list[str]:
+    """Lines of `data` that leave nothing for the records to decide, and none to choose by."""
+    constants = rounded_constants(found)
+    lines = [f"  {key}: {one_line(value)}" for key, value in constants.items()]
+    if lines:
+        lines = [
+            "  # What each number becomes is (x - mean) / std. These are of this file, rounded to one figure.",
+            "  # The guarantee holds only for constants, columns and categories that nobody took from the",
+            "  # records: replace them by those that you would write without having seen any, from the",
+            "  # literature or from what a column can hold.",
+            *lines,
+        ]
+    return [*lines, "  validation_fraction: 0 # nothing is chosen by records"]
+
+
+def rounded_constants(found: Survey) -> dict[str, Any]:
+    """Keys of `data` that fix what a table's inputs become: columns, means and deviations of one figure.
+
+    Empty for images, whose constants are public.
+    """
+    if found.source == "csv":
+        file, columns = read_csv(found.path), found.columns
+        values = encode(file, columns, (), BadCells(file))
+        indices = numeric_indices(columns)
+        both = {name: _rounded(values[:, place]) for name, place in indices.items()}
+        kinds = {name: list(kind) if isinstance(kind, tuple) else kind for name, kind in columns.items()}
+        return {
+            "columns": kinds,
+            "normalise": {
+                "mean": {name: mean for name, (mean, _) in both.items()},
+                "std": {name: std for name, (_, std) in both.items()},
+            },
+        }
+    if found.source == "npz" and not found.images:
+        with np.load(found.path, allow_pickle=False) as file:
+            both = [_rounded(column) for column in np.asarray(file["x"], dtype=np.float64).T]
+        return {"normalise": {"mean": [mean for mean, _ in both], "std": [std for _, std in both]}}
+    return {}
+
+
+def _rounded(values: np.ndarray) -> tuple[float, float]:
+    """(mean as a multiple of the deviation, deviation of one figure) of those numbers that are there."""
+    known = values[np.isfinite(values)]
+    mean, spread = (float(known.mean()), _one_figure(float(known.std()))) if len(known) else (0.0, 0.0)
+    if spread == 0:
+        return _one_figure(mean), 1.0
+    return float(f"{round(mean / spread) * spread:.6g}"), spread
+
+
+def _one_figure(value: float) -> float:
+    return float(f"{value:.0e}")
