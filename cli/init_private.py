@@ -15,8 +15,8 @@ from perennial.foundation.errors import ConfigError
 HEAD = (
     "# Closed form under noise: no site trains; each sends sums of fixed features once, with noise that it",
     "# adds itself, and the server makes a classifier of the noised sums alone. The guarantee is for one",
-    "# record: a patient with k records at a site is covered at about k times the epsilon. Every choice below",
-    "# follows from public numbers (docs/private_sums.md), so change none by what you see in the records.",
+    "# record: a patient with k records at a site is covered at about k times the epsilon. Every choice",
+    "# below follows from public numbers (docs/private_sums.md), so change none by what the records show.",
     "# Look first: perennial check FILE.",
 )
 TRAINED_ON = 0.8
@@ -95,10 +95,9 @@ def constant_lines(found: Survey) -> list[str]:
     lines = [f"  {key}: {one_line(value)}" for key, value in constants.items()]
     if lines:
         lines = [
-            "  # What each number becomes is (x - mean) / std. These are of this file, rounded to one figure.",
+            "  # What each number becomes is (x - mean) / std. These are of this file, rounded.",
             "  # The guarantee holds only for constants, columns and categories that nobody took from the",
-            "  # records: replace them by those that you would write without having seen any, from the",
-            "  # literature or from what a column can hold.",
+            "  # records: replace them by those that you would write without having seen any.",
             *lines,
         ]
     return [*lines, "  validation_fraction: 0 # nothing is chosen by records"]
