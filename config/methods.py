@@ -62,7 +62,7 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
     def with_asks(section: Mapping[str, Any]) -> Mapping[str, Any]:
         target = section.get("name")
-        if target not in found or target in written:
+        if not isinstance(target, str) or target not in found or target in written:
             return section
         if "asks" in section:
             raise ConfigError(f"strategy.asks: found with {target}, whose class says what it asks of sites")

@@ -152,7 +152,8 @@ class IncrementalStrategy(FlowerRounds):
 
     def disclosures(self) -> Disclosures:
         """What replies carry in the clear; default: all that the method may ask for, and those inside it."""
-        own = Disclosures(clear_uploads=(*self.asks.clear_uploads, *self.asks.measurements))
+        own = Disclosures(clear_uploads=self.asks.clear_uploads)
+        own |= Disclosures(clear_uploads=self.asks.measurements)
         for each in self.inner:
             own |= each.disclosures()
         return own

@@ -147,7 +147,31 @@ def every_block(site: str) -> dict[str, Any]:
     return {
         "personalised_accuracy": {site: [0.5, None, 0.9]},
         "contribution": {site: {"share": 0.3, "low": 0.1, "high": 0.4, "flag": site}},
+        "head_choice": [
+            {
+                "maps": [site],
+                "head": site,
+                "shrinkage": 0.1,
+                "value": 0.9,
+                "interval": [0.8, 0.95],
+                "end_of_grid": False,
+            }
+        ],
         "bounds": {site: {"scaled": 2, "capped": 0}},
+        "cross_site": {
+            "features": 4,
+            "sites": {
+                site: {
+                    "apart": 0.5,
+                    "skill": 0.4,
+                    "given": 0.1,
+                    "marked": site,
+                    "benefit": {"other": 0.2},
+                    "classes": {"0": {"t": 2.0, "effect": 0.3}},
+                },
+                "other": {"benefit": {site: -0.1}},
+            },
+        },
         "digest": {"stored": 12, site: {"tasks": [1, 2]}, "per_site": {site: {"digests": 4, site: 0.5}}},
         "attention": {site: {site: 1.0}, "head.bias": {"other": 0.2}},
         "clusters": {site: {"x": 0.0, "y": 1.0, "cluster": 0}, "other": {"x": 1, "y": 0, "cluster": site}},

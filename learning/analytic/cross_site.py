@@ -188,9 +188,12 @@ def _at_most(sums: Sums, records: float) -> Sums:
 
 
 def _is_known(sums: Sums, known: Tensor) -> bool:
-    """Whether enough of a site's records are of classes that the others have."""
+    """Whether enough of a site's records are of classes that the others have, who must have two.
+
+    With one class there is nothing to tell apart: a guess by frequency is always right.
+    """
     every = float(sums.counts.sum())
-    return every > 0 and float(sums.counts[known].sum()) >= LEAST_KNOWN * every
+    return every > 0 and int(known.sum()) > 1 and float(sums.counts[known].sum()) >= LEAST_KNOWN * every
 
 
 def _shrinkage(sums: Sums) -> float:

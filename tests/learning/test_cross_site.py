@@ -72,6 +72,12 @@ def test_a_site_without_a_known_class_cannot_be_judged() -> None:
     assert "other" not in found.given
 
 
+def test_with_one_class_nobody_is_judged_and_no_guess_of_error_zero_is_divided_by() -> None:
+    table = cross_site({f"site-{k}": sums(*records(50, k, classes=(2,))) for k in range(3)})
+    assert {(row.apart, row.skill) for row in table.rows.values()} == {(None, None)}
+    assert table.given == table.marked == {}
+
+
 def test_benefit_is_what_leaving_a_site_out_costs_another() -> None:
     sites = federation(3)
     found = cross_site(sites)
