@@ -100,7 +100,7 @@ def _rows(site: Site, request: FinishTaskRequest) -> Tensor:
 @torch.no_grad()
 def _collected(model: IncrementalModel, samples: TrainingSet, rows: Tensor) -> Statistics:
     model.eval()
-    collector = Collector(model.feature_width, range(model.num_classes))
+    collector = Collector(model.feature_width, range(model.num_classes), device=samples.x.device)
     for part in rows.split(EVALUATION_BATCH):
         collector.add(on_grid(model.features(samples.inputs(part))), samples.y[part])
     return collector.finish()

@@ -202,8 +202,8 @@ def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor)
 
     Sums to which noise will be added leave out the constant.
     """
-    collector = Collector(backbone.width, classes, constant=not site.experiment.privacy.enabled)
-    data = site.samples(rows)
+    data, constant = site.samples(rows), not site.experiment.privacy.enabled
+    collector = Collector(backbone.width, classes, constant=constant, device=data.x.device)
     if len(data):
         empty = 0
         for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):

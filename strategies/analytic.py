@@ -384,6 +384,7 @@ class Analytic(IncrementalStrategy):
             sums = Sums.of(total.over(known), samples=self._samples_of_all)
         else:
             sums = counted_sums(self._plain, self.bounds, known)
+        sums = sums.on(self.run.device)
         self._chosen[task] = shrinkage = self.settings.chosen(asking, sums)
         asking.outcome.details["shrinkage"] = shrinkage
         if isinstance(self.settings, AutomaticHead):

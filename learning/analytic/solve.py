@@ -7,7 +7,7 @@ Shapes: D features with the appended constant, C classes.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import DataError
-from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_width, unpacked
+from perennial.learning.analytic.statistics import (
+    WEIGHT,
+    Statistics,
+    adding_device,
+    require_width,
+    unpacked,
+)
 from perennial.models.feature_maps.ball import CONSTANT, GRID
 
 HeadName = Literal["ridge", "balanced_ridge", "gaussian", "auto"]
@@ -60,6 +66,13 @@ class Sums:
             statistics.counts.double() / unit,
             samples=samples,
         )
+
+    def on(self, device: torch.device | None) -> "Sums":
+        """The same sums where heads are solved for: on a GPU, or as they are."""
+        place = adding_device(device)
+        if place == self.gram.device:
+            return self
+        return replace(self, gram=self.gram.to(place), sums=self.sums.to(place), counts=self.counts.to(place))
 
     def with_more(self, other: "Sums", times: float) -> "Sums":
         """These, and other ones counted so many times. Of sums without noise and without class weights."""
@@ -135,20 +148,20 @@ def gaussian(sums: Sums, shrinkage: float, prior: float = 0.0) -> LinearHead:
     varies = covariance.diagonal() > LEAST_VARIANCE
     if not varies.any():
         raise DataError("gaussian head: no feature varies within a class, so there is no covariance")
-    weight = torch.zeros(len(sums.counts), len(covariance), dtype=torch.float64)
-    bias = torch.full((len(sums.counts),), NEVER, dtype=torch.float64)
+    weight = torch.zeros(len(sums.counts), len(covariance), dtype=torch.float64, device=held.device)
+    bias = torch.full((len(sums.counts),), NEVER, dtype=torch.float64, device=held.device)
     kept = covariance if varies.all() else covariance[varies][:, varies]
     del covariance
     diagonal = kept.diagonal().clone()
     kept *= 1 - shrinkage
     kept.diagonal().copy_(diagonal)
     directions = solve(kept, means[:, varies].T).T
-    rows = torch.zeros(len(means), weight.shape[1], dtype=torch.float64)
+    rows = torch.zeros(len(means), weight.shape[1], dtype=torch.float64, device=held.device)
     rows[:, varies] = directions
     weight[held] = rows
     frequency = torch.log(sums.counts[held] / sums.total)
     bias[held] = -0.5 * (means * rows).sum(dim=1) + prior * frequency
-    return LinearHead(weight, bias)
+    return LinearHead(weight.cpu(), bias.cpu())
 
 
 def within_class(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
@@ -214,7 +227,7 @@ def gcv(sums: Sums, shrinkages: list[float], standardise: bool = False) -> list[
         energy -= float(sums.counts.square().sum()) / sums.total
     unit = float(gram.trace()) / len(gram)
     try:
-        diagonal, beside, turned = _tridiagonal(gram.numpy(), rows.numpy().T)
+        diagonal, beside, turned = _tridiagonal(gram.cpu().numpy(), rows.cpu().numpy().T)
         values = np.asarray(eigvalsh_tridiagonal(diagonal, beside)).clip(0)
         banded = [np.stack([diagonal + s * unit, np.append(beside, 0.0)]) for s in shrinkages]
         solutions = [solveh_banded(matrix, turned, lower=True) for matrix in banded]
@@ -277,4 +290,4 @@ def _raised(gram: Tensor, penalty: float) -> Tensor:
 def _of_known(weight: Tensor, bias: Tensor, counts: Tensor) -> LinearHead:
     known = counts > 0
     weight = torch.where(known[:, None], weight, torch.zeros_like(weight))
-    return LinearHead(weight, torch.where(known, bias, torch.full_like(bias, NEVER)))
+    return LinearHead(weight.cpu(), torch.where(known, bias, torch.full_like(bias, NEVER)).cpu())

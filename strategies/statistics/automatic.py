@@ -164,11 +164,11 @@ def _alike(sums: Sums, shrinkage: float) -> LinearHead:
     """
     means, covariance, held = within_class(sums)
     each = sums.total / len(means)
-    rows = torch.cat([means, torch.full((len(means), 1), sums.constant, dtype=torch.float64)], dim=1)
+    rows = torch.cat([means, torch.full_like(means[:, :1], sums.constant)], dim=1)
     gram = each * rows.T @ rows
     gram[:-1, :-1] += sums.total * covariance
     own = torch.zeros_like(sums.sums)
     own[held] = each * rows
     counts = torch.where(held, torch.full_like(sums.counts, each), torch.zeros_like(sums.counts))
     head = ridge(replace(sums, gram=gram, sums=own, counts=counts), shrinkage, standardise=True)
-    return LinearHead(head.weight, torch.where(held, head.bias, torch.full_like(head.bias, NEVER)))
+    return LinearHead(head.weight, torch.where(held.cpu(), head.bias, torch.full_like(head.bias, NEVER)))

@@ -1,5 +1,6 @@
 """Sums that have the same bits however samples are divided."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,15 @@ from perennial.learning.analytic.files import (
     write_by_task,
     write_statistics,
 )
+from perennial.learning.analytic.solve import Sums, gaussian, gcv, ridge
 from perennial.learning.analytic.statistics import (
     EXACT_SAMPLES,
     PRODUCT,
     WEIGHT,
     Collector,
     Statistics,
+    add_all_products,
+    adding_device,
     packed,
     unpacked,
     weighted,
@@ -166,3 +170,44 @@ def test_a_file_of_sums_that_is_of_another_kind_is_named(tmp_path: Path) -> None
     with pytest.raises(StateError, match=r"sums\.safetensors: missing or damaged"):
         read_statistics_file(path)
     assert [*read_by_task(path)[0]] == [1]
+
+
+def test_products_as_a_gpu_adds_them_have_the_bits_of_the_triangle() -> None:
+    features, labels = samples(3)
+    phi = with_constant(features)
+    gram = torch.zeros(WIDTH + 1, WIDTH + 1, dtype=torch.float64)
+    for part in phi.split(40):
+        add_all_products(gram, part)
+    assert torch.equal(packed(gram), summed(features, labels).gram)
+    assert torch.equal(gram, gram.T)
+
+
+def test_what_has_no_float64_leaves_the_sums_to_the_processor() -> None:
+    assert adding_device(None) == adding_device(torch.device("mps")) == torch.device("cpu")
+    assert adding_device(torch.device("cuda:1")) == torch.device("cuda:1")
+    features, labels = samples()
+    collector = Collector(WIDTH, CLASSES, device=torch.device("cpu"))
+    collector.add(features, labels)
+    assert collector.finish().sha256 == summed(features, labels).sha256
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_adds_the_same_bits_and_solves_for_the_same_head() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = on_grid(torch.randn(3000, 500, generator=generator))
+    labels = torch.randint(CLASSES.start, CLASSES.stop, (3000,), generator=generator)
+    device = torch.device("cuda")
+    found = []
+    for place in (None, device):
+        collector = Collector(500, CLASSES, device=place)
+        for part in zip(features.split(700), labels.split(700), strict=True):
+            collector.add(part[0].to(place or "cpu"), part[1].to(place or "cpu"))
+        found.append(collector.finish())
+    assert found[0].sha256 == found[1].sha256
+    sums = Sums.of(found[0])
+    for head in (gaussian, ridge, partial(ridge, standardise=True)):
+        plain, there = head(sums, 0.1), head(sums.on(device), 0.1)
+        assert there.weight.device == torch.device("cpu")
+        for one, other in ((plain.weight, there.weight), (plain.bias, there.bias)):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    assert gcv(sums.on(device), [0.1, 1.0]) == pytest.approx(gcv(sums, [0.1, 1.0]))
