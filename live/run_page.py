@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from perennial.live.charts import meter, share_chart, share_curve
 from perennial.live.run_state import SITE_ORDER, RunState, SiteNow
+from perennial.live.site_rows import beside_each_other
 from perennial.live.spending import Spending
 from perennial.live.warnings import warned_markup, warnings_of
 from perennial.server.charts.curves import AxisMark
@@ -311,6 +312,7 @@ PANELS: dict[str, Panel] = {
     "learning": learning,
     "classes": classes,
     "privacy": privacy,
+    "beside": lambda state, spending: beside_each_other(state.beside),
     "notes": notes,
 }
 """In the order of the page."""

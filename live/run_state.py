@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
+from perennial.live.site_rows import SiteRow, site_rows
 from perennial.live.tail import Tail, number, plain, texts
 from perennial.server.control import ALIVE
 from perennial.server.journal import EVENTS
@@ -84,6 +85,7 @@ class RunState:
     dropped: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     weights: dict[str, float] = field(default_factory=dict)
+    beside: dict[str, SiteRow] = field(default_factory=dict)
     last_faults: dict[str, tuple[str, bool, float | None]] = field(default_factory=dict)
     """Site -> (reason, whether it refused, when), of the newest round in which it was faulty and since."""
     absent: set[str] = field(default_factory=set)
@@ -311,6 +313,8 @@ class RunState:
         self.absent = set(texts(event.get("absent")))
         details = event.get("details")
         weights = details.get("weights") if isinstance(details, dict) else None
+        if isinstance(details, dict) and "cross_site" in details:
+            self.beside = site_rows(details["cross_site"])
         if isinstance(weights, dict):
             self.weights = {
                 plain(site, 80): value

@@ -30,7 +30,14 @@ from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.automatic import AutomaticHead
 from perennial.strategies.statistics.balanced import BalancedSums
 from perennial.strategies.statistics.counted import counted_sums, require_own_sums
-from perennial.strategies.statistics.cross_site import DEAR, block_or_none, marked, sentences, work
+from perennial.strategies.statistics.cross_site import (
+    DEAR,
+    block_or_none,
+    in_short,
+    marked,
+    sentences,
+    work,
+)
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
 from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
@@ -178,6 +185,8 @@ class Analytic(IncrementalStrategy):
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
                 }
                 outcome.warnings += self._compared(task, range(request.stamp.num_classes))
+                if self.cross_site:
+                    outcome.details["cross_site"] = in_short(self.cross_site)
             except (DataError, LinAlgError) as error:
                 outcome.warnings.append(f"no head: {error}")
         answered = {*outcome.participants, *asking.failed}

@@ -82,6 +82,19 @@ def block_or_none(kept: KeptSums, classes: range) -> dict[str, Any]:
         return {}
 
 
+def in_short(block: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the journal says after each task: site -> {skill, given, marked, benefit}, without the classes."""
+    return {
+        site: {
+            "skill": _rounded(row["skill"]),
+            "given": _rounded(row["given"]),
+            "marked": row["marked"],
+            "benefit": {other: _rounded(value) for other, value in row["benefit"].items()},
+        }
+        for site, row in block["sites"].items()
+    }
+
+
 def marked(block: Mapping[str, Any]) -> set[str]:
     """The sites that a table marks."""
     return {site for site, row in block.get("sites", {}).items() if row["marked"]}
@@ -113,3 +126,7 @@ def _differences(sites: dict[str, Sums]) -> dict[str, dict[str, dict[str, float]
         }
         for site, labels in gathered.items()
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")

@@ -144,6 +144,23 @@ HOSTILE_EVENTS = [
         "seconds": -1,
         "details": {"weights": [1]},
     },
+    {"event": "round", "round": 1, "details": {"cross_site": [HOSTILE]}},
+    {
+        "event": "round",
+        "round": 1,
+        "details": {
+            "cross_site": {
+                HOSTILE: {
+                    "skill": HOSTILE,
+                    "given": True,
+                    "marked": [HOSTILE],
+                    "benefit": {HOSTILE: HOSTILE},
+                },
+                "graz": {"benefit": [1]},
+                "linz": HOSTILE,
+            }
+        },
+    },
     {"event": "task_finished", "task": 1, "accuracy": "no", "class_accuracy": [None, "x", {}]},
     {"event": "task_started", "classes": [1, HOSTILE, None]},
     {"event": "note", "text": {"a": HOSTILE}},

@@ -10,6 +10,9 @@ import torch
 from perennial.client import statistics
 from perennial.client.site import Site
 from perennial.library import load_run
+from perennial.live.run_page import PANELS
+from perennial.live.run_state import RunState
+from perennial.live.spending import Spending
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.report.compare import compare
@@ -61,6 +64,12 @@ def test_a_boosted_liar_is_named_everywhere_and_withdrawn_to_the_bits_of_a_run_w
     events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
     notes = [event["text"] for event in events if "text" in event]
     assert any(f"site {liar} contradicts the others" in note for note in notes)
+    state = RunState(folder)
+    state.read()
+    assert [site for site, row in state.beside.items() if row.marked] == [liar]
+    live = PANELS["beside"](state, Spending(folder))
+    assert "its records cost" in live or "worse than a guess" in live
+    assert f"{rows['site-0']['benefit'][liar]:.3g}" in live
     page = write_report(folder).read_text()
     assert f"{liar} is fitted by the others&#x27; model" in page or f"{liar} is fitted by the others" in page
     assert "Who gains from whom" in page and "How far a class differs" in page
