@@ -438,7 +438,7 @@ def _long_header(size: int) -> bytes:
 def read_app(path: Path) -> str:
     """What a hospital is told of an app: '' if nothing is wrong with it."""
     site = SiteConfig(site="graz", state_dir=path.parent)
-    return _told(lambda: [*offer_in_words(read_offer(path, site), site.policy, None)])
+    return _told(lambda: [*offer_in_words(read_offer(path, site), site, None)])
 
 
 def read_bundle(path: Path) -> str:

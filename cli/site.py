@@ -294,7 +294,7 @@ def _show(offer: "Offer", site: "SiteConfig") -> None:
     from perennial.config.approval import newest_experiment
     from perennial.deploy.review import offer_in_words
 
-    for line in offer_in_words(offer, site.policy, newest_experiment(site.approvals)):
+    for line in offer_in_words(offer, site, newest_experiment(site.approvals)):
         typer.echo(line)
 
 

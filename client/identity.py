@@ -13,7 +13,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import ANSWERS, Receipts, SiteConfig, SitePolicy, StateLimits, load_site_config
 from perennial.data.config import DataConfig
-from perennial.foundation.errors import ConfigError, PolicyRefusal
+from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
 
 if TYPE_CHECKING:
     from perennial.privacy.ledger import Ledger
@@ -45,7 +45,8 @@ class Identity:
 
     @classmethod
     def of_site(cls, config: SiteConfig, experiment: Experiment) -> "Identity":
-        """A real site, as its site.yaml says."""
+        """A real site, as its site.yaml says. Raises PolicyRefusal where it has no data."""
+        require_data(config, experiment)
         return cls(
             config.site,
             experiment,
@@ -69,6 +70,18 @@ class Identity:
 
         book = ReceiptBook(self.receipts.file) if self.receipts is not None else None
         return Ledger(self.state_dir, self.ledger_tip, book)
+
+
+def require_data(config: SiteConfig, experiment: Experiment) -> None:
+    """Raises PolicyRefusal when a site has neither data of its own nor a share of the experiment's data."""
+    data, shares = experiment.data, experiment.data.shares
+    if config.data is not None or (not data.only_at_sites and (shares is None or config.site in shares)):
+        return
+    found = "has none" if shares is None else f"divides its data among {shown(', '.join(shares), 100)}"
+    raise PolicyRefusal(
+        f"data: site.yaml of {config.site} has no `data`, and experiment {experiment.name} {found}; write "
+        "under `data` where this site's samples are"
+    )
 
 
 def _experiment(settings: RunSettings) -> Experiment:

@@ -220,9 +220,8 @@ class Experiment(Block):
         names = [adversary.site for adversary in self.adversaries]
         if len(set(names)) < len(names):
             raise ValueError(f"adversaries: a site is listed twice: {', '.join(names)}")
-        data = self.data
-        if data.partition.kind != "natural" and data.sites is not None and not data.only_at_sites:
-            self.require_sites([f"site-{index}" for index in range(data.sites)])
+        if self.data.shares is not None:
+            self.require_sites(self.data.shares)
         return self
 
     def require_sites(self, known: Sequence[str]) -> None:

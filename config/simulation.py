@@ -36,6 +36,4 @@ def simulated_site_names(experiment: Experiment) -> tuple[str, ...]:
             f"deployed sites "
             "bring theirs. A run on one machine needs data: give a path, or --set data.path=PATH"
         )
-    if data.partition.kind != "natural" and data.sites is not None:
-        return tuple(f"site-{index}" for index in range(data.sites))
-    return simulated_federation(experiment).site_names
+    return data.shares or simulated_federation(experiment).site_names

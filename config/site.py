@@ -190,8 +190,8 @@ class SiteConfig(Block):
     """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
     be able to write it."""
     plugins: dict[str, str] = Field(default_factory=dict)
-    """Installed packages with methods of others that an approved experiment may use: package -> SHA-256 of
-    its source, as `perennial site check` and `review` tell it."""
+    """Installed packages with models, losses or sources of others that an approved experiment may use:
+    package -> SHA-256 of its source; where another one is installed, `perennial site review` tells it."""
     other_code: list[str] = Field(default_factory=list)
     """SHA-256 of app bundles with code of their own that may be approved here, for research: their code can
     read what the SuperNode's user can, and nothing in this file binds it."""

@@ -284,6 +284,13 @@ class DataConfig(FiniteBlock):
         """Whether the experiment has no data of its own, so that every site brings its own."""
         return self.path is None and self.kind.collected
 
+    @property
+    def shares(self) -> tuple[str, ...] | None:
+        """Names of the sites among which the experiment's own data are divided; None: the data say them."""
+        if self.partition.kind == "natural" or self.sites is None or self.only_at_sites:
+            return None
+        return tuple(f"site-{index}" for index in range(self.sites))
+
     @model_validator(mode="after")
     def _columns_are_features(self) -> Self:
         for key in ("label_column", "site_column", "patient"):

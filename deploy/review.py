@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perennial.client.door import unmet
+from perennial.client.identity import require_data
 from perennial.client.plan import Plan
 from perennial.config import charges
 from perennial.config.approval import Approval
 from perennial.config.experiment import Experiment
-from perennial.config.site import SitePolicy
+from perennial.config.site import SiteConfig, SitePolicy
 from perennial.data.config import DataConfig
 from perennial.data.registry import Registry, build_registry
 from perennial.deploy.approval import Offer
-from perennial.foundation.errors import ConfigError, shown
+from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
 from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
@@ -51,14 +52,19 @@ PROTECTED = {
 LEAVING = ("privacy", "secure", "evaluation", "digests", "strategy", "data", "tasks", "stopping", "rounds")
 """Keys of an experiment that decide what leaves a site, how often and how protected, in the order in which
 their changes are told."""
+REFUSED = "this site would refuse it: "
 LONGEST = 600
 """Characters of a line."""
 
 
-def offer_in_words(offer: Offer, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
+def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> Iterator[str]:
     """The lines that `perennial site review` and `approve` print. earlier: the approval before this one."""
     if offer.experiment is not None:
-        yield from asked_in_words(offer.experiment, policy, earlier)
+        yield from asked_in_words(offer.experiment, site.policy, earlier)
+        try:
+            require_data(site, offer.experiment)
+        except PolicyRefusal as refusal:
+            yield f"{REFUSED}{refusal}"
         return
     yield (
         f"app with CODE OF ITS OWN, SHA-256 {offer.digest}: it can read everything that the SuperNode's user "
@@ -99,8 +105,12 @@ def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None)
             yield f"  {kind}, {times} times: {words}"
     if reported := _reported(plan):
         yield f"  beside each update: {reported}"
+    settings = [setting for asks in plan.asks.values() for setting in asks.settings.items()]
+    if settings:
+        words = (key if allowed is None else f"{key}: {allowed}" for key, allowed in settings)
+        yield f"a request may set: {'; '.join(words)}"
     for words in unmet(policy, plan):
-        yield f"this site would refuse it: {words}"
+        yield f"{REFUSED}{words}"
 
 
 def _data(data: DataConfig) -> str:

@@ -48,7 +48,8 @@ def _require_allowed(target: str) -> None:
     if package not in allowed:
         raise ConfigError(
             f"{target:.100}: a plug-in of package {package!r:.60}, which site.yaml does not name under "
-            f"`plugins`; named: {', '.join(sorted(allowed)) or 'none'}"
+            f"`plugins`; named: {', '.join(sorted(allowed)) or 'none'}; to allow it, install the package and "
+            f"write `plugins: {{{package:.60}: SHA256}}` in site.yaml: `site review` then says what it found"
         )
     if (found := _hash_of(target)) != allowed[package]:
         raise ConfigError(

@@ -209,10 +209,10 @@ def _asked(state: HospitalState, name: str) -> Markup:
     """What an offered app asks, as `perennial site review` says it; kept, because reading takes a while."""
     path = state.folder / "offered" / name
     try:
-        key = name, path.stat().st_mtime, str(state.config.policy)
+        key = name, path.stat().st_mtime, str(state.config)
         if key not in _ASKED:
             earlier = next((found for found in reversed(state.approvals) if found.experiment), None)
-            lines = offer_in_words(read_offer(path, state.config), state.config.policy, earlier)
+            lines = offer_in_words(read_offer(path, state.config), state.config, earlier)
             text = "\n".join(plain(line, 2000) for line in lines)
             _ASKED.clear()
             _ASKED[key] = Markup(f"<pre>{escape(text)}</pre>")

@@ -18,9 +18,9 @@ from perennial.client.request_count import RequestCount
 from perennial.config.approval import read_approvals
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
-from perennial.config.site import SitePolicy
-from perennial.deploy.approval import approve_installed
-from perennial.deploy.review import asked_in_words
+from perennial.config.site import SitePolicy, load_site_config
+from perennial.deploy.approval import Offer, approve_installed
+from perennial.deploy.review import asked_in_words, offer_in_words
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.foundation.errors import PolicyRefusal
 from perennial.privacy.composition import compose
@@ -136,6 +136,36 @@ def test_nothing_else_of_a_runs_settings_is_taken(key: str, value: str, tmp_path
     hospital.ask(DescribeRequest(version=VERSION, experiment=hospital.experiment.digest), **{key: value})
     assert f"policy: run config: {key}: found" in hospital.refusal
     assert not (tmp_path / "state").exists(), "nothing was read or written for it"
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (BASE["data"], "divides its data among site-0, site-1, site-2"),
+        ({"source": "folder", "classes": ["a", "b"], "image_size": 8}, "has none"),
+    ],
+    ids=["of other sites", "at sites alone"],
+)
+def test_a_site_without_data_for_an_experiment_says_so_before_a_round(
+    data: dict[str, Any], found: str, tmp_path: Path
+) -> None:
+    hospital = Hospital(tmp_path, {}, data=data)
+    content = yaml.safe_load(hospital.site_file.read_text())
+    hospital.site_file.write_text(yaml.safe_dump({**content, "site": "graz"}))
+    hospital.ask(DescribeRequest(version=VERSION, experiment=hospital.experiment.digest))
+    words = f"data: site.yaml of graz has no `data`, and experiment hostile {found}; write under `data`"
+    assert words in hospital.refusal
+    offer = Offer(hospital.file, b"", "", hospital.experiment)
+    said = [*offer_in_words(offer, load_site_config(hospital.site_file), None)]
+    assert said[-1].startswith(f"this site would refuse it: {words}")
+
+
+def test_the_words_name_the_settings_that_a_request_may_have(tmp_path: Path) -> None:
+    strategy = {"name": "contribution", "base": {"name": "feddyn", "alpha": 0.1}}
+    assert "a request may set: correction.name: 'feddyn'" in words(
+        Hospital(tmp_path / "a", {}, strategy=strategy)
+    )
+    assert not [line for line in words(Hospital(tmp_path / "b", {})) if line.startswith("a request may set")]
 
 
 def test_site_check_and_review_are_commands(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_code_of_its_own_runs_by_other_code_alone_and_is_listed(tmp_path: Path, 
     offer = read_offer(path, allowed)
     assert offer.experiment is None
     assert offer.manifest == {name: hashlib.sha256(content).hexdigest() for name, content in members}
-    said = [*offer_in_words(offer, site.policy, None)]
+    said = [*offer_in_words(offer, site, None)]
     assert "CODE OF ITS OWN" in said[0] and any(line.endswith("  research/app.py") for line in said)
 
 

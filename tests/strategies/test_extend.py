@@ -1,6 +1,5 @@
-"""The examples of docs/extend.md, run as they stand there."""
+"""The examples of the pages on extending, run as they stand there."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,8 @@ import pytest
 import yaml
 
 from perennial import PerennialError, run
+from tests.extend_pages import BLOCKS, CODE, MODULES
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text()
-CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 SETTINGS = [yaml.safe_load(block) for block in BLOCKS]
 EXAMPLES = ("strategy", "measurements", "state", "wrapper", "site settings", "loss", "source", "model")
 EXPERIMENT: dict[str, Any] = {
@@ -27,10 +24,9 @@ EXPERIMENT: dict[str, Any] = {
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the import path that holds the page's modules, under the names that its settings use."""
-    names = re.findall(r'"(my_\w+):\w+"', "".join(BLOCKS))
-    assert len(names) == len(CODE) == len(SETTINGS) == len(EXAMPLES)
-    for name, code in zip(names, CODE, strict=True):
+    """A folder on the import path that holds the pages' modules, under the names that their settings use."""
+    assert len(MODULES) == len(SETTINGS) == len(EXAMPLES)
+    for name, code in MODULES.items():
         (tmp_path / f"{name}.py").write_text(code)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -125,7 +125,7 @@ def test_an_app_holds_no_code_and_a_site_names_its_plug_ins(installed: Path, tmp
     app = stage_application(written(tmp_path), [], "plugged", tmp_path / "apps")
     assert not [*app.folder.rglob("*.py")]
     config = SiteConfig(site="graz", state_dir=tmp_path)
-    with pytest.raises(ConfigError, match="package 'median_plugin', which site.yaml does not name"):
+    with pytest.raises(ConfigError, match="write `plugins: {median_plugin: SHA256}` in site.yaml"):
         read_offer(app.fab, config)
     digest = plugins.fingerprint(f"{MODULE}:Median")
     named = config.model_copy(update={"plugins": {MODULE: digest}})

@@ -1,0 +1,113 @@
+"""The pages on extending at real sites, which have the code of the loss and none of the strategies."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perennial.benchmarks.loopback import ROOT, Deployment
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.server.summary import hashes_of
+from tests.extend_pages import MODULES
+
+SITES = ["site-0", "site-1"]
+EXPERIMENT: dict[str, Any] = {
+    "data": {"source": "digits", "sites": 2, "samples_limit": 200, "validation_fraction": 0.2},
+    "tasks": {"count": 1, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [8]},
+    "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 300, "deadline": 300},
+    "learner": {"optimizer": {"lr": 0.05}},
+}
+OWN: dict[str, dict[str, Any]] = {
+    "measured": {"strategy": {"name": "my_accuracy:ByAccuracy"}},
+    "kept": {"strategy": {"name": "my_momentum:Momentum"}},
+    "wrapped": {"strategy": {"name": "my_clipping:Clipped", "length": 5.0, "base": "fedavg"}},
+    "set": {"strategy": {"name": "my_settings:Regularised", "alpha": 0.05}},
+    "loss": {"learner": {**EXPERIMENT["learner"], "classification": {"name": "my_loss:Focal"}}},
+}
+TRUSTING = {
+    "answers": ["train", "evaluate"],
+    "min_samples": 1,
+    "require_privacy": "none",
+    "max_epsilon": None,
+}
+
+
+class Own(Deployment):
+    """A federation whose operator has every module of the page, and whose hospitals have the loss alone."""
+
+    def __init__(self, modules: dict[str, str], patch: pytest.MonkeyPatch) -> None:
+        super().__init__(SITES)
+        self._patch, folders = patch, {"operator": modules, "hospital": {"my_loss": modules["my_loss"]}}
+        for name, held in folders.items():
+            (self.folder / f"{name}-modules").mkdir()
+            for module, code in held.items():
+                (self.folder / f"{name}-modules" / f"{module}.py").write_text(code)
+        for name, place in dict.fromkeys(SITES, "hospital").items() | {("superlink", "operator")}:
+            self.environment[name] = {"PYTHONPATH": self._path(place)}
+
+    def perennial(self, *arguments: str | Path, fails: bool = False) -> str:
+        """A command, with the modules of who types it."""
+        at_site = arguments[0] == "site"
+        self._patch.setenv("PYTHONPATH", self._path("hospital" if at_site else "operator"))
+        return super().perennial(*arguments, fails=fails)
+
+    def _path(self, place: str) -> str:
+        return os.pathsep.join([str(ROOT), str(self.folder / f"{place}-modules")])
+
+
+@pytest.fixture(scope="module")
+def federation() -> Iterator[Own]:
+    with pytest.MonkeyPatch.context() as patch, Own(MODULES, patch) as deployment:
+        deployment.init()
+        deployment.start_superlink()
+        for site in SITES:
+            deployment.make_site(site)
+            deployment.edit_site(site, data=None, policy=TRUSTING)
+            deployment.deploy("register", site)
+        deployment.start_sites()
+        patch.syspath_prepend(str(deployment.folder / "operator-modules"))
+        yield deployment
+
+
+def approve(deployment: Own, said: str, fails: bool = False) -> str:
+    """What every hospital does with what `deploy stage` printed, and what the last one reads."""
+    fab, digest = said.split()[-2:]
+    commands = (("site", "approve", fab, digest, "--site", deployment.site_file(site)) for site in SITES)
+    return [deployment.perennial(*command, fails=fails) for command in commands][-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_ones_own_gives_the_bits_of_one_process_at_real_sites(federation: Own, name: str) -> None:
+    experiment = federation.folder / f"{name}.yaml"
+    experiment.write_text(yaml.safe_dump({**EXPERIMENT, "name": name, **OWN[name]}))
+    staged = federation.deploy("stage", experiment)
+    if name == "loss":
+        said = approve(federation, staged, fails=True)
+        assert "write `plugins: {my_loss: SHA256}` in site.yaml" in said
+        for site in SITES:
+            federation.edit_site(site, plugins={"my_loss": "SHA256"})
+        found = re.findall(r"has SHA-256 (\w{64})", approve(federation, staged, fails=True))
+        for site in SITES:
+            federation.edit_site(site, plugins={"my_loss": found[0]})
+    said = approve(federation, staged)
+    assert bool(re.search("beside each update: .*held_out_accuracy", said)) == (name == "measured")
+    assert ("correction.alpha: 0 to 0.1" in said) == (name == "set")
+    federation.deploy("submit", experiment)
+    assert federation.wait_for_run(name, seconds=300) == "finished:completed", federation.logs()
+    folder = federation.operator / "state" / "runs" / name
+    there = json.loads((folder / "summary.json").read_text())
+    here = run_in_process(RunSettings(str(experiment), runs=str(federation.folder / "here")))
+    assert there["engine"] == "grpc" and hashes_of(there) == hashes_of(here)
+    assert there["rounds"] == 2
+    if name == "set":
+        kept = [[*(federation.folder / site / "state").rglob("*correction*")] for site in SITES]
+        assert all(kept), "the sites' own half of the correction has run"
