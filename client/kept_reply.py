@@ -9,6 +9,7 @@ answers are not kept: a new attempt has new masks. A site that lost what it kept
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from typing import Any, cast
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
 from perennial.foundation.errors import PerennialError
-from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.foundation.site_log import log
 from perennial.protocol import messages
 from perennial.protocol.fields import WireMessage
@@ -33,17 +34,22 @@ DELIVERED = ("previous_arrays",)
 
 
 def answered_once(site: Site, request: Stamp, answer: Callable[[], WireMessage]) -> WireMessage:
-    """The reply that was kept for this request; or answer()'s, kept in turn if the ledger was charged."""
+    """The reply that was kept for this request; or answer()'s, kept in turn if the ledger was charged.
+
+    One request of a run at a time: a server that was killed may ask again before its first question is
+    answered.
+    """
     kept = KeptReply.of(site, request)
     if kept is None:
         return answer()
-    if (found := kept.read()) is not None:
-        return found
-    before = site.identity.ledger.mark()
-    reply = answer()
-    if site.identity.ledger.mark() != before:
-        kept.keep(reply)
-    return reply
+    with kept.turn():
+        if (found := kept.read()) is not None:
+            return found
+        before = site.identity.ledger.mark()
+        reply = answer()
+        if site.identity.ledger.mark() != before:
+            kept.keep(reply)
+        return reply
 
 
 class KeptReply:
@@ -61,6 +67,11 @@ class KeptReply:
         charged = site.identity.deployed or site.experiment.privacy.enabled
         masked = getattr(request, "attempt", None) is not None
         return None if masked or not charged or isinstance(request, OWN_RECORD) else cls(site, request)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Wait until no other process answers a request of this run here."""
+        make_folder(self._state.folder)
+        return one_at_a_time(self._state.folder)
 
     @property
     def path(self) -> Path:

@@ -1,13 +1,17 @@
 """The same question gets the bytes that a site released before, and the ledger is charged once."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from perennial.client import kept_reply, training_turn
+from perennial.client import kept_reply, release, training_turn
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
@@ -118,6 +122,41 @@ def test_another_question_or_another_policy_gets_another_answer(
     monkeypatch.setattr(kept_reply.KeptReply, "read", lambda self: (asked.append(self), read(self))[1])
     run_in_process(settings(tmp_path, tasks={"count": 1, "rounds": 2}))
     assert len({(place.path.parents[3].name, place.path.name) for place in asked}) == len(asked) == 9
+
+
+def test_a_question_that_comes_while_it_is_answered_waits_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a server that was killed and asks again, while the site still trains for its first question."""
+    answered_once, asked = kept_reply.answered_once, list[tuple[Any, Any, Any]]()
+
+    def noted(site: Any, request: Any, answer: Any) -> Any:
+        reply = answered_once(site, request, answer)
+        asked.append((site, request, reply))
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_reply, "answered_once", noted)
+        run_in_process(settings(tmp_path, tasks={"count": 1, "rounds": 1}))
+    site, request, reply = asked[0]
+    for path in (tmp_path / "runs").rglob("released/*"):
+        path.unlink()
+    before, both_inside = len(site.identity.ledger.entries()), threading.Barrier(2)
+
+    def answer() -> Any:
+        # the two meet here unless one waits for the other
+        with suppress(threading.BrokenBarrierError):
+            both_inside.wait(0.3)
+        release.charge(site, request.run, of_update=True)
+        return reply
+
+    with ThreadPoolExecutor(2) as both:
+        replies: list[Any] = list(
+            both.map(lambda _: kept_reply.answered_once(site, request, answer), range(2))
+        )
+    assert len(site.identity.ledger.entries()) == before + 1
+    first, second = (b"".join(map(bytes, map(torch.Tensor.numpy, it.update.values()))) for it in replies)
+    assert first == second
 
 
 def test_without_protection_a_simulation_keeps_nothing(tmp_path: Path) -> None:
