@@ -2,14 +2,15 @@
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
 
-from perennial.config.analytic import MOST_CANDIDATES
+from perennial.config.analytic import HEADS_OF_A_MAP, MOST_CANDIDATES
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
 from perennial.config.secure import SecureConfig
@@ -17,6 +18,9 @@ from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_conf
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 from perennial.models.feature_maps.config import size_to_read
+
+if TYPE_CHECKING:
+    from perennial.server.preflight import Checked
 
 GIBIBYTE = 2**30
 SITE_ONLY = SiteConfig.model_fields.keys() - Experiment.model_fields.keys()
@@ -87,14 +91,7 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
             f"{kept * facts.sites / 1e9:,.2f} GB for {facts.sites} sites at most, until the run's folder goes"
         )
     if experiment.strategy.parameters.get("head") == "auto":
-        values = MOST_CANDIDATES * len(facts.registry.classes) * (checked.width + 1)
-        minutes = MOST_CANDIDATES * (checked.width / 3000) ** 3 * 2 / 60
-        console.print(
-            f"  head auto: one more message of at most {8e-6 * values:,.1f} MB to each site in each task, "
-            f"with at most {MOST_CANDIDATES} heads to compare, and about {max(1, round(minutes))} min at the "
-            "server to solve them",
-            soft_wrap=True,
-        )
+        console.print(*_choices(experiment, checked), sep="\n", soft_wrap=True)
     if experiment.strategy.trains and experiment.learner in (DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER):
         console.print("learner: the default, written out:", *_as_yaml(experiment.learner), sep="\n  ")
     for note in [*facts.notes, *_enlarged(experiment)]:
@@ -124,6 +121,32 @@ def _enlarged(experiment: Experiment) -> Iterator[str]:
             f"data.image_size: files become {data.size[0]} x {data.size[1]} pixels, and a map enlarges them "
             f"to {wanted[0]} x {wanted[1]}; leave it out, and they are read at the map's size"
         )
+
+
+def _choices(experiment: Experiment, checked: "Checked") -> Iterator[str]:
+    """What it costs in messages and minutes that validation samples choose, and among which maps."""
+    from perennial.learning.analytic.statistics import SumsForm
+
+    def of(widths: Sequence[int], heads: int) -> tuple[float, int]:
+        """(megabytes of heads, minutes) of heads over maps of so many features."""
+        values = sum(heads * classes * (width + 1) for width in widths)
+        return 8e-6 * values, max(1, round(sum(heads * (width / 3000) ** 3 * 2 / 60 for width in widths)))
+
+    schedule, classes = checked.facts.registry.schedule, len(checked.facts.registry.classes)
+    if alone := checked.alternatives:
+        sums = 1e-6 * sum(SumsForm(width + 1).bytes(schedule.num_classes(1)) for width in alone)
+        heads, minutes = of(alone, HEADS_OF_A_MAP)
+        for choice in experiment.model.choices:
+            yield f"  one of these maps is chosen in task 1, for the whole run: {', '.join(choice.names)}"
+        yield (
+            f"  to choose, {len(alone)} more messages of sums from each site, {sums:,.1f} MB together, and "
+            f"{len(alone)} of heads to it, {heads:,.1f} MB together; about {minutes} min at the server"
+        )
+    heads, minutes = of([checked.width], MOST_CANDIDATES)
+    yield (
+        f"  head auto: one more message of at most {heads:,.1f} MB to each site in each task, with at most "
+        f"{MOST_CANDIDATES} heads to compare, and about {minutes} min at the server to solve them"
+    )
 
 
 def _sums(secure: SecureConfig, sites: int, *, shared_noise: bool) -> str:

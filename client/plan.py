@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from perennial.client.ring_turn import turn_of
-from perennial.config.analytic import heads_compared, shrinkage_of
+from perennial.config.analytic import HEADS_OF_A_MAP, heads_compared, shrinkage_of
 from perennial.config.asks import Asks
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
@@ -131,11 +131,12 @@ class Plan:
                 # of this task, and of earlier ones that the site was away for
                 tasks = 1 + sum(number > last for last in self.last_rounds)
                 needed = kind == "statistics" or self._head == "balanced_ridge"
+                tasks += self._alternatives
                 return tasks if sums is not None and needed else 0
             case "compare_heads":
                 compared = any(asks.compares_heads for asks in self.asks.values())
                 chosen = sums is not None and shrinkage_of(sums) == "validation"
-                return int(chosen) + int(compared and last)
+                return int(chosen) + int(compared and last) + self._alternatives
             case _ if kind in OF_SUMS:
                 if experiment.secure is None:
                     return 0
@@ -157,7 +158,13 @@ class Plan:
         as there are heads.
         """
         chosen, own = self._heads
-        return sum(self._counted("evaluate")) + chosen * self.rounds + own * len(self.last_rounds)
+        alone = HEADS_OF_A_MAP * self._alternatives
+        return sum(self._counted("evaluate")) + chosen * self.rounds + own * len(self.last_rounds) + alone
+
+    @property
+    def _alternatives(self) -> int:
+        """Maps that are compared before the sums of the chosen ones are asked for."""
+        return sum(len(found.of) for found in self.experiment.model.choices)
 
     @property
     def _heads(self) -> tuple[int, int]:

@@ -299,12 +299,13 @@ def _right_answers(
 def _maps(site: Site, features: str) -> FixedFeatures:
     """This site's maps. Raises ProtocolError where they are not those of the request."""
     backbone = site.models.fixed_features()
-    if backbone.content != features:
+    found = backbone.known_by(features)
+    if found is None:
         raise ProtocolError(
             f"features: found {features:.12}, this site has {backbone.content:.12}; server and site need "
             "the same maps, weights and preprocessing"
         )
-    return backbone
+    return found
 
 
 def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> range:

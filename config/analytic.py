@@ -15,6 +15,8 @@ LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0)
 """Shrinkages that are tried if the experiment lists none."""
 MOST_CANDIDATES = 60
 """Heads that `head: auto` compares at most."""
+HEADS_OF_A_MAP = 15
+"""Heads of one map alone or of several together that `head: auto` compares."""
 KAPPAS = (0.3, 1.0, 3.0, 10.0, 30.0)
 """How much more a site's own sums count in its own head, beside 0."""
 

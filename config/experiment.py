@@ -187,6 +187,13 @@ class Experiment(Block):
                 f"{self.strategy.name} sends sums of features; allowed: mode sample or sample_shared, "
                 "release sums"
             )
+        if self.model.choices and "auto" not in [
+            keys.get("head") for _, keys in nested(self.strategy.name, self.strategy.parameters)
+        ]:
+            raise ValueError(
+                "model.features: found a choice between maps, which head auto of strategy analytic makes; "
+                "allowed: head: auto, or one of the maps by itself"
+            )
         if privacy.release == "sums" and any(map_.name == "model" for map_ in self.model.features or ()):
             raise ValueError(
                 "privacy.release: found 'sums' with a map of a finished run, which learnt from samples: one "
@@ -365,7 +372,13 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
     _locate_data(content.get("data"), path.parent)
     locate_encoder(content.get("digests"), path.parent)
     locate_runs(content.get("model"), path.parent)
-    return validate(Experiment, content, str(path))
+    model = content.get("model")
+    if not isinstance(model, dict) or model.get("features") != "auto":
+        return validate(Experiment, content, str(path))
+    # here, because it reads the data and takes PyTorch, which no other experiment needs to be read
+    from perennial.config.automatic_maps import with_maps
+
+    return with_maps(content, str(path))
 
 
 def _locate_data(data: Any, folder: Path) -> None:

@@ -16,6 +16,7 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_head, count_correct
 from perennial.learning.training import train
 from perennial.models.factory import build_model
+from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 
@@ -90,7 +91,9 @@ def _of_features(model: IncrementalModel, data: TrainingSet, samples: int) -> Ex
     started = time.perf_counter()
     model.eval().features(data.inputs(slice(None)))
     each = (time.perf_counter() - started) / len(data)
-    sums = 3 * 8 * model.feature_width**2
+    maps = model.backbone
+    width = maps.widest if isinstance(maps, FixedFeatures) else model.feature_width
+    sums = 3 * 8 * width**2
     work = f"{samples:,} samples mapped once, {1000 * each:.1f} ms each, and the solution"
     return Expectation(work, each * samples, _peak_memory() + sums)
 

@@ -9,6 +9,7 @@ from perennial.foundation.block import Block
 from perennial.foundation.errors import nearest
 from perennial.foundation.plugins import is_target, known
 from perennial.models.feature_maps.config import (
+    ChoiceConfig,
     ExpansionConfig,
     FeatureMapConfig,
     PretrainedConfig,
@@ -78,7 +79,8 @@ class ModelConfig(Block):
     features: Annotated[tuple[FeatureMapConfig, ...], Field(min_length=1)] | None = Field(
         default=None, exclude_if=operator.not_
     )
-    """features: the maps, side by side."""
+    """features: the maps, side by side. In a file also auto, in whose place the maps are written that fit the
+    data's kind and shape."""
     expansion: ExpansionConfig | None = Field(default=None, exclude_if=operator.not_)
     """features: random ReLU features behind the maps."""
     projection: ProjectionConfig | None = Field(default=None, exclude_if=operator.not_)
@@ -95,6 +97,11 @@ class ModelConfig(Block):
     """Keys of a network that is a plug-in: the keywords of its constructor after the input shape."""
 
     @property
+    def choices(self) -> list[ChoiceConfig]:
+        """The maps that are still to be chosen, each among several."""
+        return [found for found in self.features or () if isinstance(found, ChoiceConfig)]
+
+    @property
     def backbone_name(self) -> str:
         """The network that reads the input: `backbone` where there is one, else `name`."""
         return self.backbone or self.name
@@ -102,7 +109,10 @@ class ModelConfig(Block):
     @property
     def maps(self) -> tuple[FeatureMapConfig, ...]:
         """What looks at a sample and was not trained here; nothing where a network begins from scratch."""
-        return self.features or ((self.pretrained,) if self.pretrained is not None else ())
+        found: list[FeatureMapConfig] = [] if self.pretrained is None else [self.pretrained]
+        for each in self.features or ():
+            found += each.of if isinstance(each, ChoiceConfig) else (each,)
+        return tuple(found)
 
     @property
     def resolved_norm(self) -> Norm:
@@ -135,6 +145,8 @@ class ModelConfig(Block):
             raise ValueError("key 'pretrained' is missing; allowed: {network: ...}, as among features")
         if self.projection is not None and self.expansion is not None:
             raise ValueError("key 'projection': stands behind the maps, as 'expansion' does; choose one")
+        if self.choices and (self.projection is not None or self.expansion is not None):
+            raise ValueError("key 'features': found a choice with 'projection' or 'expansion'; choose one")
         if self.projection is not None and any(isinstance(m, RandomMapConfig) for m in self.features or ()):
             raise ValueError(
                 "key 'projection': a random map reads inputs by an experiment's own constants; allowed with "

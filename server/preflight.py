@@ -12,6 +12,7 @@ from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError
 from perennial.models.factory import build_model
+from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import Inputs
 from perennial.server.dry_run import dry_run
 from perennial.server.global_model import GlobalModel
@@ -48,7 +49,8 @@ class Checked:
 
     model: before task 1.
     parameters: trained ones, with all classes.
-    width: features that its head reads.
+    width: features that its head reads; where maps are still to be chosen, at most.
+    alternatives: features of each map that is compared alone before.
     """
 
     strategy: IncrementalStrategy
@@ -56,6 +58,7 @@ class Checked:
     model: GlobalModel
     parameters: int
     width: int
+    alternatives: tuple[int, ...] = ()
 
 
 def preflight(experiment: Experiment, device: torch.device) -> Checked:
@@ -83,7 +86,10 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     constants = facts.inputs.mean, facts.inputs.std
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
     dry_run(experiment, schedule, model, facts.measuring(experiment))
-    return Checked(strategy, facts, model, parameters, complete.feature_width)
+    if not isinstance(maps := complete.backbone, FixedFeatures):
+        return Checked(strategy, facts, model, parameters, complete.feature_width)
+    alternatives = tuple(maps.widths[place] for slot in maps.alternatives for place in slot)
+    return Checked(strategy, facts, model, parameters, maps.widest, alternatives)
 
 
 def data_facts(experiment: Experiment) -> DataFacts:

@@ -6,6 +6,7 @@ in one place, whatever the number of sites, the skew, the order of tasks, absenc
 """
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -27,27 +28,18 @@ from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.secure.masked_sums import MaskedSums
+from perennial.strategies.statistics import cross_site as judged
 from perennial.strategies.statistics.automatic import AutomaticHead
 from perennial.strategies.statistics.balanced import BalancedSums
 from perennial.strategies.statistics.counted import counted_sums, require_own_sums
-from perennial.strategies.statistics.cross_site import (
-    DEAR,
-    block_or_none,
-    in_short,
-    marked,
-    sentences,
-    work,
-)
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
-from perennial.strategies.statistics.kept import FOLDER, KeptSums
+from perennial.strategies.statistics.kept import FOLDER, KeptSums, require_room
+from perennial.strategies.statistics.map_choice import MapChoice
 from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
 from perennial.strategies.statistics.pending_requests import PendingRequests
 from perennial.strategies.statistics.statistics_round import StatisticsRound
 from perennial.strategies.statistics.versions import keep_version
 from perennial.strategies.valuation.solved import Solved
-
-WITHOUT_ASKING = 1 << 35
-"""Bytes of sites' sums that are kept without being asked to."""
 
 
 class Analytic(IncrementalStrategy):
@@ -89,6 +81,7 @@ class Analytic(IncrementalStrategy):
         """From the first task on: SHA-256 of the maps, and which sums sites send."""
         self._pending, self._complete = PendingRequests(), False
         self._plain = KeptSums()
+        self.maps = MapChoice()
         self._balanced = BalancedSums()
         self.cross_site: dict[str, Any] = {}
         self._chosen: dict[int, float] = {}
@@ -128,18 +121,19 @@ class Analytic(IncrementalStrategy):
                 "trains; allowed: features"
             )
         experiment, schedule = self.run.experiment, self.run.schedule
-        self.form = sums_form(backbone.width, experiment.privacy)
+        self.maps.whole = backbone
+        self._look()
         require_width(self.width)
-        self.features, self._facts = backbone.content, backbone.facts
+        kept = self.kept_bytes(self.maps.seen.width, schedule, experiment.privacy)
+        require_room(kept * (experiment.data.sites or 1))
+
+    def _look(self) -> None:
+        """Through the maps that are chosen, or all where there is no choice."""
+        seen = self.maps.seen
+        self.form = sums_form(seen.width, self.run.experiment.privacy)
+        self.features, self._facts = seen.content, seen.facts_of_seen
         if isinstance(self.settings, AutomaticHead):
-            self.settings = self.settings.over(*backbone.parts)
-        kept = self.kept_bytes(backbone.width, schedule, experiment.privacy) * (experiment.data.sites or 1)
-        if self.keep_sites and kept > WITHOUT_ASKING:
-            raise ConfigError(
-                f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
-                f"server's disk, more than {WITHOUT_ASKING / 1e9:.0f} GB; set it to false, and no site can "
-                "be withdrawn without its help"
-            )
+            self.settings = self.settings.over(*seen.parts)
 
     @property
     def width(self) -> int:
@@ -159,12 +153,15 @@ class Analytic(IncrementalStrategy):
         outcome = RoundOutcome(asked=len(request.sites))
         self.exchange.bytes_up = self.exchange.bytes_down = 0
         noise = noise_of_one(self.width, self.run.experiment)
-        maps = self.features, self.form
-        asking = StatisticsRound(grid, self.exchange, request, outcome, *maps, noise, self._masked)
-        task = request.stamp.task
+        seen, task = (self.features, self.form), request.stamp.task
+        asking = StatisticsRound(grid, self.exchange, request, outcome, *seen, noise, self._masked)
+        ready = self.maps.chosen_by(asking, self.settings, self._classes(1))
+        if self.maps.there:
+            self._look()
+            asking = replace(asking, features=self.features, form=self.form)
         if self._asynchronous:
             self._collect_what_comes(asking, task)
-        for earlier in () if self._asynchronous else asking.in_order(range(task, 0, -1)):
+        for earlier in asking.in_order(range(task, 0, -1)) if ready and not self._asynchronous else ():
             if self.head == "balanced_ridge":
                 self._balanced.collect(asking, earlier, self._classes(earlier))
             else:
@@ -176,7 +173,7 @@ class Analytic(IncrementalStrategy):
         if len(outcome.participants) >= request.quorum:
             try:
                 head = self._solved(asking)
-                tensors = head.tensors()
+                tensors = self.maps.over_all_maps(head).tensors()
                 if self._asynchronous and self.run.folder is not None:
                     facts = {"task": task, "round": request.stamp.round, "sites": self._sites()}
                     facts |= outcome.details
@@ -186,30 +183,29 @@ class Analytic(IncrementalStrategy):
                 }
                 outcome.warnings += self._compared(task, range(request.stamp.num_classes))
                 if self.cross_site:
-                    outcome.details["cross_site"] = in_short(self.cross_site)
+                    outcome.details["cross_site"] = judged.in_short(self.cross_site)
             except (DataError, LinAlgError) as error:
                 outcome.warnings.append(f"no head: {error}")
-        answered = {*outcome.participants, *asking.failed}
-        outcome.absent = [site for site in request.sites if site not in answered]
+        outcome.absent = [s for s in request.sites if s not in {*outcome.participants, *asking.failed}]
         outcome.bytes_up, outcome.bytes_down = self.exchange.bytes_up, self.exchange.bytes_down
         outcome.seconds = time.monotonic() - start
         return outcome
 
     def _compared(self, task: int, classes: range) -> list[str]:
         """Make the cross-site table of the sums as they are; returns sentences where it marks a site."""
-        if work(len(self._sites()), self.width) > DEAR and task < self.run.schedule.count:
+        if judged.work(len(self._sites()), self.width) > judged.DEAR and task < self.run.schedule.count:
             return []
-        before, able = marked(self.cross_site), self._masked is None and not self._privacy.enabled
+        before, able = judged.marked(self.cross_site), self._masked is None and not self._privacy.enabled
         self.compare_again(classes, able)
-        return sentences(self.cross_site) if marked(self.cross_site) - before else []
+        return judged.sentences(self.cross_site) if judged.marked(self.cross_site) - before else []
 
     def compare_again(self, classes: range, able: bool = True) -> None:
         """Make the cross-site table, or none where it cannot be made. able: whether sums are each site's."""
-        self.cross_site = block_or_none(self._plain, classes) if able else {}
+        self.cross_site = judged.block_or_none(self._plain, classes) if able else {}
 
     def summary_blocks(self) -> dict[str, Any]:
         """What was summed, over what, how far it was shrunk, and what sites' sums say of each other."""
-        total = self._total()
+        total, alone = self._total(), self.head not in ("balanced_ridge", "auto")
         return ({"cross_site": self.cross_site} if self.cross_site else {}) | {
             "analytic": {
                 "head": self.head,
@@ -220,9 +216,10 @@ class Analytic(IncrementalStrategy):
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
                 "message_bytes": self.form.bytes(self._task_classes()),
-                "withdrawable": self.keep_sites and self.head != "balanced_ridge" and self._masked is None,
+                "withdrawable": self.keep_sites and alone and self._masked is None,
             },
-            **({"head_choice": self.settings.tried} if isinstance(self.settings, AutomaticHead) else {}),
+            **({"map_choice": self.maps.tried} if self.maps.tried else {}),
+            **({"head_choice": self.settings.tried} if self.head == "auto" else {}),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,19 +227,19 @@ class Analytic(IncrementalStrategy):
         state |= self._balanced.state()
         state["cross_site"] = self.cross_site
         state["withdrawn"], state["groups"] = self.withdrawn, self.groups
-        if isinstance(self.settings, AutomaticHead):
-            state["tried"] = self.settings.tried
+        state |= self.maps.state()
+        state["tried"] = self.settings.tried
         state["chosen"] = {str(task): value for task, value in self._chosen.items()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._plain.load("all", state)
         self._balanced.load(state)
+        self.maps.load(state)
         self.cross_site = dict(state.get("cross_site", {}))
         self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
         self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
-        if isinstance(self.settings, AutomaticHead):
-            self.settings.tried[:] = state["tried"]
+        self.settings.tried[:] = state.get("tried", ())
 
     # after the run: withdrawal and merging
 
@@ -257,7 +254,11 @@ class Analytic(IncrementalStrategy):
 
     def game(self, stamp: Stamp) -> Solved:
         """What each coalition of sites could have made so far, shrunk as the whole is."""
-        return Solved(self.kept_sums, stamp.num_classes, lambda sums: self.head_of(sums, stamp.task))
+        return Solved(
+            self.kept_sums,
+            stamp.num_classes,
+            lambda sums: self.maps.over_all_maps(self.head_of(sums, stamp.task)),
+        )
 
     def head_of(self, sums: Sums, task: int) -> LinearHead:
         """The head of other sums, shrunk as the task's whole is."""
@@ -282,13 +283,12 @@ class Analytic(IncrementalStrategy):
         ConfigError where validation samples chose the shrinkage, some of which may be the withdrawn site's.
         """
         sums = counted_sums(of or self.kept_sums, self.bounds, range(classes))
-        if shrinkage is None and self.settings.shrinkage == "validation":
+        if self.settings.shrinkage == "validation" and (shrinkage is None or self.head == "auto"):
             raise ConfigError(
-                "strategy.shrinkage: validation samples of all sites chose it, withdrawn ones too; give one "
-                "that nobody's samples chose, by --shrinkage"
+                "strategy.shrinkage: validation samples of all sites chose it, withdrawn ones too; allowed: "
+                "head gaussian or ridge, and one that nobody's samples chose, by --shrinkage"
             )
-        if shrinkage is None:
-            shrinkage = self.settings.without_asking(sums)
+        shrinkage = self.settings.without_asking(sums) if shrinkage is None else shrinkage
         return self.settings.solved(sums, shrinkage), shrinkage
 
     # sums
@@ -374,8 +374,7 @@ class Analytic(IncrementalStrategy):
         return self.run.schedule.classes_of(task)
 
     def _task_classes(self) -> int:
-        schedule = self.run.schedule
-        return max(len(schedule.classes_of(task)) for task in range(1, schedule.count + 1))
+        return max(len(self._classes(task)) for task in range(1, self.run.schedule.count + 1))
 
     # solution
 
@@ -396,6 +395,6 @@ class Analytic(IncrementalStrategy):
         sums = sums.on(self.run.device)
         self._chosen[task] = shrinkage = self.settings.chosen(asking, sums)
         asking.outcome.details["shrinkage"] = shrinkage
-        if isinstance(self.settings, AutomaticHead):
+        if self.head == "auto":
             asking.outcome.details["tried"] = self.settings.tried
         return self.settings.solved(sums, shrinkage)

@@ -89,8 +89,9 @@ class OwnHeads(Wrapper):
             chosen[site] = self.kappas[best], heads[site][best]
         models: dict[int, Mapping[str, Tensor]] = {}
         for place, (_, head) in enumerate(chosen.values()):
+            tensors = self._base.maps.over_all_maps(head).tensors()
             models[place] = dict(request.arrays) | {
-                name: tensor.to(request.arrays[name].device) for name, tensor in head.tensors().items()
+                name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
             }
         accuracies = complete_personal_models(
             grid,

@@ -129,9 +129,37 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+Alternative = Annotated[
+    Annotated[InputsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig, Field(discriminator="name")],
+    BeforeValidator(_named),
+]
+
+
+class ChoiceConfig(Block):
+    """One of several maps: that which the sites' validation samples prefer in the first task.
+
+    of: the maps to choose among.
+    """
+
+    name: Literal["choice"]
+    of: Annotated[tuple[Alternative, ...], Field(min_length=2, max_length=8)]
+
+    @property
+    def names(self) -> list[str]:
+        """Of each of the maps, with the settings in which they differ."""
+        told = [config.model_dump() for config in self.of]
+        keys = [key for key in {key: None for each in told for key in each} if key != "name"]
+        differing = [key for key in keys if len({str(each.get(key)) for each in told}) > 1]
+        found = []
+        for each in told:
+            own = [f"{key} {each[key] or 'none'}" for key in differing if key in each]
+            found.append(each["name"] + (f" ({', '.join(own)})" if own else ""))
+        return found
+
+
 FeatureMapConfig = Annotated[
     Annotated[
-        InputsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig,
+        InputsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig | ChoiceConfig,
         Field(discriminator="name"),
     ],
     BeforeValidator(_named),
@@ -155,6 +183,9 @@ def size_to_read(maps: Iterable[FeatureMapConfig]) -> tuple[int, int] | None:
 
 def map_in_words(config: FeatureMapConfig) -> str:
     """What a map is and where its values come from, for the person who has to approve it."""
+    if isinstance(config, ChoiceConfig):
+        words = (f"{name}: {map_in_words(each)}" for name, each in zip(config.names, config.of, strict=True))
+        return f"the one of these that validation samples prefer ({'; '.join(words)})"
     if isinstance(config, InputsConfig):
         return "the inputs themselves, around a constant centre"
     if isinstance(config, RandomMapConfig):

@@ -5,6 +5,8 @@ Shapes: x (B, ...) normalised inputs, as every model takes them; features (B, d)
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.ball import on_grid, unit_rows
 from perennial.models.feature_maps.config import (
+    Alternative,
+    ChoiceConfig,
     ExpansionConfig,
     FeatureMapConfig,
     InputsConfig,
@@ -50,9 +54,16 @@ class FixedFeatures(nn.Module):
         keep: bool,
         facts: list[dict[str, str]],
         projection: Projection | None = None,
+        slots: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """facts: of each map, what a person should know of where it comes from."""
+        """facts: of each map, what a person should know of where it comes from.
+
+        slots: the maps of which each one is to be chosen; None: every map serves.
+        """
         super().__init__()
+        self.slots = [(place,) for place in range(len(maps))] if slots is None else [*map(tuple, slots)]
+        self.selection: tuple[int, ...] | None = None
+        """The maps that are looked at; None: all."""
         self.projection = projection
         self.maps, self.pixels, self.expansion = nn.ModuleList(maps), pixels, expansion
         self.facts, self._keep = facts, keep
@@ -67,8 +78,53 @@ class FixedFeatures(nn.Module):
         """(features of each map, its name) where maps stand side by side; one where something mixes them."""
         if self.expansion is not None or self.projection is not None:
             return [self.width], ["all"]
-        names = [fact.get("map", "?") for fact in self.facts]
-        return [int(module.width) for module in self.maps], names  # pyright: ignore
+        widths, names = self.widths, [fact.get("map", "?") for fact in self.facts_of_seen]
+        return [widths[place] for place in self.selection or range(len(widths))], names
+
+    @property
+    def facts_of_seen(self) -> list[dict[str, str]]:
+        """Of each map that is looked at."""
+        return self.facts if self.selection is None else [self.facts[place] for place in self.selection]
+
+    @property
+    def widths(self) -> list[int]:
+        """Features of each map."""
+        return [int(module.width) for module in self.maps]  # pyright: ignore[reportArgumentType]
+
+    @property
+    def alternatives(self) -> list[list[int]]:
+        """The maps of each choice that is still to be made."""
+        return [[*slot] for slot in self.slots if len(slot) > 1]
+
+    @property
+    def widest(self) -> int:
+        """Features of the maps that will be chosen, at most."""
+        if not self.alternatives:
+            return self.width
+        return sum(max(self.widths[place] for place in slot) for slot in self.slots)
+
+    def only(self, selection: Sequence[int]) -> "FixedFeatures":
+        """The same of some of the maps, whose features are of length 1/sqrt(2) again; maps are shared."""
+        found = copy(self)
+        found.selection = tuple(selection)
+        found.width = len(self.places_of(selection))
+        return found
+
+    def places_of(self, selection: Sequence[int]) -> Tensor:
+        """Where the features of some of the maps stand among all."""
+        widths = self.widths
+        starts = [sum(widths[:place]) for place in range(len(widths))]
+        return torch.cat([torch.arange(starts[m], starts[m] + widths[m]) for m in selection])
+
+    def known_by(self, content: str) -> "FixedFeatures | None":
+        """These features, or those of one alternative or of a choice in each slot, of this hash."""
+        if not self.alternatives:
+            return self if self.content == content else None
+        alone = ((place,) for slot in self.alternatives for place in slot)
+        for selection in (*alone, *product(*self.slots)):
+            if (found := self.only(selection)).content == content:
+                return found
+        return None
 
     def mapped(self, x: Tensor) -> Tensor:
         """(B, sum of widths): the maps side by side, each of length 1."""
@@ -84,6 +140,8 @@ class FixedFeatures(nn.Module):
 
     def finished(self, mapped: Tensor) -> Tensor:
         """(B, width): what mapped gives, expanded or projected where it is, on the grid."""
+        if self.selection is not None:
+            return on_grid(mapped[:, self.places_of(self.selection).to(mapped.device)])
         if self.projection is not None:
             return on_grid(self.projection(mapped))
         if self.expansion is None:
@@ -111,7 +169,8 @@ class FixedFeatures(nn.Module):
     def content(self) -> str:
         """SHA-256 of everything that decides what a sample's features are, but the machine."""
         behind = [part for part in (self.expansion, self.projection) if part is not None]
-        parts = [*self.maps, self.pixels, *behind]
+        seen = self.maps if self.selection is None else [self.maps[place] for place in self.selection]
+        parts = [*seen, self.pixels, *behind]
         return content_of([(f"keep {self._keep}", {}), *map(_told, parts)])
 
     def maps_content(self, constants: str) -> str:
@@ -145,7 +204,16 @@ def build_fixed_features(
     """
     maps: list[nn.Module] = []
     facts: list[dict[str, str]] = []
-    for config in features:
+    slots: list[range] = []
+    listed: list[tuple[Alternative | ModelMapConfig, str]] = []
+    for found in features:
+        before = len(listed)
+        if isinstance(found, ChoiceConfig):
+            listed += zip(found.of, found.names, strict=True)
+        else:
+            listed.append((found, found.name))
+        slots.append(range(before, len(listed)))
+    for config, name in listed:
         for_tables = isinstance(config, RandomMapConfig | InputsConfig | ModelMapConfig)
         if not for_tables and len(input_shape) != 3:
             raise ConfigError(
@@ -154,7 +222,7 @@ def build_fixed_features(
             )
         module, fact = _build(config, input_shape, with_weights)
         maps.append(module)
-        facts.append({"map": config.name, **fact})
+        facts.append({"map": name, **fact})
     joined = sum(int(module.width) for module in maps)  # pyright: ignore[reportArgumentType]
     behind = (
         None
@@ -163,11 +231,11 @@ def build_fixed_features(
     )
     keep = expansion is not None and expansion.keep
     projected = None if projection is None else build_projection(projection, maps, input_shape, with_weights)
-    return FixedFeatures(maps, Pixels(input_shape, constants), behind, keep, facts, projected).eval()
+    return FixedFeatures(maps, Pixels(input_shape, constants), behind, keep, facts, projected, slots).eval()
 
 
 def _build(
-    config: FeatureMapConfig, shape: tuple[int, ...], with_weights: bool
+    config: Alternative | ModelMapConfig, shape: tuple[int, ...], with_weights: bool
 ) -> tuple[nn.Module, dict[str, str]]:
     if isinstance(config, InputsConfig):
         return Inputs(shape), {"weights": "none"}

@@ -329,9 +329,17 @@ class Tried(BaseModel):
     end_of_grid: bool
 
 
-def head_choice(content: object, run: Run) -> Section:
-    """What head auto chose among in the last task, the chosen one first."""
-    tried = _checked(list[Tried], content, run, "head_choice")
+def map_choice(content: object, run: Run) -> Section:
+    """Of each map that was compared alone in the first task the best head, the chosen map first."""
+    tried = _checked(list[Tried], content, run, "map_choice")
+    note = (
+        "Compared in the first task, each alone, by the validation samples of its classes; the run goes on "
+        "with the first. Where intervals overlap another could be as good."
+    )
+    return Section("The maps to choose among", [panel("Maps compared", _heads(tried), long=True)], note)
+
+
+def _heads(tried: list[Tried]) -> Markup:
     rows = [
         [
             " and ".join(each.maps),
@@ -342,7 +350,12 @@ def head_choice(content: object, run: Run) -> Section:
         for each in tried
     ]
     columns = ["features", "head", "shrinkage", "on validation samples"]
-    numbers = table(columns, rows, "lllr", "Heads compared")
+    return table(columns, rows, "lllr", "Heads compared")
+
+
+def head_choice(content: object, run: Run) -> Section:
+    """What head auto chose among in the last task, the chosen one first."""
+    tried = _checked(list[Tried], content, run, "head_choice")
     ahead = 100 * (tried[0].value - tried[1].value) if tried[1:] else 0.0
     note = (
         f"The first was chosen; the second is {ahead:.1f} points away. Each is judged with its neighbours in "
@@ -350,7 +363,7 @@ def head_choice(content: object, run: Run) -> Section:
         "samples that chose, with 95 % intervals: the chosen one is judged too well, and where intervals "
         "overlap another could be as good. For samples that no choice has seen see the first section."
     )
-    return Section("The head that was chosen", [panel("Heads compared", numbers, long=True)], note)
+    return Section("The head that was chosen", [panel("Heads compared", _heads(tried), long=True)], note)
 
 
 def beside_each_other(content: object, run: Run) -> Section:
@@ -361,6 +374,7 @@ def beside_each_other(content: object, run: Run) -> Section:
 BLOCKS: dict[str, Callable[[object, Run], Section]] = {
     "personalised_accuracy": personalised_accuracy,
     "contribution": contribution,
+    "map_choice": map_choice,
     "head_choice": head_choice,
     "bounds": bounds,
     "cross_site": beside_each_other,

@@ -7,7 +7,7 @@ ridge head and a ridge head to which all classes are alike, at several shrinkage
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,8 +44,6 @@ class AutomaticHead(HeadSettings):
 
     widths: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
-    tried: list[dict[str, Any]] = field(default_factory=list)
-    """What the latest choice was between: the best shrinkage of each head on each set of maps, best first."""
 
     def over(self, widths: Sequence[int], names: Sequence[str]) -> "AutomaticHead":
         """The same for these maps. Raises ConfigError where they are too many to compare."""
@@ -83,7 +81,11 @@ class AutomaticHead(HeadSettings):
         )
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
-        """The number of the candidate that validation samples prefer.
+        """The number of the candidate that validation samples prefer. Errors as ranked."""
+        return float(self.ranked(asking, sums)[0][1])
+
+    def ranked(self, asking: StatisticsRound, sums: Sums) -> list[tuple[float, int]]:
+        """(value, number) of the best candidate of each head on each set of maps, best first; noted in tried.
 
         Each is judged with its neighbours in shrinkage, [1, 2, 1] / 4, because few samples choose among many.
         Raises DataError where no site has validation samples, or no head can be solved.
@@ -111,7 +113,7 @@ class AutomaticHead(HeadSettings):
             best.append(max(zip(smooth, curve, strict=True)))
         ranked = sorted(best, key=lambda found: -found[0])
         self.tried[:] = [self._told(number, *values[number]) for _, number in ranked]
-        return float(ranked[0][1])
+        return ranked
 
     def _places(self, maps: Sequence[int]) -> Tensor:
         starts = [sum(self.widths[:place]) for place in range(len(self.widths))]

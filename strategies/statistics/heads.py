@@ -1,8 +1,8 @@
 """The head that sums determine, and how far it is shrunk."""
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -32,6 +32,9 @@ class HeadSettings:
     standardise: bool
     given: float | str | None = None
     """The shrinkage that the experiment gives; None: the default."""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    """head auto: what the latest choice was between: of each head on each set of maps the best shrinkage,
+    best first."""
 
     @classmethod
     def of(

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import ConfigError, StateError
 from perennial.learning.analytic.files import PARTS, read_statistics_file, write_statistics
 from perennial.learning.analytic.statistics import Statistics
 from perennial.strategies.statistics.checks import check_exact
 
 FOLDER = "statistics"
+WITHOUT_ASKING = 1 << 35
+"""Bytes of sites' sums that are kept without being asked to."""
 
 
 @dataclass
@@ -147,6 +149,16 @@ class KeptSums:
             gram, sums, counts = (state[f"{name}-{part}"].cpu() for part in PARTS)
             first, end = state[f"{name}-classes"]
             self.total = Statistics(gram, sums, counts, range(first, end))
+
+
+def require_room(kept: int) -> None:
+    """Raises ConfigError where all sites' sums would take more of the disk than is taken without asking."""
+    if kept > WITHOUT_ASKING:
+        raise ConfigError(
+            f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
+            f"server's disk, more than {WITHOUT_ASKING / 1e9:.0f} GB; set it to false, and no site can be "
+            "withdrawn without its help"
+        )
 
 
 def file_name(task: int, site: str) -> str:

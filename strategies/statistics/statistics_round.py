@@ -96,9 +96,10 @@ class StatisticsRound:
         pending = None if self.masked is None else self.masked.pending
         if pending is None:
             return list(tasks)
-        return sorted(tasks, key=lambda task: self._about(task) != pending.model)
+        return sorted(tasks, key=lambda task: self.about(task) != pending.model)
 
-    def _about(self, task: int) -> str:
+    def about(self, task: int) -> str:
+        """What a masked sum of the task is known by."""
         return statistics_subject(self.features, self.request.stamp.class_order, task, None)
 
     def cohort(self, sites: Sequence[str], task: int, classes: range) -> Iterator[tuple[Opened, Statistics]]:
@@ -108,7 +109,7 @@ class StatisticsRound:
         Raises NotEnough when that one is not opened.
         """
         assert self.masked is not None
-        about = self._about(task)
+        about = self.about(task)
         left = dict.fromkeys(sites)
         for opened in self.masked.opened_before("statistics", about):
             if left.keys() & set(opened.survivors):

@@ -1,0 +1,35 @@
+"""`features: auto`: the maps that fit the data's kind and shape, written into an experiment as it is read."""
+
+from typing import Any
+
+from perennial.config.experiment import Experiment
+from perennial.config.simulation import as_for, simulated_federation
+from perennial.config.yaml_file import validate
+from perennial.data.deployed import declared_input_shape
+from perennial.foundation.errors import ConfigError
+from perennial.models.feature_maps.automatic import maps_for, network_is_here
+
+
+def with_maps(content: dict[str, Any], where: str) -> Experiment:
+    """The experiment with maps in the place of auto. content: of its file.
+
+    Raises ConfigError where it is faulty, or its validation samples may not choose.
+    """
+    model = dict(content["model"])
+    privacy = content.get("privacy")
+    if isinstance(privacy, dict) and privacy.get("mode", "none") != "none":
+        raise ConfigError(
+            f"{where}: model.features: found auto with privacy, where the counts of validation samples that "
+            "choose would be a release of their own; write the maps out, as [inputs] or those that "
+            "perennial privacy proposes"
+        )
+    # the shape of the data does not depend on the maps; these stand in until it is known
+    draft = validate(Experiment, content | {"model": model | {"features": ["inputs"]}}, where)
+    data = draft.data
+    if data.only_at_sites or (data.source == "folder" and data.size is not None and data.color is not None):
+        shape, stored = declared_input_shape(data), "float32" if data.source == "csv" else "uint8"
+    else:
+        federation = simulated_federation(draft)
+        shape, stored = federation.input_shape, federation.stored
+    model["features"] = maps_for(shape, stored, network=network_is_here())
+    return as_for(validate(Experiment, content | {"model": model}, where), draft)
