@@ -41,7 +41,7 @@ class EvaluationTables:
     confidence: (2, 2, C) samples, and right answers, by the probability of the answer: at temperature 1, and
     at that of the scores.
     likelihood: (2, K) negative log-likelihood of validation samples at each temperature, in LIKELIHOOD_STEP:
-    of the true class, and the mean over all classes.
+    of the true class, and the mean of the two most probable classes.
     validation: (1,) the number of those samples.
     calibration: (M, S) calibration samples by the score of their own class.
     subgroups: (G, M, 3) of each subgroup and class: samples, right answers, samples that were called so.

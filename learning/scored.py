@@ -157,7 +157,8 @@ def likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.n
         for place, temperature in enumerate(TEMPERATURES):
             log_p = (logits / temperature).log_softmax(dim=1)
             loss = (-log_p).nan_to_num(nan=LARGEST_LIKELIHOOD).clamp(0, LARGEST_LIKELIHOOD)
-            both = torch.stack([loss.gather(1, labels[:, None]).squeeze(1), loss.mean(dim=1)])
+            likeliest = loss.topk(min(2, loss.shape[1]), dim=1, largest=False).values
+            both = torch.stack([loss.gather(1, labels[:, None]).squeeze(1), likeliest.mean(dim=1)])
             found[:, place] += (both / LIKELIHOOD_STEP).round().long().sum(dim=1).cpu().numpy()
     return found
 

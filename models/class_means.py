@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from perennial.models.feature_maps.ball import RADIUS, unit_rows
 from perennial.models.incremental import IncrementalModel
 
+NEVER = -1e9
+"""Bias of a class without samples: it is never predicted, and its probability is 0."""
+
 
 def mean_similarity(features: Tensor, means: Tensor) -> Tensor:
     """Cosine similarity of each feature with each class mean, (B, M).
@@ -58,6 +61,19 @@ class GaussianHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         features = unit_rows(self.model.features(x)) * RADIUS
         return features @ self.rows[:, :-1].T + self.rows[:, -1]
+
+
+def never_predicted(bias: Tensor, rows: Tensor | None, width: int) -> list[int]:
+    """Labels whose probability is 0 for every sample, because no record of them was learnt from.
+
+    bias: (M,) of the head. rows: what takes its place, as of over_features, over features of that width;
+    None: the head answers.
+    """
+    if rows is not None and rows.shape[1] == width:
+        found = ~rows.any(dim=1)
+    else:
+        found = (bias if rows is None else rows[:, -1]) <= NEVER / 2
+    return found.nonzero().flatten().tolist()
 
 
 def over_features(model: IncrementalModel, rows: Tensor) -> NearestMean | GaussianHead:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from perennial.models.prediction import probabilities
 from perennial.models.saved import SavedModel
 
 
@@ -35,8 +36,8 @@ class Exported(nn.Module):
         else:
             known = torch.where(x.isnan(), self.fill.expand_as(x), x) if x.ndim == 2 else x
             standard = (known - self.mean) / self.std
-        probabilities = (self.classifier(standard) / self.temperature).softmax(dim=1)
-        return probabilities, probabilities.argmax(dim=1)
+        stated = probabilities(self.classifier(standard), self.temperature)
+        return stated, stated.argmax(dim=1)
 
     def example(self, saved: SavedModel) -> Tensor:
         """(2, *shape) zeros of the type that forward takes."""

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from perennial.models.class_means import NEVER
 from perennial.models.saved import Confidence
 
+LEAST = torch.finfo(torch.float32).tiny
+"""Stated of a class however improbable: 0 is said of those alone that no record was learnt of."""
 NONE_OF_THE_KNOWN = "none of the known classes"
 """What an empty prediction set reads."""
 
@@ -25,7 +28,13 @@ def answers(logits: Tensor, confidence: Confidence) -> Answers:
     sets = None
     if confidence.thresholds is not None:
         sets = log_odds(scaled) >= torch.tensor(confidence.thresholds, dtype=torch.float64).to(scaled.device)
-    return Answers(scaled.softmax(dim=1), sets)
+    return Answers(probabilities(logits.double(), confidence.temperature or 1.0), sets)
+
+
+def probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """(B, M) softmax of logits over the temperature: 0 for a class that is never predicted, for no other."""
+    stated = (logits / temperature).softmax(dim=1)
+    return torch.where(logits > NEVER / 2, stated.clamp(min=LEAST), stated)
 
 
 def log_odds(logits: Tensor) -> Tensor:

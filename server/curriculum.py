@@ -17,6 +17,7 @@ from perennial.data.registry import Registry
 from perennial.foundation.disk_writes import DiskWrites
 from perennial.learning.batches import TrainingSet
 from perennial.learning.worth import Scores
+from perennial.models.class_means import never_predicted
 from perennial.protocol.tensors import content_sha256
 from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
@@ -309,7 +310,8 @@ class Curriculum:
             reported,
             end.bytes,
         )
-        self.measuring.write(task, scored, reported, one_classifier=self.one_classifier)
+        unlearnt = never_predicted(arrays["head.bias"], means, self.model.feature_width)
+        self.measuring.write(task, scored, reported, unlearnt, one_classifier=self.one_classifier)
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self.position.previous = finished
         progress.task_learnt(finished.sha256, holders)

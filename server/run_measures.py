@@ -1,6 +1,6 @@
 """The measures of a run at the end of a task: from the server's test samples, else from the sites' counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -53,8 +53,19 @@ class TaskMeasures:
             return None
         return score_centrally(model(), self._test, classes, means, temperature)
 
-    def write(self, task: int, scored: Scored | None, reported: SiteCounts, *, one_classifier: bool) -> None:
-        """Write measures.json. scored: as score() gave it. reported: the sites' counts."""
+    def write(
+        self,
+        task: int,
+        scored: Scored | None,
+        reported: SiteCounts,
+        unlearnt: Sequence[int] = (),
+        *,
+        one_classifier: bool,
+    ) -> None:
+        """Write measures.json. scored: as score() gave it. reported: the sites' counts.
+
+        unlearnt: labels of which the model learnt from no record.
+        """
         schedule = self._registry.schedule
         classes = schedule.num_classes(task)
         # the bootstrap over patients is worth its time for the figures that stay
@@ -65,7 +76,8 @@ class TaskMeasures:
             self._experiment, task, names, scored, patients, reported, one_classifier=one_classifier
         )
         if found is not None:
-            write_measures(self._folder, found)
+            notes = [*found.notes, *_unlearnt([names[label] for label in unlearnt])]
+            write_measures(self._folder, found.model_copy(update={"notes": notes}))
 
 
 def task_measures(
@@ -177,6 +189,16 @@ def _notes(experiment: Experiment, central: Scored | None, sites: SiteCounts) ->
             "Intervals take samples for independent. Where a patient has several, true intervals are wider."
         )
     return notes
+
+
+def _unlearnt(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"The model learnt from no record of {', '.join(names)}: no site had one to train with, or a floor "
+        "or a protection kept it there. Of every sample it states probability 0 for "
+        f"{'this class' if len(names) == 1 else 'these classes'}."
+    ]
 
 
 def confidence_facts(measures: Measures | None, *, one_classifier: bool = True) -> dict[str, Any]:

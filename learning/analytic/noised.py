@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import DataError
-from perennial.learning.analytic.solve import NEVER, LinearHead, Sums, solve
+from perennial.learning.analytic.solve import LinearHead, Sums, solve
 from perennial.learning.analytic.statistics import Statistics, unpacked
+from perennial.models.class_means import NEVER
 from perennial.models.feature_maps.ball import CONSTANT, GRID
 
 LEAST_RIDGE = 0.1

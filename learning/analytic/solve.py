@@ -22,13 +22,12 @@ from perennial.learning.analytic.statistics import (
     require_width,
     unpacked,
 )
+from perennial.models.class_means import NEVER
 from perennial.models.feature_maps.ball import CONSTANT, GRID
 
 HeadName = Literal["ridge", "balanced_ridge", "gaussian", "auto"]
 LEAST_VARIANCE = 1e-12
 """Least variance of a feature that is used; below it the covariance would be singular."""
-NEVER = -1e9
-"""Bias of a class without samples: it is never predicted."""
 REFINEMENTS = 2
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 

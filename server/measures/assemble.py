@@ -12,6 +12,7 @@ from perennial.learning.evaluation_tables import EvaluationTables, as_probabilit
 from perennial.learning.scored import Scored
 from perennial.server.measures.calibration import (
     calibration_error,
+    error_by_chance,
     expected_calibration_error,
     reliability,
 )
@@ -103,6 +104,7 @@ def calibration(
     return Calibration(
         **errors,
         temperature=temperature,
+        by_chance=error_by_chance(before if after is None else after),
         validation_samples=int(tables.validation[0]),
         groups=[ReliabilityGroup(**asdict(group)) for group in reliability(before)],
         scaled_groups=[]

@@ -33,14 +33,15 @@ class Reliability:
 def chosen_temperature(tables: EvaluationTables) -> float | None:
     """The temperature of the least negative log-likelihood on the validation samples; None without any.
 
-    Guo et al. 2017 (arXiv 1706.04599), with one sample more whose class is any of them alike: without it
-    samples that are all called rightly would ask for certainty.
+    Guo et al. 2017 (arXiv 1706.04599), with one sample more that is half its answer and half the class next
+    to it, as Jeffreys' prior has it: without it samples that are all called rightly would ask for certainty.
+    Any class alike in its place is too cautious where there are few samples and some classes are far away.
     """
     samples = int(tables.validation[0])
     if not samples:
         return None
-    true, any_class = tables.likelihood.astype(np.float64)
-    return TEMPERATURES[int(np.argmin(true + any_class / samples))]
+    true, undecided = tables.likelihood.astype(np.float64)
+    return TEMPERATURES[int(np.argmin(true + undecided / samples))]
 
 
 def at_an_end(temperature: float | None) -> bool:
@@ -80,6 +81,22 @@ def calibration_error(confidence: np.ndarray, seed: int = 0) -> Figure:
     upper, lower = np.quantile(found, [0.975, 0.025])
     low, high = max(0.0, 2 * value - upper), min(1.0, 2 * value - lower)
     return Figure(value=value, low=min(low, value), high=max(high, value))
+
+
+def error_by_chance(confidence: np.ndarray, seed: int = 0) -> Figure:
+    """The error that true probabilities would show on as many answers: its mean, and where 95 % of it lie.
+
+    Of few answers the shares of right ones are far from any probability by chance alone. Answers are taken
+    for independent. Confidence is as in expected_calibration_error.
+    Broecker and Smith 2007 (doi 10.1175/WAF993.1).
+    """
+    samples = confidence[0]
+    if not samples.sum():
+        return UNMEASURED
+    right = np.random.default_rng(seed).binomial(samples, MIDDLES, size=(RESAMPLES, CONFIDENCE_BINS))
+    found = np.abs(_grouped(samples * MIDDLES - right)).sum(axis=1) / samples.sum()
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Figure(value=float(found.mean()), low=float(low), high=float(high))
 
 
 def reliability(confidence: np.ndarray) -> list[Reliability]:

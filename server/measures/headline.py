@@ -9,7 +9,7 @@ SELDOM = 0.5
 FEW = 10
 """Samples of a class on which no figure says much."""
 MISSTATED = 0.1
-"""Mean error of stated probabilities from which on it is named."""
+"""Mean error of stated probabilities from which on it is named, where chance does not explain it."""
 MOST_NAMES = 5
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -93,7 +93,8 @@ def _of_expected(part: PartMeasures) -> str:
 def _misstated(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:
     error, scaled = measures.calibration.error, measures.calibration.scaled_error
     shown = scaled if scaled.value is not None else error
-    if shown.value is None or shown.value <= MISSTATED:
+    chance = measures.calibration.by_chance.high or 0.0
+    if shown.value is None or shown.value <= max(MISSTATED, chance):
         return []
     when = ", after temperature scaling," if scaled.value is not None else ""
     return [f"Stated probabilities are{when} wrong by {100 * shown.value:.0f} points on average."]

@@ -61,12 +61,16 @@ class ReliabilityGroup(_Part):
 
 
 class Calibration(_Part):
-    """Before temperature scaling, and after it where validation samples chose a temperature."""
+    """Before temperature scaling, and after it where validation samples chose a temperature.
+
+    by_chance: the error that true probabilities would show, at the temperature if there is one.
+    """
 
     error: Figure = UNMEASURED
     temperature: float | None = None
     validation_samples: int = 0
     scaled_error: Figure = UNMEASURED
+    by_chance: Figure = UNMEASURED
     groups: list[ReliabilityGroup] = []
     scaled_groups: list[ReliabilityGroup] = []
 

@@ -7,9 +7,10 @@ from perennial.foundation.files import file_sha256, replace_file
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
 from perennial.server.measures.figure import Figure
 from perennial.server.measures.headline import SELDOM
-from perennial.server.measures.record import FILE, Measures, read_measures
+from perennial.server.measures.record import FILE, Measures, PredictionSets, read_measures
 from perennial.server.report.comparison import markdown_table
 from perennial.server.report.markup import MISSING, decimal, power
+from perennial.server.report.recognition import SET_COLUMNS, always_in_sets
 from perennial.server.run_record import Run, read_run
 
 CARD = "card.md"
@@ -127,7 +128,12 @@ def _works(measures: Measures | None) -> str:
         lines.append(text + ".")
     if (sets := measures.prediction_sets) is not None:
         void = f" Not guaranteed: {sets.void}." if sets.void else ""
-        lines.append(f"Prediction sets with coverage {100 * sets.coverage:.0f} % for each known class.{void}")
+        always = always_in_sets(sets)
+        lines.append(
+            f"Prediction sets with coverage {100 * sets.coverage:.0f} % for each known class.{void}"
+            + (f" {_plain(always)}" if always else "")
+        )
+        lines.append(markdown_table(SET_COLUMNS, _set_rows(sets), "lrrr"))
     return "\n\n".join(lines)
 
 
@@ -135,6 +141,18 @@ def _outside(folder: Path) -> list[tuple[str, Measures]]:
     """(name of the data, measures) of each evaluation in a run's folder."""
     found = [(path.parent.name, read_measures(path.parent)) for path in sorted(folder.glob(EVALUATIONS))]
     return [(name, measures) for name, measures in found if measures is not None]
+
+
+def _set_rows(sets: PredictionSets) -> list[list[str]]:
+    return [
+        [
+            name,
+            f"{100 * each.probability:.1f} %" if each.informative else "always",
+            MISSING if each.samples is None else f"{each.samples:,}",
+            _percent(each.covered),
+        ]
+        for name, each in sets.thresholds.items()
+    ]
 
 
 def _judged_outside(folder: Path) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
+from perennial.server.measures.conformal import least_samples
 from perennial.server.measures.figure import Figure as Measure
 from perennial.server.measures.record import (
     Calibration,
@@ -38,6 +39,7 @@ LARGEST_MATRIX = 30
 MOST_ROWS = 30
 """Sites or mistakes that a table shows."""
 SELDOM = 0.5
+SET_COLUMNS = ("class", "in the set from probability", "calibration samples", "set holds the class")
 
 SOURCES = {
     "server": "on the server's test samples, which no site trained on",
@@ -266,6 +268,8 @@ def _calibration(calibration: Calibration) -> Picture:
         )
     else:
         error += "; nobody held validation samples to fit a temperature with"
+    if calibration.by_chance.value is not None:
+        error += f". On as many answers even true probabilities would show {_points(calibration.by_chance)}"
     rows = [
         [name, percent(group.stated, 0), percent(group.right, 0), f"{group.samples:,}"]
         for name, groups in curves.items()
@@ -305,6 +309,8 @@ def _sets(sets: PredictionSets) -> Markup:
     )
     if sets.void:
         note += f" Here this is not guaranteed: {sets.void}."
+    if always := always_in_sets(sets):
+        note += f" {always}"
     if sets.mean_size is not None:
         note += f" The sets of the judged samples have {sets.mean_size:.1f} classes on average."
     rows = [
@@ -316,9 +322,20 @@ def _sets(sets: PredictionSets) -> Markup:
         ]
         for name, each in sets.thresholds.items()
     ]
-    columns = ["class", "in the set from probability", "calibration samples", "set holds the class"]
-    numbers = table(columns, rows, "lrrr", "Thresholds of prediction sets")
+    numbers = table(SET_COLUMNS, rows, "lrrr", "Thresholds of prediction sets")
     return panel(f"Prediction sets, coverage {coverage}", numbers, note, long=True)
+
+
+def always_in_sets(sets: PredictionSets) -> str:
+    """Why some classes are in every set; '' without any."""
+    always = [name for name, each in sets.thresholds.items() if not each.informative]
+    if not always:
+        return ""
+    verb = "is" if len(always) == 1 else "are"
+    return (
+        f"{', '.join(always)} {verb} in every set: a threshold for this coverage takes at least "
+        f"{least_samples(sets.coverage)} calibration samples of the class."
+    )
 
 
 def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:

@@ -36,6 +36,7 @@ from perennial.server.measures.calibration import (
     at_an_end,
     calibration_error,
     chosen_temperature,
+    error_by_chance,
     expected_calibration_error,
     reliability,
 )
@@ -43,7 +44,7 @@ from perennial.server.measures.conformal import least_samples, threshold, thresh
 from perennial.server.measures.curves import auprc, auroc, precision_recall_areas
 from perennial.server.measures.figure import Figure, mean_of, wilson
 from perennial.server.measures.headline import headline
-from perennial.server.measures.record import ClassMeasures, Measures, PartMeasures
+from perennial.server.measures.record import Calibration, ClassMeasures, Measures, PartMeasures
 from perennial.server.run_measures import task_measures
 from perennial.server.site_counts import SiteCounts
 
@@ -228,8 +229,33 @@ def test_validation_samples_that_are_all_right_ask_for_no_certainty() -> None:
     logits = torch.nn.functional.one_hot(labels, 3).double() * 5000
     temperature = fitted(logits, labels)
     stated = float((logits / temperature).softmax(dim=1).max())
-    # thirty of thirty, and one more of any class: wrong in two thirds of one of 31
-    assert 0.95 < stated < 0.99 and not at_an_end(temperature)
+    # thirty of thirty, and one more that is half right: wrong in half of one of 31
+    assert 0.96 < stated < 0.99 and not at_an_end(temperature)
+    # classes that are far away from all samples change nothing
+    far = torch.cat([logits, torch.full((30, 5), -90_000.0, dtype=torch.float64)], dim=1)
+    assert fitted(far, labels) == temperature
+
+
+def test_the_error_of_true_probabilities_is_that_of_chance() -> None:
+    confidence = np.zeros((2, CONFIDENCE_BINS), dtype=np.int64)
+    confidence[:, 75] = 10, 9
+    # ten answers of one bin, stated 75.5 %: the mean of |right / 10 - 0.755| over the binomial distribution
+    share = 0.755
+    each = [math.comb(10, k) * share**k * (1 - share) ** (10 - k) for k in range(11)]
+    exact = sum(p * abs(k / 10 - share) for k, p in enumerate(each))
+    few = error_by_chance(confidence)
+    assert few.value == pytest.approx(exact, abs=0.01)
+    assert None not in (few.low, few.value, few.high)
+    assert (few.low or 0) < (few.value or 0) < (few.high or 0)
+    many = error_by_chance(confidence * 1000).high
+    assert many is not None and many < 0.02 and error_by_chance(confidence * 0).value is None
+
+
+def test_an_error_that_chance_explains_is_no_headline() -> None:
+    wrong = Calibration(scaled_error=Figure(value=0.2), by_chance=Figure(value=0.15, high=0.19))
+    assert "wrong by 20 points" in headline(measures([0.9, 0.8], calibration=wrong))[0]
+    chance = wrong.model_copy(update={"by_chance": Figure(value=0.15, high=0.3)})
+    assert len(headline(measures([0.9, 0.8], calibration=chance))) == 1
 
 
 def test_the_end_of_the_temperatures_is_said() -> None:

@@ -132,7 +132,8 @@ def test_an_onnx_file_has_everything_inside(images: Path) -> None:
     model = onnx.load(images / "one" / "model.onnx")
     inside = {entry.key: json.loads(entry.value) for entry in model.metadata_props if entry.key in facts}
     assert inside["classes"] == list(saved.classes) and inside["resizing"] == facts["resizing"]
-    assert inside["confidence"]["temperature"] == saved.confidence.temperature
+    assert inside["confidence"] == json.loads(json.dumps(saved.confidence.to_json()))
+    assert len(inside["confidence"]["thresholds"]) == 3
 
 
 def test_outside_data_are_judged_with_the_same_measures(images: Path) -> None:
