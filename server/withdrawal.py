@@ -25,7 +25,7 @@ from perennial.protocol.tensors import content_sha256
 from perennial.server.opened_run import OpenedRun
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.statistics.kept import FOLDER
+from perennial.strategies.statistics.kept import FOLDER, KeptSums, file_name
 from perennial.strategies.statistics.versions import FOLDER as VERSIONS
 from perennial.strategies.statistics.versions import version_facts
 
@@ -180,33 +180,33 @@ def verify(certificate: Path) -> list[str]:
     try:
         content = json.loads(certificate.read_text())
         kind, after, model = content["kind"], content["sums_after"], content["model"]
+        if kind == "merge":
+            content["sites"] = [site for sites in content["sites"] for site in sites]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateError(f"{certificate}: no certificate ({error!r})") from error
     folder = certificate.absolute().parent.parent
-    later = 0
+    later, recorded = 0, dict[int, dict[str, Any]]()
     if kind != "merge":
         run = OpenedRun.open(folder)
         later = _require_recorded(certificate, content, run)
+        recorded = {task: sites for task, sites in run.strategy.kept_sums.contributions.items() if sites}
         after, model = run.total.sha256, content_sha256(_heads(run.saved))
     saved = load_saved(folder / GLOBAL_MODEL)
     experiment = Experiment.model_validate(saved.settings)
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).find(Analytic)
     if strategy is None:
         raise StateError(f"{folder}: its model is none of strategy analytic")
+    if kind == "merge" and content.get("experiment") != experiment.digest:
+        raise StateError(f"{certificate}: experiment: not the one that {GLOBAL_MODEL} says")
     files = sorted((folder / FOLDER).glob("*.safetensors"))
-    sums, total = strategy.kept_sums, None
+    sums = strategy.kept_sums
     sums.folder, strategy.bounds = folder / FOLDER, experiment.bounds
-    for path in files:
-        statistics, facts = read_statistics_file(path)
-        if kind == "forget" and facts.get("site") == content["site"]:
-            raise StateError(f"{path}: sums of {content['site']}, which were withdrawn, are still here")
-        total = statistics if total is None else total + statistics
-        if "task" in facts:
-            given = {"sha256": statistics.sha256, "samples": statistics.samples}
-            sums.contributions.setdefault(int(facts["task"]), {})[str(facts["site"])] = given
+    total = _kept(files, content, sums)
     if total is None or total.sha256 != after:
         found = "none" if total is None else f"{total.sha256:.12}"
         raise StateError(f"{folder}: the sums kept add up to {found}, and should to {after:.12}")
+    if sums.contributions != recorded:
+        raise StateError(f"{folder}: the sums kept are not, site by site, those that the run's record says")
     sums.total = total
     shrinkage = float(content["shrinkage"]) if not later else _latest(folder)["shrinkage"]
     head, _ = strategy.solved_again(len(saved.classes), shrinkage)
@@ -232,6 +232,25 @@ def verify(certificate: Path) -> list[str]:
     if kind == "forget":
         held.append(f"nothing of {content['site']} is kept; its sums had SHA-256 {content['subtracted']}")
     return held + [f"not undone: {text}" for text in content.get("not_undone", ())]
+
+
+def _kept(files: list[Path], content: dict[str, Any], sums: KeptSums) -> Statistics | None:
+    """The total of a folder's files, each noted in sums. Raises StateError for one that is wrong."""
+    total = None
+    for path in files:
+        statistics, facts = read_statistics_file(path)
+        if content["kind"] == "forget" and facts.get("site") == content["site"]:
+            raise StateError(f"{path}: sums of {content['site']}, which were withdrawn, are still here")
+        if content["kind"] == "merge" and facts.get("sites") != content["sites"]:
+            raise StateError(f"{path}: sites: not those that the certificate says")
+        total = statistics if total is None else total + statistics
+        if "task" in facts:
+            task, site = int(facts["task"]), str(facts["site"])
+            if path.name != file_name(task, site):
+                raise StateError(f"{path}: holds the sums of {site} in task {task}")
+            given = {"sha256": statistics.sha256, "samples": statistics.samples}
+            sums.contributions.setdefault(task, {})[site] = given
+    return total
 
 
 def _require_recorded(certificate: Path, content: dict[str, Any], run: OpenedRun) -> int:

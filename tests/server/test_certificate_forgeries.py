@@ -11,7 +11,10 @@ from safetensors.torch import save_file
 from torch import zeros
 
 from perennial.foundation.errors import PerennialError
+from perennial.learning.analytic.files import read_statistics_file, write_statistics
+from perennial.learning.analytic.statistics import Statistics
 from perennial.server.withdrawal import forget, verify
+from perennial.strategies.statistics.kept import file_name
 from tests.strategies.test_analytic_runs import own_cache, run
 
 __all__ = ["own_cache"]
@@ -82,6 +85,29 @@ def invented_file(folder: Path) -> None:
         shutil.copy(path, folder / "statistics")
 
 
+def places_changed(folder: Path) -> None:
+    first, second = (folder / "statistics" / file_name(1, site) for site in ("site-0", "site-1"))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def owners_changed(folder: Path) -> None:
+    paths = [folder / "statistics" / file_name(1, site) for site in ("site-0", "site-1")]
+    found = [read_statistics_file(path) for path in paths]
+    for path, (statistics, _), (_, facts) in zip(paths, reversed(found), found, strict=True):
+        write_statistics(path, statistics, facts)
+
+
+def moved_between_sites(folder: Path) -> None:
+    """Their sum is as it was: what one site has more, the other has less."""
+    paths = [folder / "statistics" / file_name(1, site) for site in ("site-0", "site-1")]
+    (mine, facts), (yours, others) = (read_statistics_file(path) for path in paths)
+    nothing = Statistics.nothing(mine.width, mine.classes)
+    write_statistics(paths[0], mine + yours, facts)
+    write_statistics(paths[1], nothing, others)
+
+
 def missing_file(folder: Path) -> None:
     sorted((folder / "statistics").glob("site-1-*"))[0].unlink()
 
@@ -113,6 +139,9 @@ FORGERIES = (
     counted_twice,
     of_the_other_run,
     invented_file,
+    places_changed,
+    owners_changed,
+    moved_between_sites,
     missing_file,
     other_model,
     an_old_head,

@@ -115,6 +115,15 @@ def test_runs_on_disjoint_data_become_one(runs: Path) -> None:
     merged, model = (load_saved(runs / name / "model.safetensors").model for name in ("merged", "whole"))
     assert merged.head.weight.equal(model.head.weight) and merged.head.bias.equal(model.head.bias)
     verify(certificate)
+    told = json.loads(certificate.read_text())
+    for change, why in (
+        ({"experiment": "0" * 64}, "experiment: not"),
+        ({"sites": [["site-0"], ["site-2"]]}, "sites: not"),
+        ({"sites": 2}, "no certificate"),
+    ):
+        certificate.write_text(json.dumps(told | change))
+        with pytest.raises(StateError, match=why):
+            verify(certificate)
     with pytest.raises(ConfigError, match="site-0, site-1, site-3 took part in"):
         merge(runs / "whole", runs / "without", runs / "twice")
 
