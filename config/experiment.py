@@ -21,6 +21,7 @@ from perennial.config.finished_runs import locate_runs
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
+from perennial.config.reading import read_for_maps
 from perennial.config.rounds import RoundsConfig
 from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
 from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
@@ -33,7 +34,6 @@ from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.config import EncoderConfig, ModelConfig
-from perennial.models.feature_maps.config import size_to_read
 from perennial.privacy.config import PrivacyConfig
 
 ON_DISK: Any = {
@@ -138,16 +138,8 @@ class Experiment(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _files_are_read_at_the_maps_size(cls, content: Any) -> Any:
-        """Image files become what the maps ask for at once, where the file does not say another size."""
-        try:
-            data = DataConfig.model_validate(content.get("data"))
-            model = ModelConfig.model_validate(content.get("model"))
-        except (AttributeError, ValidationError):
-            return content
-        left_open = data.source == "folder" and data.image_size is None
-        size = size_to_read(model.maps) if left_open else None
-        return {**content, "data": data.model_copy(update={"image_size": size})} if size else content
+    def _files_are_read_for_the_maps(cls, content: Any) -> Any:
+        return read_for_maps(content)
 
     @model_validator(mode="after")
     def _learner_where_sites_train(self) -> "Experiment":

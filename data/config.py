@@ -25,7 +25,7 @@ ArrayRole = Literal[
 _OPTIONS = (
     *("path", "dataset", "download", "labels", "image_size", "color", "resize", "window", "frame"),
     *("columns", "column_kinds", "label_column", "site_column", "missing", "imputation"),
-    *("encoding", "decimal", "unreadable", "arrays", "options", "patient", "subgroup"),
+    *("encoding", "decimal", "unreadable", "arrays", "options", "patient", "pool", "subgroup"),
 )
 
 
@@ -68,6 +68,20 @@ class SubgroupConfig(FiniteBlock):
 
     column: str
     values: Names
+
+
+class PoolConfig(FiniteBlock):
+    """Images that become one record. by: those of one data.patient, which names a case.
+
+    images: how many a record has room for; the `tiles` of the maps, written down when the file is read.
+    """
+
+    by: Literal["case"] = "case"
+    images: Annotated[int, Field(ge=2, le=64)] | None = None
+
+
+def _by_only(value: Any) -> Any:
+    return {"by": value} if isinstance(value, str) else value
 
 
 Constants = float | tuple[float, ...] | dict[str, float]
@@ -174,6 +188,7 @@ class DataConfig(FiniteBlock):
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
         group, searched in the file's name, or PatientID, the element of DICOM files, of which no more than a
         keyed hash is kept. All samples of a patient are in one part and at one site.
+    pool: case: all images of a patient are one record (data/cases.py), for maps with `tiles`.
     subgroup (csv, manifest): a column by whose values the measures are shown, too; it decides nothing else.
     test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
         hash of each record decides (data/splits.py).
@@ -213,6 +228,7 @@ class DataConfig(FiniteBlock):
     )
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
     patient: str | None = None
+    pool: Annotated[PoolConfig | None, BeforeValidator(_by_only)] = Field(default=None, exclude_if=_is_none)
     subgroup: SubgroupConfig | None = Field(default=None, exclude_if=operator.not_)
     sites: int | None = Field(default=None, gt=0, le=MOST_SITES)
     partition: PartitionConfig = PartitionConfig()
@@ -277,6 +293,8 @@ class DataConfig(FiniteBlock):
             patient_pattern(str(self.patient))
         if self.patient is not None and {"patient"} & self.arrays.keys():
             raise ValueError("patient and arrays.patient both name the array; give one")
+        if self.pool and self.path is not None and self.patient is None and "patient" not in self.arrays:
+            raise ValueError("pool: case needs patient, which says whose each image is")
         return self
 
     @property

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from perennial.data.cases import sheet_shape
 from perennial.data.config import DataConfig
 from perennial.data.partition_config import PartitionConfig
 from perennial.data.record_identity import record_contents
@@ -175,7 +176,8 @@ def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
         return (feature_count(config.columns),)
     if config.size is None:
         raise ConfigError("data.image_size: missing; an experiment without data of its own must say it")
-    return (1 if config.color == "gray" else 3, *config.size)
+    shape = (1 if config.color == "gray" else 3, *config.size)
+    return shape if config.pool is None else sheet_shape(shape, config.pool.images or 1)
 
 
 def declared_constants(config: DataConfig) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.data.cases import image_shape
 from perennial.data.config import DataConfig, NormaliseConfig
 from perennial.data.partition import partition, share_out
 from perennial.data.registry import Registry, build_registry
@@ -97,7 +98,9 @@ class SimulatedFederation:
                 values = self.fill.tolist()
                 found["imputation"] = {name: values[place] for name, place in indices.items()}
         elif config.source == "folder":
-            found |= {"image_size": self.input_shape[1:], "color": config.color or "rgb"}
+            images = 1 if config.pool is None else config.pool.images or 1
+            size = image_shape(self.input_shape, images)[1:]
+            found |= {"image_size": size, "color": config.color or "rgb"}
         if config.normalise is None:
             found["normalise"] = NormaliseConfig.model_validate(normalise)
         return DataConfig.model_validate({**dict(config), **found})

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.data.cases import image_shape, sheet
 from perennial.data.config import UnreadableConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.images import ImageReading, conform, read_images, windowed
+from perennial.data.named_files import files_in
 from perennial.data.npz import read_samples
 from perennial.data.samples import Stored, fill_missing, stored_as
 from perennial.data.table_columns import BadCells, encode
@@ -67,6 +69,20 @@ def read_inputs(
         fill_missing(x, fill)
         for start in range(0, len(x), BATCH):
             yield names[start : start + BATCH], x[start : start + BATCH]
+
+
+def read_cases(
+    paths: Sequence[Path], shape: tuple[int, ...], images: int, fill: Tensor, reading: ImageReading
+) -> Iterator[tuple[list[str], Tensor]]:
+    """([name], x (1, C, H, W)) of each case: a folder of its images, one image, or an .npz file's x.
+
+    shape: (C, H, W) of a record. images: places for a case's images. Raises DataError as read_inputs does.
+    """
+    small = image_shape(shape, images)
+    for path in paths:
+        files = files_in([path], of_images=True)
+        parts = [x for _, x in read_inputs(files, small, "uint8", fill, reading=reading)]
+        yield [str(path)], sheet(torch.cat(parts), images)[None]
 
 
 def _array(path: Path) -> tuple[list[str], Tensor]:

@@ -40,7 +40,7 @@ SOURCES: dict[str, SourceKind] = {
     "digits": SourceKind("perennial.data.digits:load_digits", IMAGES, own_sites="never"),
     "folder": SourceKind(
         "perennial.data.folder:load_folder",
-        (*COLLECTED, *IMAGES, *FILES, *APART),
+        (*COLLECTED, "pool", *IMAGES, *FILES, *APART),
         takes=("cache",),
         collected=True,
     ),
@@ -51,9 +51,11 @@ SOURCES: dict[str, SourceKind] = {
         own_sites="by_column",
     ),
     "npz": SourceKind(
-        "perennial.data.npz:load_npz", (*COLLECTED, "arrays", *IMAGES, "window"), collected=True
+        "perennial.data.npz:load_npz", (*COLLECTED, "pool", "arrays", *IMAGES, "window"), collected=True
     ),
-    "pack": SourceKind("perennial.data.pack:load_pack", ("path", "patient", *IMAGES), needs=("path",)),
+    "pack": SourceKind(
+        "perennial.data.pack:load_pack", ("path", "patient", "pool", *IMAGES), needs=("path",)
+    ),
     "torchvision": SourceKind(
         "perennial.data.torchvision_source:load_torchvision",
         ("path", "dataset", "download", *IMAGES),
@@ -64,7 +66,18 @@ SOURCES: dict[str, SourceKind] = {
         "perennial.data.synth_groups:load_synth_groups", takes=("seed",), own_sites="always"
     ),
 }
-PLUGIN_OPTIONS = ("path", "labels", "options", "patient", *IMAGES, *FILES, *TABLE, "arrays", "dataset")
+PLUGIN_OPTIONS = (
+    "path",
+    "labels",
+    "options",
+    "patient",
+    "pool",
+    *IMAGES,
+    *FILES,
+    *TABLE,
+    "arrays",
+    "dataset",
+)
 """Keys that a plug-in may read from the data block."""
 
 

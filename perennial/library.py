@@ -84,6 +84,8 @@ class Model:
     def predict(self, paths: Sequence[Path | str]) -> list[Prediction]:
         """One prediction for each image file, and for each row of each table or .npz array; folders too.
 
+        Where the run pooled cases, each path is one, and its images are those of the folder or array.
+
         Raises DataError naming the file, and the line or column where there is one.
         """
         return [*self.predictions(paths)]
@@ -92,15 +94,18 @@ class Model:
         """The same one after the other, for more samples than fit in memory."""
         from perennial.data.config import DataConfig
         from perennial.data.images import ImageReading
-        from perennial.data.inputs import read_inputs
+        from perennial.data.inputs import read_cases, read_inputs
         from perennial.data.named_files import files_in
 
         inputs = self.saved.inputs
-        files = files_in([*map(Path, paths)], of_images=len(inputs.shape) == 3)
         data = DataConfig.model_validate(self.saved.settings["data"])
         shape, stored = inputs.shape, inputs.stored
         reading, fill = ImageReading.of(data), inputs.filling
-        found = read_inputs(files, shape, stored, fill, inputs.columns, reading, data.missing)
+        if data.pool is not None:
+            found = read_cases([*map(Path, paths)], shape, data.pool.images or 1, fill, reading)
+        else:
+            files = files_in([*map(Path, paths)], of_images=len(shape) == 3)
+            found = read_inputs(files, shape, stored, fill, inputs.columns, reading, data.missing)
         for names, x in found:
             answers = self.answers(x)
             sets = None if answers.sets is None else answers.sets.tolist()

@@ -166,17 +166,18 @@ FeatureMapConfig = Annotated[
 ]
 
 
-def size_to_read(maps: Iterable[FeatureMapConfig]) -> tuple[int, int] | None:
+def size_to_read(maps: Iterable[FeatureMapConfig], *, tiled: bool = True) -> tuple[int, int] | None:
     """(height, width) at which image files are read for these maps; None where one takes them as they are.
 
-    The largest that a map asks for, so that none enlarges what reading has shrunk.
+    The largest that a map asks for, so that none enlarges what reading has shrunk. tiled: whether tiles are
+    of an image, and not a case's images.
     """
     sizes: list[tuple[int, int]] = []
     for config in maps:
         sides = as_sides(getattr(config, "image_size", None))
         if sides is None:
             return None
-        rows, columns = grid_of(getattr(config, "tiles", 1))
+        rows, columns = grid_of(getattr(config, "tiles", 1) if tiled else 1)
         sizes.append((rows * sides[0], columns * sides[1]))
     return (max(size[0] for size in sizes), max(size[1] for size in sizes)) if sizes else None
 
