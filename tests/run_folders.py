@@ -144,19 +144,13 @@ class Page(HTMLParser):
 
 def every_block(site: str) -> dict[str, Any]:
     pixel = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
+    tried = {"maps": [site], "head": site, "shrinkage": 0.1, "value": 0.9}
+    tried |= {"interval": [0.8, 0.95], "end_of_grid": False}
     return {
         "personalised_accuracy": {site: [0.5, None, 0.9]},
         "contribution": {site: {"share": 0.3, "low": 0.1, "high": 0.4, "flag": site}},
-        "head_choice": [
-            {
-                "maps": [site],
-                "head": site,
-                "shrinkage": 0.1,
-                "value": 0.9,
-                "interval": [0.8, 0.95],
-                "end_of_grid": False,
-            }
-        ],
+        "map_choice": [tried],
+        "head_choice": [tried],
         "bounds": {site: {"scaled": 2, "capped": 0}},
         "cross_site": {
             "features": 4,
