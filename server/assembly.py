@@ -16,9 +16,12 @@ from perennial.learning.device import choose_device
 from perennial.learning.precision import use_products_of
 from perennial.learning.steps import prepare_gpu
 from perennial.models.saved import Inputs
+from perennial.server.checkpoint import CheckpointWriter
 from perennial.server.curriculum import Curriculum
+from perennial.server.evaluation import CentralEvaluation
 from perennial.server.journal import Journal
 from perennial.server.parcels import ParcelGrid
+from perennial.server.position import Position
 from perennial.server.preflight import preflight
 from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import RunFolder, open_run_folder
@@ -86,7 +89,7 @@ def assemble(
     )
     for note in (folder.note, *facts.notes, cohort.note):
         if note:
-            journal.write("note", text=note)
+            journal.note(note)
     test = measured_on = None
     if facts.test is not None and experiment.evaluation.central:
         data = facts.test
@@ -101,27 +104,27 @@ def assemble(
         )
     registered = path.parents[2] / NODES if engine == "grpc" else None
     if registered is not None and not registered.exists():
-        journal.write(
-            "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"
-        )
+        journal.note(f"{registered}: missing, so sites' names are taken as their nodes say them")
         registered = None
     if engine == "grpc":
         grid = ParcelGrid(grid)
     if engine == "grpc" and (path.parents[1] / RECEIPTS_KEY).exists():
-        grid = ReceiptGrid(grid, path.parents[1], registered, lambda text: journal.write("note", text=text))
+        grid = ReceiptGrid(grid, path.parents[1], registered, journal.note)
     protected = experiment.privacy.enabled or experiment.secure is not None
+    # a request is itself a release: it leaves when what it cost is on the disk, unless nothing leaves
+    writes = DiskWrites() if engine == "in-process" and not protected else None
+    standing = Position.of(experiment, facts.registry, model, folder)
     curriculum = Curriculum(
         grid,
-        experiment,
-        facts.registry,
-        model,
+        standing,
         strategy,
         folder,
         journal,
-        test,
+        CentralEvaluation(standing, test),
+        CheckpointWriter(
+            folder.checkpoint_folder, experiment.model_dump(mode="json"), standing.progress, journal, writes
+        ),
         registered,
         waits_for_sites=engine == "grpc",
-        # a request is itself a release: it leaves when what it cost is on the disk, unless nothing leaves
-        disk_writes=DiskWrites() if engine == "in-process" and not protected else None,
     )
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs, measured_on)

@@ -8,6 +8,7 @@ does not change from round to round, has a file of its own, written before the c
 
 import json
 import os
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +19,12 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from perennial.foundation.disk_writes import DiskWrites
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256
+from perennial.server.journal import Journal
 from perennial.server.run_states import Progress
 
 CHECKPOINT = "checkpoint"
@@ -54,6 +57,45 @@ class Checkpoint:
     arrays: Mapping[str, Tensor]
     strategy: dict[str, Any]
     class_means: Tensor | None = None
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run, whose seconds count from here. settings: of the experiment.
+
+    disk_writes: brings checkpoints to the disk beside the next round; None: a round ends with its own there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any],
+        progress: Progress,
+        journal: Journal,
+        disk_writes: DiskWrites | None,
+    ) -> None:
+        self._folder, self._settings, self._progress, self._journal = folder, settings, progress, journal
+        self._writes, self._clock = disk_writes, time.monotonic()
+
+    def write(self, standing: Standing) -> None:
+        """Replace the checkpoint by where the run stands. Raises StateError when it cannot be written."""
+        now = time.monotonic()
+        self._progress.seconds += now - self._clock
+        self._clock = now
+        if self._writes is None:
+            self._progress.journal_position = self._journal.durable_position()
+        else:
+            # the checkpoint that becomes the second newest is on the disk before the newest is replaced
+            self._writes.wait()
+            self._progress.journal_position = self._journal.position()
+        checkpoint = Checkpoint(self._progress, self._settings, *standing)
+        save_checkpoint(self._folder, checkpoint, durable=self._writes is None)
+        if self._writes is not None:
+            self._writes.begin([self._journal.path, self._folder / LATEST])
+
+    def wait(self) -> None:
+        """Until the newest checkpoint is on the disk."""
+        if self._writes is not None:
+            self._writes.wait()
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, durable: bool = True) -> None:

@@ -1,6 +1,7 @@
 """Measures the global model: on the server's test set, if there is one, and at the sites."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.learning.scored import Scored, score
 from perennial.learning.worth import Scores
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
+from perennial.server.position import Position
+from perennial.strategies.round.run_context import RunContext
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
@@ -34,26 +38,6 @@ def evaluate_centrally(
     if means is None:
         return head_counts(model, test, num_classes, machine_features(), seen)
     return count_correct(by_class_means(model.eval(), means), test, num_classes, seen)
-
-
-def score_centrally(
-    model: IncrementalModel,
-    test: TrainingSet,
-    num_classes: int,
-    means: Tensor | None = None,
-    temperature: float | None = None,
-) -> Scored:
-    """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally.
-
-    temperature: by which logits are divided; None: 1.
-    """
-    seen = (test.y < num_classes).nonzero().flatten()
-    return score(model, test, means, machine_features(), seen, temperature)
-
-
-def seen_patients(test: TrainingSet, num_classes: int) -> np.ndarray | None:
-    """(n,) whose each sample of score_centrally is; None where the data names no patients."""
-    return None if test.patients is None else test.patients[test.y.cpu() < num_classes].numpy()
 
 
 class Judge:
@@ -123,6 +107,69 @@ class Judge:
         if self._features is None:
             self._features = model.features(self._inputs).detach()
         return model.classify(self._features[rows])
+
+
+class CentralEvaluation:
+    """Answers for the classes seen so far. samples: of all classes; None: there are none, nor answers."""
+
+    def __init__(self, position: Position, samples: TrainingSet | None) -> None:
+        self._position, self._model, self._samples = position, position.model, samples
+        self._latest: Judge | None = None
+
+    def counts(self, means: Tensor | None = None) -> Counts | None:
+        """Of the global model. means: what classifies in place of its head."""
+        return None if self._samples is None else self._counts(self._samples, self._model.arrays, means)
+
+    def scored(self, means: Tensor | None, temperature: float | None) -> Scored | None:
+        """Every sample under the global model; None too where right answers are enough.
+
+        temperature: that the sites' validation samples chose, or None.
+        """
+        classes, samples = self._position.num_classes, self._samples
+        if samples is None or not self._position.experiment.evaluation.measures or classes > MOST_CLASSES:
+            return None
+        seen = (samples.y < classes).nonzero().flatten()
+        with self._model.measuring():
+            return score(self._model.loaded(), samples, means, machine_features(), seen, temperature)
+
+    @property
+    def patients(self) -> np.ndarray | None:
+        """Whose each sample of `scored` is; None where nobody names them, or before the last task."""
+        samples, position = self._samples, self._position
+        # the bootstrap over patients is worth its time for the figures that stay
+        if samples is None or samples.patients is None or position.progress.task != position.schedule.count:
+            return None
+        return samples.patients[samples.y.cpu() < position.num_classes].numpy()
+
+    def lent(self, run: RunContext) -> RunContext:
+        """What the server lends a strategy, with the answers of its samples."""
+        samples = self._samples
+        if samples is None:
+            return run
+
+        def judge(most: int) -> Judge:
+            asked = self._position.num_classes, most
+            if self._latest is None or self._latest.asked != asked:
+                self._latest = Judge(samples, *asked, self._position.experiment.seed)
+            return self._latest
+
+        def measure(arrays: Mapping[str, Tensor]) -> Counts:
+            return self._counts(samples, arrays)
+
+        def judged(arrays: Mapping[str, Tensor], most: int) -> Scores:
+            return judge(most)(self._model.holding(arrays))
+
+        def descent(arrays: Mapping[str, Tensor], most: int, held: Sequence[int | None]) -> dict[str, Tensor]:
+            return judge(most).descent(self._model.holding(arrays), held)
+
+        constants = samples.mean, samples.std
+        return replace(run, constants=constants, measure=measure, judge=judged, descent=descent)
+
+    def _counts(
+        self, samples: TrainingSet, arrays: Mapping[str, Tensor], means: Tensor | None = None
+    ) -> Counts:
+        with self._model.measuring():
+            return evaluate_centrally(self._model.holding(arrays), samples, self._position.num_classes, means)
 
 
 def reported_counts(

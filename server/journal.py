@@ -74,6 +74,10 @@ class Journal:
             self._append(json.dumps(entry).encode() + b"\n")
         self._listener(entry)
 
+    def note(self, text: str) -> None:
+        """Append a remark."""
+        self.write("note", text=text)
+
     def tell(self, event: str, **facts: Any) -> None:
         """Show an event to whoever listens, and keep it nowhere."""
         self._listener({"event": event, **facts})

@@ -1,13 +1,19 @@
 """Where a run stands: its progress and its model, and what requests say of both."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from secrets import token_hex
+from typing import Any, Self
+
+from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
+from perennial.data.schedule import TaskSchedule
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
+from perennial.server.checkpoint import load_previous, save_previous
 from perennial.server.global_model import GlobalModel
+from perennial.server.run_folder import RunFolder
 from perennial.server.run_states import Progress
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
@@ -18,6 +24,7 @@ class Position:
     """What the tasks and the rounds of a run share; a checkpoint stores all of it that can change.
 
     previous: the complete model of the task before, without its holders, which progress lists.
+    class_means: what classifies in place of the head after the latest task, where the server has it.
     """
 
     experiment: Experiment
@@ -25,6 +32,42 @@ class Position:
     progress: Progress
     model: GlobalModel
     previous: PreviousModel
+    class_means: Tensor | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment, registry: Registry, model: GlobalModel, folder: RunFolder) -> Self:
+        """Where the folder's checkpoint stands, or at the start; the model stands there too."""
+        checkpoint = folder.checkpoint
+        progress = checkpoint.progress if checkpoint else folder.first_progress()
+        if experiment.data.only_at_sites and not progress.secret:
+            progress.secret = token_hex(16)
+        position = cls(experiment, registry, progress, model, PreviousModel())
+        if checkpoint is None:
+            return position
+        position.class_means = checkpoint.class_means
+        if progress.previous:
+            arrays = load_previous(folder.checkpoint_folder, progress.previous)
+            position.previous = PreviousModel(progress.previous, arrays)
+        if progress.round_in_task:
+            model.restore(progress.task, checkpoint.arrays, position.previous.arrays)
+        elif progress.task > registry.schedule.count and position.previous.arrays is not None:
+            # nothing is left to do but to write down what there is
+            model.stand_after(position.previous.arrays)
+        return position
+
+    @property
+    def schedule(self) -> TaskSchedule:
+        return self.registry.schedule
+
+    @property
+    def num_classes(self) -> int:
+        """Classes seen so far, with those of the current task."""
+        return self.schedule.num_classes(self.progress.task)
+
+    @property
+    def one_classifier(self) -> bool:
+        """Whether the saved model answers as the one that sites judged: not if each has its own means."""
+        return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
 
     @property
     def in_pretraining(self) -> bool:
@@ -33,19 +76,18 @@ class Position:
 
     def rounds(self, task: int) -> int:
         """Rounds that are planned for a task, with those of pre-training."""
-        return self.experiment.lead_rounds(task) + self.registry.schedule.rounds[task - 1]
+        return self.experiment.lead_rounds(task) + self.schedule.rounds[task - 1]
 
     def stamp(self, number: int) -> Stamp:
         """The stamp of requests of a round of the current task. number: of the round, from 1."""
-        task = self.progress.task
         return Stamp(
             run=self.progress.run,
             experiment=self.experiment.digest,
             class_order=self.registry.order_hash,
             split_key=self.progress.split_key,
-            task=task,
+            task=self.progress.task,
             round=number,
-            num_classes=self.registry.schedule.num_classes(task),
+            num_classes=self.num_classes,
         )
 
     def needed_previous(self) -> PreviousModel:
@@ -76,3 +118,10 @@ class Position:
         if outcome.arrays is not None:
             progress.aggregated()
             self.model.arrays = outcome.arrays
+
+    def task_learnt(self, finished: PreviousModel, holders: list[str], folder: RunFolder) -> None:
+        """Keep the complete model of the task that is over, and go on to the next one."""
+        assert finished.arrays is not None
+        save_previous(folder.checkpoint_folder, finished.sha256, finished.arrays, self.progress.previous)
+        self.previous = finished
+        self.progress.task_learnt(finished.sha256, holders)

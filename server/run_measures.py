@@ -1,20 +1,15 @@
 """The measures of a run at the end of a task: from the server's test samples, else from the sites' counts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.data.registry import Registry
-from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
+from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored
-from perennial.models.incremental import IncrementalModel
-from perennial.server.evaluation import score_centrally, seen_patients
 from perennial.server.measures.assemble import (
     calibration,
     class_measures,
@@ -26,58 +21,35 @@ from perennial.server.measures.assemble import (
 from perennial.server.measures.calibration import at_an_end
 from perennial.server.measures.headline import headline
 from perennial.server.measures.record import Measures, PartMeasures, write_measures
+from perennial.server.position import Position
 from perennial.server.site_counts import SiteCounts
 
 
-class TaskMeasures:
-    """Measures at the end of each task of a run, kept in its folder. test: the server's samples, or None."""
+def write_task_measures(
+    folder: Path,
+    position: Position,
+    scored: Scored | None,
+    patients: np.ndarray | None,
+    reported: SiteCounts,
+    unlearnt: Sequence[int],
+) -> None:
+    """Write measures.json at the end of a task; other arguments as of task_measures.
 
-    def __init__(
-        self, experiment: Experiment, registry: Registry, folder: Path, test: TrainingSet | None
-    ) -> None:
-        self._experiment, self._registry, self._folder, self._test = experiment, registry, folder, test
-
-    def score(
-        self,
-        model: Callable[[], IncrementalModel],
-        task: int,
-        means: Tensor | None,
-        temperature: float | None,
-    ) -> Scored | None:
-        """The server's test samples under the model; None without any, or where right answers are enough.
-
-        temperature: that the sites' validation samples chose, or None.
-        """
-        classes = self._registry.schedule.num_classes(task)
-        if self._test is None or not self._experiment.evaluation.measures or classes > MOST_CLASSES:
-            return None
-        return score_centrally(model(), self._test, classes, means, temperature)
-
-    def write(
-        self,
-        task: int,
-        scored: Scored | None,
-        reported: SiteCounts,
-        unlearnt: Sequence[int] = (),
-        *,
-        one_classifier: bool,
-    ) -> None:
-        """Write measures.json. scored: as score() gave it. reported: the sites' counts.
-
-        unlearnt: labels of which the model learnt from no record.
-        """
-        schedule = self._registry.schedule
-        classes = schedule.num_classes(task)
-        # the bootstrap over patients is worth its time for the figures that stay
-        last = self._test is not None and task == schedule.count
-        patients = seen_patients(self._test, classes) if last and self._test is not None else None
-        names = list(self._registry.classes[:classes])
-        found = task_measures(
-            self._experiment, task, names, scored, patients, reported, one_classifier=one_classifier
-        )
-        if found is not None:
-            notes = [*found.notes, *_unlearnt([names[label] for label in unlearnt])]
-            write_measures(self._folder, found.model_copy(update={"notes": notes}))
+    unlearnt: labels of which the model learnt from no record.
+    """
+    names = list(position.registry.classes[: position.num_classes])
+    found = task_measures(
+        position.experiment,
+        position.progress.task,
+        names,
+        scored,
+        patients,
+        reported,
+        one_classifier=position.one_classifier,
+    )
+    if found is not None:
+        notes = [*found.notes, *_unlearnt([names[label] for label in unlearnt])]
+        write_measures(folder, found.model_copy(update={"notes": notes}))
 
 
 def task_measures(

@@ -41,21 +41,21 @@ def write_results(
     inputs: what the model takes, so that its file can be used alone.
     measured_on: SHA-256 of the server's test samples, which tells runs that can be compared.
     """
-    folder = curriculum.folder.path
+    folder, position = curriculum.folder.path, curriculum.position
     measures = read_measures(folder)
     summary = summarise(curriculum, engine) | {"measured_on": measured_on, "measures": _outline(measures)}
     curriculum.journal.write(
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
     )
-    experiment = curriculum.experiment.model_dump_json()
+    experiment = position.experiment.model_dump_json()
     save_model(
         folder / GLOBAL_MODEL,
-        curriculum.model.frozen(),
+        position.model.frozen(),
         inputs,
-        curriculum.registry.classes,
+        position.registry.classes,
         experiment,
-        curriculum.class_means,
-        confidence_facts(measures, one_classifier=curriculum.one_classifier),
+        position.class_means,
+        confidence_facts(measures, one_classifier=position.one_classifier),
     )
     summary["model_file_sha256"] = file_sha256(folder / GLOBAL_MODEL)
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
@@ -109,15 +109,15 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     cohort: sites that trained in one pass.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
-    history, schedule = curriculum.history.data, curriculum.schedule
+    position, history, schedule = curriculum.position, curriculum.history.data, curriculum.position.schedule
     by_round = measured_rounds(read_events(curriculum.folder.path))
     matrix, averages = history["central"], history["average"]
-    classes = curriculum.registry.classes
+    classes = position.registry.classes
     return {
-        "experiment": curriculum.experiment.name,
-        "seed": curriculum.experiment.seed,
+        "experiment": position.experiment.name,
+        "seed": position.experiment.seed,
         "engine": engine,
-        "cohort": curriculum.progress.cohort,
+        "cohort": position.progress.cohort,
         "accuracy_matrix": matrix,
         "average_accuracy": averages,
         "average_incremental_accuracy": average_incremental_accuracy(averages),
@@ -130,25 +130,25 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "federated_accuracy": history["federated"],
         "federated_interval": history["federated_interval"],
         "federated_noise": history["federated_noise"],
-        "rounds": curriculum.progress.round - curriculum.progress.passed,
+        "rounds": position.progress.round - position.progress.passed,
         "accuracy_by_round": [accuracy for accuracy, _ in by_round],
         "bytes_by_round": [sent for _, sent in by_round],
         "bytes_up": history["bytes_up"],
         "bytes_down": history["bytes_down"],
         "task_end_bytes_up": history["task_end_bytes_up"],
         "task_end_bytes_down": history["task_end_bytes_down"],
-        "seconds": round(curriculum.progress.seconds, 3),
-        "model_sha256": content_sha256(curriculum.model.arrays),
+        "seconds": round(position.progress.seconds, 3),
+        "model_sha256": content_sha256(position.model.arrays),
         "group_models_sha256": {
             group: content_sha256(arrays)
             for group, arrays in sorted(curriculum.strategy.group_models().items())
         },
         "personal_models_sha256": personal_hashes(curriculum.folder.path),
         "sites": history["sites"],
-        "stopped_learning": {"tasks": history["stopped"], "to_try": what_to_try(curriculum.experiment)}
+        "stopped_learning": {"tasks": history["stopped"], "to_try": what_to_try(position.experiment)}
         if history["stopped"]
         else None,
-        "bounds": curriculum.bounds_met,
+        "bounds": curriculum.rounds.bounds_met,
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
         "tasks": [
@@ -192,7 +192,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     of the modes that noise at the sites only where their folders are here, as in simulation. claim: unit,
     adversary, relation, mechanism, and what is not covered.
     """
-    experiment = curriculum.experiment
+    experiment = curriculum.position.experiment
     privacy = experiment.privacy
     if not privacy.enabled:
         return None
@@ -226,14 +226,15 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
 
 def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
     """The largest of all sites; None where it is not asked for, or where one has none."""
-    if curriculum.experiment.privacy.bayesian_estimate is None:
+    progress = curriculum.position.progress
+    if curriculum.position.experiment.privacy.bayesian_estimate is None:
         return None
-    if curriculum.central is not None:
+    if curriculum.rounds.central is not None:
         # a repeated round released more than the Bayesian accountant saw
-        repeated = curriculum.releases.repeated(curriculum.progress.round)
-        return None if repeated else curriculum.central.bayesian_epsilon()
+        repeated = curriculum.releases.repeated(progress.round)
+        return None if repeated else curriculum.rounds.central.bayesian_epsilon()
     folder = curriculum.folder.path / "sites"
-    found = [bayesian_figure_of(folder / site, curriculum.progress.run) for site in sites]
+    found = [bayesian_figure_of(folder / site, progress.run) for site in sites]
     values = [figure.epsilon for figure in found if figure is not None and figure.epsilon is not None]
     return max(values) if values and len(values) == len(sites) else None
 
