@@ -4,7 +4,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -16,16 +15,11 @@ from perennial.data.survey import Layout, Survey, TwoLevels, survey
 from perennial.deploy.site_template import template_policy
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
+from perennial.models.feature_maps.automatic import network_is_here
 
 LONGEST_SIDE = 64
 """Most pixels of an input on a processor; four times as many take about four times as long."""
 NETWORK_SIDE = 128
-PATCHES_SIDE = 32
-WIDEST_INPUTS = 1100
-"""Values of a sample up to which they are features themselves; the sums grow with their square."""
-LEAST_SIDE = 8
-"""Pixels below which patches of an image do not fit their grid."""
-RANDOM = "{name: random, width: 1000}"
 STEPS = 600
 """Optimiser steps of one site in one task that a small network needs, roughly, from its first values."""
 SITES = 4
@@ -231,10 +225,9 @@ def _aspects(found: Survey) -> float:
     return max(ratios) / min(ratios)
 
 
-def _image_size(found: Survey, longest: int | None = None) -> tuple[int, int]:
-    if longest is None:
-        # what a network of photographs sees is read at its size, and not enlarged from less
-        longest = NETWORK_SIDE if _may_be_photographs(found) else LONGEST_SIDE
+def _image_size(found: Survey) -> tuple[int, int]:
+    # what a network of photographs sees is read at its size, and not enlarged from less
+    longest = NETWORK_SIDE if _may_be_photographs(found) else LONGEST_SIDE
     height, width = _median(found)
     scale = min(1.0, longest / max(height, width))
     return max(4, round(height * scale)), max(4, round(width * scale))
@@ -298,51 +291,26 @@ def _rounds(found: Survey) -> int:
 
 
 def _closed_form(found: Survey) -> list[str]:
-    maps = _maps(found)
-    symmetry = (
-        ["  # symmetry: square in a map averages over turns and mirror images, where images have no up side"]
-        if any("patches" in each for each in maps)
-        else []
-    )
     return [
-        "model: # fixed features that nobody trains, side by side; which of them serve, the head finds out",
-        "  name: features",
-        "  features:",
-        *(f"    - {each} # {why}" for each, why in maps.items()),
-        *symmetry,
-        "# auto: the sites' validation samples choose among heads, shrinkages, and each map alone or all "
-        "together, by",
-        "# one more exchange of counts; report.html says what was tried and by how much it won. "
-        "`criterion: plain` has",
-        "# the share of right answers choose, in place of the mean over classes. Under privacy: head: "
-        "gaussian.",
+        "# auto: maps that nobody trains, by the data's shape: the values themselves or random features; "
+        "of images",
+        "# patches, as they are or averaged over mirror images and turns, and a network of photographs where",
+        "# perennial[pretrained] is installed. `perennial check` lists them.",
+        "model: {name: features, features: auto}",
+        "# auto: the sites' validation samples choose among the patches, then among heads, shrinkages, and "
+        "each map alone",
+        "# or all together, by a few more messages; report.html says what was tried and by how much it won. "
+        "`criterion:",
+        "# plain` has the share of right answers choose, in place of the mean over classes. Under privacy: "
+        "head: gaussian, and",
+        "# maps written out, as features: [inputs].",
         "strategy: {name: analytic, head: auto}",
     ]
 
 
-def _maps(found: Survey) -> dict[str, str]:
-    """The maps of a first model, with what each is good for."""
-    raw = {"{name: inputs}": "the values themselves"}
-    catches = {RANDOM: "random ReLU features, which catch what a line through the values misses"}
-    if not found.images:
-        return (raw if len(found.columns) <= WIDEST_INPUTS else {}) | catches
-    height, width = _image_size(found)
-    values = height * width * (3 if found.modes["colour"] else 1)
-    plain = raw if values <= WIDEST_INPUTS else catches
-    small = min(_image_size(found, PATCHES_SIDE)) < LEAST_SIDE
-    if small or (found.source == "npz" and found.modes["deep"]):
-        return (raw if values <= WIDEST_INPUTS else {}) | catches
-    patches = f"{{name: patches, filters: 100, image_size: {list(_image_size(found, PATCHES_SIDE))}}}"
-    maps = {patches: "small patches of two public photographs as filters, for any kind of image"} | plain
-    if _may_be_photographs(found):
-        size = 128 if max(height, width) > 96 else 96
-        maps = {f"{{name: pretrained, image_size: {size}}}": "an ImageNet network, for photographs"} | maps
-    return maps
-
-
 def _may_be_photographs(found: Survey) -> bool:
     """Whether a network of photographs is there, and the images are in colour."""
-    return bool(found.modes["colour"] and not found.modes["dicom"] and find_spec("timm") is not None)
+    return bool(found.modes["colour"] and not found.modes["dicom"] and network_is_here())
 
 
 def _trained(found: Survey) -> list[str]:

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if kind == "ring":
                 pixels[2:10, 2:10] += 60
                 pixels[4:8, 4:8] -= 60
-            pixels = np.rot90(pixels, draws.integers(4))
+            pixels = np.rot90(pixels, int(draws.integers(4)))
             picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
             picture.save(tmp_path / "pictures" / kind / f"{number}.png")
     return tmp_path / "pictures"
