@@ -58,11 +58,11 @@ def gains() -> str:
             lines.append(f"| {' | '.join(cells)} |")
     seeds = listed(sorted({run["seed"] for run in runs}))
     about = (
-        f"Per cent, mean of seeds {seeds} and half its 95 % t-interval, on the test records of\n"
-        "all sites. Each alone: the mean over sites that learn by themselves; best alone: the site with the\n"
-        "highest mean. These columns are closed form (`strategy: analytic`), one exchange a task; that of\n"
-        "epsilon 8 has another head and fewer features, because noise grows with their number. Epsilon 8,\n"
-        "delta 0.00001, hides one training record from the server together with any one other site. Chance:\n"
+        f"Per cent, mean of seeds {seeds} and half its 95 %\n"
+        "t-interval, on the test records of all sites. Each alone: the mean over sites that learn by\n"
+        "themselves; best alone: the site with the highest mean. These columns are closed form\n"
+        "(`strategy: analytic`), one exchange a task. Epsilon 8, delta 0.00001, hides one training record\n"
+        "from the server together with any one other site; its features and head are for noised sums. Chance:\n"
         "not above an answer that is always the commonest class. "
         f"{RAW_MEAN.capitalize()}: the simplest\nclassifier, all data in one place."
     )
@@ -124,7 +124,8 @@ LAST_NINE = "mean of the last 9 rounds"
 ADVICE = (
     Advice(
         "you begin, or data are few, or nobody can supervise rounds",
-        "`strategy: analytic` ([page](methods/analytic.md))",
+        "`strategy: analytic` ([page](methods/analytic.md); "
+        "[when sites lie](methods/analytic.md#when-sites-lie-or-differ))",
         (
             ("digits in five tasks: closed form", "analytic_digits", "ridge on 1,500 random features", PLAIN),
             ("PP-FCIL at the same protocol", "analytic_digits", "PP-FCIL", PLAIN),
@@ -198,7 +199,7 @@ def rendered(path: Path) -> str:
     """One of the three pages with the figures of today's results."""
     if path == THREATS:
         return with_blocks(path.read_text(), {"robust": robust(runs_of)})
-    blocks = {"gains": gains()} if path == README else {"gains": gains(), "advice": advice()}
+    blocks = {"gains": gains()} if path == README else {"advice": advice()}
     return with_blocks(path.read_text(), blocks)
 
 

@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from perennial.benchmarks.table import Measure, Row, Table, of
+from perennial.benchmarks.tables.analytic import ONE_RELEASE
 from perennial.benchmarks.tables.own_data import CODES, NATURAL, SHARED, final_balanced
 
 FEDERATED, PROTECTED, POOLED = "federated", "federated, epsilon 8", "pooled"
-MULTIPLIER = 0.64
-"""Of one Gaussian release with epsilon 8 at delta 1e-5, by Renyi orders."""
 SITE_BY_SITE = "strategy={name: analytic, head: gaussian, shrinkage: 0.1}"
 """Shrinkage is not chosen anew at each place: one site alone may have no validation sample of a class."""
 
@@ -19,8 +18,7 @@ SITE_BY_SITE = "strategy={name: analytic, head: gaussian, shrinkage: 0.1}"
 class Place:
     """Data of several sites.
 
-    small: features for sums with noise, which grows with their number. public: constants that stand for what
-    would otherwise be taken from the data, under protection.
+    noised: the experiment under protection and its changes, with features for sums with noise.
     """
 
     name: str
@@ -28,21 +26,19 @@ class Place:
     data: Mapping[str, Any]
     tasks: Mapping[str, Any]
     features: Sequence[Mapping[str, Any]]
-    small: Sequence[Mapping[str, Any]]
     sites: Sequence[str]
-    public: Mapping[str, Any] = field(default_factory=dict)
+    noised: tuple[str, Mapping[str, Any]]
 
     def rows(self) -> list[Row]:
         """All together, under protection, pooled, and each site alone."""
-        pooled = self._changes(self.features, {**self.data, "sites": 1, "partition": {"kind": "iid"}})
+        pooled = self._changes({**self.data, "sites": 1, "partition": {"kind": "iid"}})
+        noised, changes = self.noised
         return [
-            self._row(FEDERATED, *self._changes(self.features, self.data)),
-            self._row(
-                PROTECTED, *self._changes(self.small, {**self.data, **self.public}), *_noise(len(self.sites))
-            ),
+            self._row(FEDERATED, *self._changes(self.data)),
+            Row(f"{self.name}: {PROTECTED}", noised, (*_noise(len(self.sites)), *_said(changes))),
             self._row(POOLED, *pooled),
             *(
-                self._row(f"{site} alone", *self._changes(self.features, self.data), self._without(site))
+                self._row(f"{site} alone", *self._changes(self.data), self._without(site))
                 for site in self.sites
             ),
         ]
@@ -50,28 +46,25 @@ class Place:
     def _row(self, label: str, *changes: str) -> Row:
         return Row(f"{self.name}: {label}", self.experiment, ("evaluation.federated=false", *changes))
 
-    def _changes(self, features: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> tuple[str, ...]:
-        model = {"name": "features", "features": list(features)}
-        return (
-            f"data={json.dumps(data)}",
-            f"tasks={json.dumps(self.tasks)}",
-            f"model={json.dumps(model)}",
-            SITE_BY_SITE,
-        )
+    def _changes(self, data: Mapping[str, Any]) -> tuple[str, ...]:
+        model = {"name": "features", "features": list(self.features)}
+        return *_said({"data": data, "tasks": self.tasks, "model": model}), SITE_BY_SITE
 
     def _without(self, site: str) -> str:
         others = [{"site": other, "first_round": 1} for other in self.sites if other != site]
         return f"absence={json.dumps(others)}"
 
 
+def _said(changes: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
+
+
 def _noise(sites: int) -> tuple[str, ...]:
     privacy = {
-        **{"mode": "sample_shared", "release": "sums", "noise_multiplier": MULTIPLIER},
+        **{"mode": "sample_shared", "release": "sums", "noise_multiplier": ONE_RELEASE[8]},
         **{"accountant": "rdp", "noise_source": "seeded"},
     }
-    secure = {"least": sites, "quorum": sites, "assumed_colluders": 1}
-    ridge = "strategy={name: analytic, head: ridge, shrinkage: 1.0e-6, standardise: false}"
-    return f"privacy={json.dumps(privacy)}", f"secure={json.dumps(secure)}", ridge
+    return _said({"privacy": privacy, "secure": {"least": 3, "quorum": sites, "assumed_colluders": 1}})
 
 
 DIVIDED = tuple(f"site-{number}" for number in range(5))
@@ -93,15 +86,23 @@ PUBLIC = {
     },
     "imputation": {name: mean for name, (mean, _) in USUAL.items()},
 }
+DIGITS = {
+    **{"source": "digits", "sites": 5},
+    "partition": {"kind": "dirichlet", "alpha": 0.5, "min_samples": 10},
+}
+HEART = {
+    **{"source": "csv", "path": f"{SHARED}/heart_disease_4_hospitals.csv", "partition": NATURAL},
+    **{"label_column": "diagnosis", "site_column": "hospital", "column_kinds": CODES},
+}
 PLACES = (
     Place(
         "digits, 5 sites",
         "analytic_digits",
-        {"source": "digits", "sites": 5, "partition": {"kind": "dirichlet", "alpha": 0.5, "min_samples": 10}},
+        DIGITS,
         {"count": 5, "rounds": 1},
         [{"name": "random", "width": 1500}],
-        [{"name": "random", "width": 64}],
         DIVIDED,
+        ("private_sums_digits", {"data": DIGITS, "tasks": {"count": 5, "rounds": 1}}),
     ),
     Place(
         "skin lesions, 4 clinics",
@@ -109,21 +110,26 @@ PLACES = (
         {"source": "pack", "path": f"{SHARED}/ham10000_32.webp.zip", "partition": NATURAL},
         {"increments": [3, 2, 2], "rounds": 1},
         [{"name": "patches", "filters": 100, "size": 8}],
-        [{"name": "patches", "filters": 20, "size": 8}],
         CLINICS,
+        ("private_sums_ham10000", {}),
     ),
     Place(
         "heart disease, 4 hospitals",
         "own_data",
-        {
-            **{"source": "csv", "path": f"{SHARED}/heart_disease_4_hospitals.csv", "partition": NATURAL},
-            **{"label_column": "diagnosis", "site_column": "hospital", "column_kinds": CODES},
-        },
+        HEART,
         {"count": 1, "rounds": 1},
         [{"name": "random", "width": 1000}],
-        [{"name": "random", "width": 32}],
         HOSPITALS,
-        PUBLIC,
+        (
+            "own_data",
+            {
+                "data": {**HEART, **PUBLIC},
+                "tasks": {"count": 1, "rounds": 1},
+                "model": {"name": "features", "features": [{"name": "inputs"}]},
+                "strategy": {"name": "analytic", "head": "gaussian"},
+                "evaluation.federated": False,
+            },
+        ),
     ),
 )
 MEASURES: dict[str, Measure] = {
@@ -136,10 +142,11 @@ TABLES = {
         "What a hospital gains: closed form alone, together, together under protection, and pooled",
         [row for place in PLACES for row in place.rows()],
         measures=MEASURES,
+        seeds=tuple(range(1000, 1010)),
         note="Each row is one model, measured on the test records of all sites. Alone: the others never "
         "answer. Protected: mode `sample_shared`, one training record hidden from the server and "
-        "one other site together, by noise that sites share under secure aggregation; fewer features, "
-        "because noise grows with their number, and ridge, the one head that noise allows, which leaves rare "
-        "classes out. Features and the shrinkage of 0.1 were fixed beforehand.",
+        "one other site together, by noise that sites share under secure aggregation; features for noised "
+        "sums, as docs/private_sums.md says: pixels, components of patches, columns. Other features and the "
+        "shrinkage of 0.1 were fixed beforehand.",
     )
 }
