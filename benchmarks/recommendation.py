@@ -62,7 +62,7 @@ def gains() -> str:
         "t-interval, on the test records of all sites. Each alone: the mean over sites that learn by\n"
         "themselves; best alone: the site with the highest mean. These columns are closed form\n"
         "(`strategy: analytic`), one exchange a task. Epsilon 8, delta 0.00001, hides one training record\n"
-        "from the server together with any one other site; its features and head are for noised sums. Chance:\n"
+        "from the server together with any one other site; its head knows the noise. Chance:\n"
         "not above an answer that is always the commonest class. "
         f"{RAW_MEAN.capitalize()}: the simplest\nclassifier, all data in one place."
     )
