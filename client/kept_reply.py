@@ -27,6 +27,8 @@ from perennial.protocol.tensors import Tensors, content_sha256
 
 FOLDER = "released"
 """In a run's folder at a site: one file for each reply of the round."""
+TURNS = "turns"
+"""In a run's folder at a site: whose turn it is to answer."""
 OWN_RECORD = (DigestRequest, StatisticsRequest)
 """Answered from a record of their own, once for a task."""
 DELIVERED = ("previous_arrays",)
@@ -70,8 +72,10 @@ class KeptReply:
 
     def turn(self) -> AbstractContextManager[None]:
         """Wait until no other process answers a request of this run here."""
-        make_folder(self._state.folder)
-        return one_at_a_time(self._state.folder)
+        # not the run's folder: the door takes the turn there, inside, and would wait for this process
+        folder = self._state.folder / TURNS
+        make_folder(folder)
+        return one_at_a_time(folder)
 
     @property
     def path(self) -> Path:

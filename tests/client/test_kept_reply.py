@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from perennial.client import kept_reply, release, training_turn
+from perennial.client.split_key import keep_split_key
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
@@ -157,6 +158,32 @@ def test_a_question_that_comes_while_it_is_answered_waits_and_costs_nothing(
     assert len(site.identity.ledger.entries()) == before + 1
     first, second = (b"".join(map(bytes, map(torch.Tensor.numpy, it.update.values()))) for it in replies)
     assert first == second
+
+
+def test_the_door_of_a_deployed_site_does_not_wait_for_the_turn_that_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployed site holds each request to the run's split key, which takes a turn in the run's folder."""
+    answered_once, first = kept_reply.answered_once, list[tuple[Any, Any]]()
+
+    def noted(site: Any, request: Any, answer: Any) -> Any:
+        first.append((site, request))
+        return answered_once(site, request, answer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_reply, "answered_once", noted)
+        run_in_process(settings(tmp_path, tasks={"count": 1, "rounds": 1}))
+    site, request = first[0]
+    for path in (tmp_path / "runs").rglob("released/*.safetensors"):
+        path.unlink()
+    done = threading.Event()
+
+    def ask() -> None:
+        folder = site.state(request.run).folder
+        kept_reply.answered_once(site, request, lambda: keep_split_key(folder, "ab") or done.set() or request)
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert done.wait(20)
 
 
 def test_without_protection_a_simulation_keeps_nothing(tmp_path: Path) -> None:
