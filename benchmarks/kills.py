@@ -1,28 +1,32 @@
 """Kill a run at every line of its journal and after every file that it writes, resume it, and compare.
 
-    python -m perennial.benchmarks.kills [--minutes M] [--each N]   writes benchmarks/results/kills.json, .md
+    python -m perennial.benchmarks.kills [--minutes M] [--each N] [--only WORD]
+                                                   writes benchmarks/results/kills.json, .md
     python -m perennial.benchmarks.kills --sample N [--seed S]      prints N kills, and writes nothing
 
 A process forks after the imports; the fork runs, and ends without a word (_exit) at a chosen moment: after a
 line of the journal, of a ledger or of the record of releases, or after a file has taken its place. Another
-fork resumes the run as `perennial run --resume` does. What nothing disturbed is compared with it: task list,
-hash of the model, rounds, epsilon, charges in every site's ledger. A run that was not killed and did not
-finish, or that says it finished and did not, is a failure too. The campaign goes on where it was stopped.
+fork resumes the run by `perennial run --resume`. What nothing disturbed is compared with it: task list, hash
+of the model, rounds, epsilon, charges in every site's ledger. A run that was not killed and did not finish,
+or whose exit status is 0 although it did not, is a failure too. The campaign goes on where it was stopped.
 """
 
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perennial.benchmarks.environment import machine, versions
 from perennial.benchmarks.kill_cases import Case, cases
+from perennial.benchmarks.kill_page import page
 from perennial.foundation.files import replace_file
 
 RESULTS = Path(__file__).parent / "results" / "kills.json"
@@ -95,29 +99,67 @@ def forked(work: Callable[[Path], None], note: Path) -> int:
 
 
 def begun(case: Case, path: Path, runs: Path, last: int | None) -> Callable[[Path], None]:
-    """Run from the start; the moments go to the note."""
+    """`perennial run` from the start; the moments go to the note."""
+    return _commanded([str(path), "--runs", str(runs)], case, last)
 
+
+def resumed(
+    case: Case, runs: Path, last: int | None = None, disturbance: Callable[[], None] | None = None
+) -> Callable[[Path], None]:
+    """`perennial run --resume`; the moments go to the note. disturbance: done in the fork before."""
+    return _commanded(["--resume", str(runs / "run")], case, last, disturbance)
+
+
+def _commanded(
+    words: list[str], case: Case, last: int | None, disturbance: Callable[[], None] | None = None
+) -> Callable[[Path], None]:
     def work(note: Path) -> None:
-        from perennial.config.run import RunSettings
-        from perennial.engine.run import run_in_process
+        from perennial.cli.main import app
 
         moments = Moments(last)
         moments.watch()
-        run_in_process(RunSettings(str(path), runs=str(runs)), workers=case.workers)
+        if disturbance is not None:
+            disturbance()
+        app(["run", *words, "--workers", str(case.workers)], standalone_mode=False)
         note.write_text(json.dumps(moments.kinds))
 
     return work
 
 
-def resumed(case: Case, runs: Path) -> Callable[[Path], None]:
-    """Go on as `perennial run --resume` does; from the start where the folder has no run yet."""
+def refuse_training() -> None:
+    """One site of this process refuses whatever is part of training."""
+    from perennial.client import site as opened
+    from perennial.foundation.errors import PolicyRefusal
+    from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest
 
-    def work(note: Path) -> None:
-        from perennial.engine.run import resumed_settings, run_in_process
+    open_site = opened.open_site
 
-        run_in_process(resumed_settings(None, [], None, runs / "run", "cpu"), workers=case.workers)
+    def refusing(identity: Any, request: Any) -> Any:
+        site = open_site(identity, request)
+        if site.identity.name in DISTURBED and not isinstance(request, EvaluateRequest | FinishTaskRequest):
+            raise PolicyRefusal("policy.answers: this site does not train")
+        return site
 
-    return work
+    opened.open_site = refusing
+
+
+def fail_training() -> None:
+    """One site's app fails whenever it is to train."""
+    from perennial.engine import run
+
+    answer = run.answer
+
+    def failing(message: Any, context: Any) -> Any:
+        if message.metadata.message_type in TRAINING and context.node_config["partition-id"] == 1:
+            raise RuntimeError("this app fails")
+        return answer(message, context)
+
+    run.answer = failing
+
+
+DISTURBED = ("site-1", "linz")
+TRAINING = ("train", "query.statistics")
+DISTURBANCES = {"refused": refuse_training, "failed": fail_training}
 
 
 def outcome(runs: Path) -> dict[str, Any]:
@@ -139,54 +181,115 @@ def outcome(runs: Path) -> dict[str, Any]:
     }
 
 
-def undisturbed(case: Case, folder: Path, path: Path) -> tuple[list[str], dict[str, Any]]:
-    """(the moments of a run that nothing disturbs, its outcome). Raises RuntimeError where it fails."""
-    note = folder / "whole.json"
-    if forked(begun(case, path, folder / "whole", None), note):
+@dataclass(frozen=True)
+class Whole:
+    """A run that nothing disturbed but what belongs to its case.
+
+    moments: of the run, then of its continuation. begun: how many of them before the continuation.
+    """
+
+    moments: list[str]
+    begun: int
+    outcome: dict[str, Any]
+
+
+def undisturbed(case: Case, folder: Path) -> Whole:
+    """Run a case to its end. Raises RuntimeError where it fails."""
+    path, note, runs = case.write(folder), folder / "whole.json", folder / "whole"
+    if forked(begun(case, path, runs, None), note):
         raise RuntimeError(f"{case.name}: {note.with_suffix('.log').read_text()[-1500:]}")
-    return json.loads(note.read_text()), outcome(folder / "whole")
+    moments = json.loads(note.read_text())
+    if case.besides != "continued":
+        return Whole(moments, len(moments), outcome(runs))
+    shutil.copytree(runs, folder / "first")
+    case.grow(folder)
+    if forked(resumed(case, runs), note):
+        raise RuntimeError(f"{case.name}: {note.with_suffix('.log').read_text()[-1500:]}")
+    return Whole([*moments, *json.loads(note.read_text())], len(moments), outcome(runs))
 
 
-def kill(case: Case, folder: Path, path: Path, at: int, whole: dict[str, Any]) -> dict[str, Any]:
+def kill(case: Case, folder: Path, at: int, whole: Whole) -> dict[str, Any]:
     """Kill a run after its moment `at` (from 0), resume it, and say in which the two differ."""
-    runs, note = folder / f"kill-{at}", folder / f"kill-{at}.json"
-    status = forked(begun(case, path, runs, at), note)
+    path, runs, note = case.write(folder), folder / f"kill-{at}", folder / f"kill-{at}.json"
+    in_continuation = at >= whole.begun
+    if in_continuation:
+        shutil.copytree(folder / "first", runs)
+        case.grow(folder)
+        status = forked(resumed(case, runs, at - whole.begun), note)
+    else:
+        status = forked(begun(case, path, runs, at), note)
     if status != KILLED:
         return {"differs": [f"it ended with {status} before the moment"]}
     if not (runs / "run" / "experiment.yaml").exists():
         return {"differs": []} if not any(runs.rglob("ledger.jsonl")) else {"differs": ["charged too early"]}
-    status = forked(resumed(case, runs), note)
-    if status:
-        said = note.with_suffix(".log").read_text().strip().splitlines()[-1:]
-        return {"differs": ["not resumed"], "said": "".join(said)[-300:]}
-    found = outcome(runs)
-    return {"differs": [name for name in whole if whole[name] != found[name]]}
+    between, wrong = list[int](), list[str]()
+    for step in _steps(case, runs, at, len(whole.moments)):
+        between.append(forked(step, note))
+        if between[-1] == 0 and not _finished(runs):
+            wrong.append("exit status 0 of a run that did not finish")
+    found: dict[str, Any] = {"between": between} if between else {}
+    for grown in (False, True) if case.besides == "continued" and not in_continuation else (False,):
+        if grown:
+            case.grow(folder)
+        status = forked(resumed(case, runs), note)
+        if status:
+            said = note.with_suffix(".log").read_text().strip().splitlines()[-1:]
+            return {**found, "differs": [*wrong, "not resumed"], "said": "".join(said)[-300:]}
+        if not _finished(runs):
+            wrong.append("exit status 0 of a run that did not finish")
+    now = outcome(runs)
+    differs = [*wrong, *(name for name in whole.outcome if whole.outcome[name] != now[name])]
+    return {**found, "differs": differs}
 
 
-def campaign(minutes: float, each: int, seed: int = 1, results: Path = RESULTS) -> None:
-    """Kill runs of all cases at `each` moments for so many minutes; go on where it was stopped."""
+def _steps(case: Case, runs: Path, at: int, moments: int) -> list[Callable[[Path], None]]:
+    """What comes between the kill and the resume that is to end well."""
+    if case.besides in DISTURBANCES:
+        return [resumed(case, runs, None, DISTURBANCES[case.besides])]
+    if case.besides == "killed twice":
+        return [resumed(case, runs, random.Random(f"{case.name} {at}").randrange(max(1, moments - at)))]
+    return []
+
+
+def _finished(runs: Path) -> bool:
+    """Whether the run's own record says so, and its results are there."""
+    from perennial.server.continuation import Learnt
+
+    learnt = Learnt.of(runs / "run")
+    return learnt is not None and learnt.finished and (runs / "run" / "summary.json").exists()
+
+
+def campaign(minutes: float, each: int, seed: int = 1, results: Path = RESULTS, only: str = "") -> None:
+    """Kill runs of all cases at `each` moments for so many minutes; go on where it was stopped.
+
+    only: a word of the names of the cases that are tried.
+    """
     done: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
     kills: list[dict[str, Any]] = done.get("kills", [])
     known = {(one["case"], one["at"]) for one in kills}
     until = time.monotonic() + 60 * minutes
     for case in cases():
-        if sum(name == case.name for name, _ in known) >= each or time.monotonic() > until:
+        enough = sum(name == case.name for name, _ in known) >= each
+        if enough or only not in case.name or time.monotonic() > until:
             continue
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            path = case.write(folder)
-            moments, whole = undisturbed(case, folder, path)
-            chosen = random.Random(f"{seed} {case.name}").sample(range(len(moments)), len(moments))[:each]
-            for at in sorted(chosen):
+            whole = undisturbed(case, folder)
+            count = len(whole.moments)
+            for at in sorted(random.Random(f"{seed} {case.name}").sample(range(count), count)[:each]):
                 if (case.name, at) in known or time.monotonic() > until:
                     continue
-                found = kill(case, folder, path, at, whole)
-                kills.append({"case": case.name, "at": at, "after": moments[at], **found})
-            counts = {**done.get("moments", {}), case.name: len(moments)}
-            done = {"seed": seed, "machine": machine(), "versions": versions(), "moments": counts}
-            done["kills"] = kills
-            replace_file(results, (json.dumps(done, indent=1) + "\n").encode(), mode=0o644)
-            replace_file(results.with_suffix(".md"), page(done).encode(), mode=0o644)
+                found = kill(case, folder, at, whole)
+                kills.append({"case": case.name, "at": at, "after": whole.moments[at], **found})
+            done["moments"] = {**done.get("moments", {}), case.name: count}
+            done |= {"seed": seed, "machine": machine(), "versions": versions(), "kills": kills}
+            write(done, results)
+
+
+def write(done: dict[str, Any], results: Path = RESULTS) -> None:
+    """Results and their page."""
+    replace_file(results, (json.dumps(done, indent=1) + "\n").encode(), mode=0o644)
+    replace_file(results.with_suffix(".md"), page(done).encode(), mode=0o644)
 
 
 def sample(count: int, seed: int) -> list[dict[str, Any]]:
@@ -194,59 +297,20 @@ def sample(count: int, seed: int) -> list[dict[str, Any]]:
     draw, found = random.Random(seed), list[dict[str, Any]]()
     for case in draw.sample(cases(), count):
         with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            path = case.write(folder)
-            moments, whole = undisturbed(case, folder, path)
-            at = draw.randrange(len(moments))
-            found.append({"case": case.name, "after": moments[at], **kill(case, folder, path, at, whole)})
+            whole = undisturbed(case, Path(place))
+            at = draw.randrange(len(whole.moments))
+            done = kill(case, Path(place), at, whole)
+            found.append({"case": case.name, "after": whole.moments[at], **done})
     return found
-
-
-def page(done: dict[str, Any]) -> str:
-    """The results as a page."""
-    kills: list[dict[str, Any]] = done["kills"]
-    clean = sum(not one["differs"] for one in kills)
-    lines = [
-        "# Kills",
-        "",
-        f"`python -m perennial.benchmarks.kills`: {len(kills)} kills, of which {clean} changed nothing.",
-        "A fork ends (`_exit`) after a line of the journal, of a ledger or of the record of releases, or",
-        "after a file has taken its place; another resumes the run. Compared with a run that nothing",
-        "disturbed: tasks, model (SHA-256), rounds, accuracy, models of groups and sites, epsilon, and the",
-        "charges in each site's ledger. `moments`: all there are in a run; those that were tried are drawn",
-        "by a seed. A kill between a site's charge and its kept reply makes that site pay once more:",
-        "`charges` differ there.",
-        "",
-        "| run | moments | kills | nothing changed | what differed |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, moments in done["moments"].items():
-        of = [one for one in kills if one["case"] == name]
-        faults: dict[str, int] = {}
-        for one in of:
-            if one["differs"]:
-                what = f"{', '.join(one['differs'])} after {one['after']}"
-                faults[what] = faults.get(what, 0) + 1
-        said = "; ".join(f"{count}: {what}" for what, count in sorted(faults.items())) or "-"
-        lines.append(f"| {name} | {moments} | {len(of)} | {sum(not one['differs'] for one in of)} | {said} |")
-    facts = ", ".join(f"{name} {number}" for name, number in done["versions"].items())
-    lines += [
-        "",
-        f"Seed {done['seed']}; {facts}; {done['machine']}.",
-        "In process and over two workers; none was made over gRPC here: [continuity](continuity.md) has",
-        "kills of deployed processes.",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def prepare() -> None:
     """Import, before any fork, what a run needs."""
     import torch
 
-    import perennial.client.cohort
-    import perennial.client.handlers
-    import perennial.server.assembly
-    import perennial.server.report.write  # noqa: F401
+    import perennial.cli.main
+    import perennial.cli.run
+    import perennial.client.cohort  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -261,7 +325,7 @@ def main(arguments: list[str]) -> None:
     each = int(options.get("--each", 20))
     # a few of every case first, so that a campaign that is cut short has seen all of them
     for few in sorted({min(each, 5), each}):
-        campaign((until - time.monotonic()) / 60, few)
+        campaign((until - time.monotonic()) / 60, few, only=options.get("--only", ""))
 
 
 if __name__ == "__main__":
