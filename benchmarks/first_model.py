@@ -317,8 +317,8 @@ def write_page(done: list[dict[str, Any]]) -> None:
         "",
         f"Not run yet: {'; '.join(absent) or 'none'}. Regression on a network's features and a trained "
         "learner are not among the rivals. Of few judged samples even true probabilities show an error. "
-        "Calibration errors of ORL and COIL-20 are from before the temperature of few "
-        "validation samples was mended.",
+        "The five sets of images: first model and rivals come from two runs of this program on the same "
+        "division, and calibration errors from before the temperature of few validation samples was mended.",
     ]
     lines += ["", *_sets_section(done)]
     lines += ["", f"Machine: {machine()}. Versions: torch {torch.__version__}, NumPy {np.__version__}.", ""]

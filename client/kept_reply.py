@@ -28,7 +28,7 @@ from perennial.protocol.tensors import Tensors, content_sha256
 FOLDER = "released"
 """In a run's folder at a site: one file for each reply of the round."""
 TURNS = "turns"
-"""In a run's folder at a site: whose turn it is to answer."""
+"""Beside the runs at a site: whose turn it is to answer."""
 OWN_RECORD = (DigestRequest, StatisticsRequest)
 """Answered from a record of their own, once for a task."""
 DELIVERED = ("previous_arrays",)
@@ -60,6 +60,9 @@ class KeptReply:
     def __init__(self, site: Site, request: Stamp) -> None:
         self._state, self._round = site.state(request.run), request.round
         self._folder = self._state.folder / FOLDER
+        # outside the run's folder, where the door takes a turn, inside, and where nothing may lie before the
+        # quota was asked; one of 16 for a run, so that a server's many runs leave no more than that
+        self._turns = site.identity.state_dir / TURNS / hashlib.sha256(request.run.encode()).hexdigest()[0]
         policy = site.identity.policy.model_dump_json()
         self._key = hashlib.sha256(f"{_asked(request)}{policy}".encode()).hexdigest()
 
@@ -72,10 +75,8 @@ class KeptReply:
 
     def turn(self) -> AbstractContextManager[None]:
         """Wait until no other process answers a request of this run here."""
-        # not the run's folder: the door takes the turn there, inside, and would wait for this process
-        folder = self._state.folder / TURNS
-        make_folder(folder)
-        return one_at_a_time(folder)
+        make_folder(self._turns)
+        return one_at_a_time(self._turns)
 
     @property
     def path(self) -> Path:

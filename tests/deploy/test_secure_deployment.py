@@ -37,7 +37,7 @@ STATISTICS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("content", "opened"),
     [
-        (EXPERIMENT, ["update", "update", "evaluation"]),
+        (EXPERIMENT, ["update", "update", "temperature", "evaluation"]),
         (STATISTICS, [*["statistics"] * 5, "evaluation"] * 2),
     ],
     ids=["updates", "statistics"],

@@ -250,7 +250,7 @@ def test_options_of_a_gpu_are_refused_on_a_processor() -> None:
 
 def test_a_site_says_what_its_gpu_may_do(tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
-    path.write_text("site: linz\nstate_dir: state\ngpu: [graphs, benchmark]\n")
+    path.write_text("site: site-0\nstate_dir: state\ngpu: [graphs, benchmark]\n")
     identity = Identity.of_site(load_site_config(path), load_experiment(Path("experiments/quickstart.yaml")))
     assert gpu_options(identity.gpu) == {"graphs", "benchmark"}
     path.write_text("site: linz\nstate_dir: state\ngpu: [speed]\n")
