@@ -38,7 +38,7 @@ STATISTICS: dict[str, Any] = {
     ("content", "opened"),
     [
         (EXPERIMENT, ["update", "update", "temperature", "evaluation"]),
-        (STATISTICS, [*["statistics"] * 5, "evaluation"] * 2),
+        (STATISTICS, [*["statistics"] * 5, "temperature", "evaluation"] * 2),
     ],
     ids=["updates", "statistics"],
 )
