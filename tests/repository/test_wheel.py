@@ -195,20 +195,6 @@ def test_checkout_and_wheel_give_the_same_app(fresh: Fresh, tmp_path: Path) -> N
     assert here == there and len(here) == 64
 
 
-def test_an_app_beside_an_older_wheel_uses_its_own_code(fresh: Fresh, tmp_path: Path) -> None:
-    fresh.python("-c", STAGE, "experiment.yaml", tmp_path / "apps")
-    app = tmp_path / "apps" / "staged"
-    (app / "perennial" / "client" / "newer.py").write_text("")
-    # as Flower loads an app: its folder comes first on the import path
-    code = (
-        f"import sys; sys.path.insert(0, {str(app)!r})\n"
-        "import perennial.client.newer, perennial.server.app, perennial.client.app\n"
-        "print(perennial.__file__, perennial.client.app.__file__, perennial.server.app.__file__, sep='\\n')"
-    )
-    for place in fresh.python("-c", code).splitlines()[-3:]:
-        assert Path(place).is_relative_to(app)
-
-
 def test_a_plug_in_package_is_installed_and_used_by_name(
     fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
