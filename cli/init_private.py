@@ -15,13 +15,14 @@ from perennial.foundation.errors import ConfigError
 HEAD = (
     "# Closed form under noise: no site trains; each sends sums of fixed features once, with noise that it",
     "# adds itself, and the server makes a classifier of the noised sums alone. The guarantee is for one",
-    "# record: a patient with k records at a site is covered at about k times the epsilon. Every choice",
-    "# below follows from public numbers (docs/private_sums.md), so change none by what the records show.",
+    "# record: a patient with k records at a site is covered at about k times the epsilon. Maps, blocks and",
+    "# noise follow from rough numbers of records, classes and sites (docs/private_sums.md), which count as",
+    "# public: change none of them by what the records show.",
     "# Look first: perennial check FILE.",
 )
 TRAINED_ON = 0.8
 """Share of the records that is no test record."""
-LONGEST_SIDE = 32
+SEEN_SIDE = 32
 """Pixels of what patches see, as in the trial behind docs/private_sums.md."""
 
 
@@ -79,7 +80,7 @@ def seen_size(found: Survey) -> tuple[int, int] | None:
         return None
     widths, heights = (sorted(side) for side in zip(*found.sizes, strict=True))
     height, width = heights[len(heights) // 2], widths[len(widths) // 2]
-    scale = min(1.0, max(LONGEST_SIDE / max(height, width), PATCHES_SIDE / min(height, width)))
+    scale = min(1.0, max(SEEN_SIDE / max(height, width), PATCHES_SIDE / min(height, width)))
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 

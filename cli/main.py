@@ -92,7 +92,8 @@ def init(
         str | None, typer.Option(help="what a folder's levels are: class, or site/class")
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="protect each record by noise at the sites; 1 is strong, 8 is usual")
+        float | None,
+        typer.Option(help="protect each record by noise at the sites; less is stronger"),
     ] = None,
 ) -> None:
     """Inspect data and write the files of a first run, with reasons as comments; asks what is not clear."""

@@ -1,7 +1,7 @@
 """Finds out which site this process answers for, from its configuration and without reading any data."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from perennial.data.config import DataConfig
 from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
 
 if TYPE_CHECKING:
+    from perennial.config.simulation import DataKey
     from perennial.privacy.ledger import Ledger
 
 
@@ -98,20 +99,27 @@ def _read_experiment(settings: RunSettings, changed: int) -> Experiment:
     return settings.load()
 
 
-def _simulated_names(experiment: Experiment) -> tuple[str, ...]:
+@dataclass
+class _Simulated:
+    """The sites of the latest experiment and its data, each made once, because each message asks for it."""
+
+    experiment: Experiment
+    data: "DataKey"
+    names: tuple[str, ...]
+    identities: dict[tuple[RunSettings, int], Identity] = field(default_factory=dict)
+
+
+_latest: list[_Simulated] = []
+
+
+def _simulated(experiment: Experiment) -> _Simulated:
     # imported here: a deployed site never reads simulated data
-    from perennial.config.simulation import simulated_site_names
+    from perennial.config.simulation import data_key, simulated_site_names
 
-    if experiment.digest not in _names:
-        _names.clear()
-        _names[experiment.digest] = simulated_site_names(experiment)
-    return _names[experiment.digest]
-
-
-_names: dict[str, tuple[str, ...]] = {}
-"""Of the latest experiment, by its digest."""
-_simulated: "dict[tuple[RunSettings, int], Identity]" = {}
-"""Of the latest experiment, by partition: made once, because each message asks for it."""
+    data = data_key(experiment)
+    if not _latest or _latest[0].data != data or _latest[0].experiment != experiment:
+        _latest[:] = [_Simulated(experiment, data, simulated_site_names(experiment))]
+    return _latest[0]
 
 
 @lru_cache(maxsize=4)
@@ -144,19 +152,17 @@ def identify(context: Context) -> Identity:
             'node config: needs site="/path/to/site.yaml" (a real site) or partition-id=K (a simulated one); '
             f"found {sorted(context.node_config) or 'nothing'}"
         )
-    known = _simulated.get((settings, partition))
-    if known is not None and known.experiment == experiment:
+    sites = _simulated(experiment)
+    known = sites.identities.get((settings, partition))
+    if known is not None:
         return known
-    names = _simulated_names(experiment)
+    names = sites.names
     if not 0 <= partition < len(names):
         raise PolicyRefusal(
             f"partition-id {partition}: the experiment has {len(names)} sites; this node takes no part"
         )
     run_folder = settings.folder(experiment)
-    one = next(iter(_simulated.values()), None)
-    if one is not None and one.experiment != experiment:
-        _simulated.clear()
-    identity = _simulated[settings, partition] = Identity(
+    identity = sites.identities[settings, partition] = Identity(
         names[partition],
         experiment,
         SitePolicy(answers=list(ANSWERS), below_floor=["prototypes"]),

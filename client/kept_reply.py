@@ -38,8 +38,7 @@ DELIVERED = ("previous_arrays",)
 def answered_once(site: Site, request: Stamp, answer: Callable[[], WireMessage]) -> WireMessage:
     """The reply that was kept for this request; or answer()'s, kept in turn if the ledger was charged.
 
-    One request of a run at a time: a server that was killed may ask again before its first question is
-    answered.
+    One request of a run at a time: a server that was killed may ask again before the first answer is there.
     """
     kept = KeptReply.of(site, request)
     if kept is None:
@@ -60,9 +59,9 @@ class KeptReply:
     def __init__(self, site: Site, request: Stamp) -> None:
         self._state, self._round = site.state(request.run), request.round
         self._folder = self._state.folder / FOLDER
-        # outside the run's folder, where the door takes a turn, inside, and where nothing may lie before the
-        # quota was asked; one of 16 for a run, so that a server's many runs leave no more than that
-        self._turns = site.identity.state_dir / TURNS / hashlib.sha256(request.run.encode()).hexdigest()[0]
+        # outside the run's folder, where the door takes a turn within this one, and where nothing may lie
+        # before the quota was asked; one of 256, so that a server's many runs leave no more
+        self._turns = site.identity.state_dir / TURNS / hashlib.sha256(request.run.encode()).hexdigest()[:2]
         policy = site.identity.policy.model_dump_json()
         self._key = hashlib.sha256(f"{_asked(request)}{policy}".encode()).hexdigest()
 

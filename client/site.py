@@ -16,7 +16,7 @@ from perennial.client.quota import Quota, kept_features
 from perennial.client.site_models import SiteModels
 from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import DataKey, data_key, simulated_federation
 from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
@@ -171,7 +171,7 @@ class Site:
         }
 
 
-_processes: dict[tuple[str, str, str, str], Process] = {}
+_processes: dict[tuple[DataKey, str, str, str], Process] = {}
 
 
 def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "") -> Site:
@@ -187,7 +187,7 @@ def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "
     split_key = (stamp.split_key if stamp is not None else split_key) if own else ""
     if stamp is not None:
         require_split_key(identity, stamp)
-    key = (identity.experiment.digest, str(device), own, split_key)
+    key = (data_key(identity.experiment, identity.own_data), str(device), own, split_key)
     if key not in _processes:
         # one experiment at a time: a continued run must not keep the data of the shorter class list in memory
         _processes.clear()

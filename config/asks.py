@@ -53,8 +53,7 @@ class Asks(Block):
     statistics: sums of fixed features in place of training.
     compares_heads: counts of right answers of several classifiers, at the end of a task.
     judges_models: counts of right answers of intermediate models, where the server has no samples.
-    segments: requests to train in one round if the experiment's key `segments` does not say otherwise; None:
-    one.
+    segments: requests to train in one round where the experiment's key `segments` says nothing; None: one.
     counts_alike: updates are not multiplied by the number of samples.
     clear_uploads: names of what replies carry without noise, beside what is measured.
     single_updates: why the server needs the update of each site in the clear; "": a sum is enough.

@@ -21,7 +21,7 @@ def with_maps(content: dict[str, Any], where: str) -> Experiment:
         raise ConfigError(
             f"{where}: model.features: found auto with privacy, where the counts of validation samples that "
             "choose would be a release of their own; write the maps out, as [inputs] or those that "
-            "perennial privacy proposes"
+            "`perennial init DATA --epsilon E` writes"
         )
     # the shape of the data does not depend on the maps; these stand in until it is known
     draft = validate(Experiment, content | {"model": model | {"features": ["inputs"]}}, where)

@@ -1,10 +1,35 @@
 """The simulated data of an experiment, read once per process and shared by its server and its sites."""
 
+import os
+from dataclasses import dataclass, field
+
 from perennial.config.experiment import Experiment
+from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
 from perennial.foundation.errors import ConfigError
 
-_built: dict[str, SimulatedFederation] = {}
+DataKey = tuple[str, str | None, int]
+
+
+@dataclass
+class _Held:
+    """What this process has read. files: path -> what was there, by `_as_it_is`. readings: a count."""
+
+    built: dict[DataKey, SimulatedFederation] = field(default_factory=dict)
+    files: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
+    readings: int = 0
+
+
+_held = _Held()
+
+
+def data_key(experiment: Experiment, own: DataConfig | None = None) -> DataKey:
+    """What data read for an experiment are known by in this process, the same until they are forgotten.
+
+    The digest has no paths, so that two files with the same settings share it. own: a site's own data, in the
+    place of the experiment's.
+    """
+    return experiment.digest, (own or experiment.data).path, _held.readings
 
 
 def simulated_federation(experiment: Experiment) -> SimulatedFederation:
@@ -12,23 +37,42 @@ def simulated_federation(experiment: Experiment) -> SimulatedFederation:
 
     Raises ConfigError or DataError naming what is wrong with them.
     """
-    digest = experiment.digest
-    if digest not in _built:
-        _built.clear()
-        _built[digest] = build(experiment.data, experiment.tasks, experiment.seed)
-    return _built[digest]
+    key = data_key(experiment)
+    if key not in _held.built:
+        _held.built.clear()
+        path = experiment.data.path
+        if path is not None:
+            _held.files[path] = _as_it_is(path)
+        _held.built[key] = build(experiment.data, experiment.tasks, experiment.seed)
+    return _held.built[key]
 
 
 def as_for(experiment: Experiment, other: Experiment) -> Experiment:
     """The experiment, whose data are those of the other one and are not read again."""
-    if other.digest in _built:
-        _built[experiment.digest] = _built[other.digest]
+    if (known := _held.built.get(data_key(other))) is not None:
+        _held.built[data_key(experiment)] = known
     return experiment
 
 
 def forget_simulated() -> None:
     """Read the data anew when they are asked for next, because they may have changed."""
-    _built.clear()
+    _held.readings += 1
+    _held.built.clear()
+    _held.files.clear()
+
+
+def forget_if_changed(experiment: Experiment) -> None:
+    """The same where a file has changed since, or files came to a folder or left it. Not within a run."""
+    path = experiment.data.path
+    if path in _held.files and _held.files[path] != _as_it_is(path):
+        forget_simulated()
+
+
+def _as_it_is(path: str) -> list[tuple[str, int, int]]:
+    """Time of change and bytes of a file, or of every folder in a folder; [] where nothing is."""
+    places = [folder for folder, *_ in os.walk(path)] or [path]
+    found = ((place, os.stat(place)) for place in places if os.path.exists(place))
+    return [(place, at.st_mtime_ns, at.st_size) for place, at in found]
 
 
 def simulated_site_names(experiment: Experiment) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import CohortPlan, RunSettings
-from perennial.config.simulation import simulated_federation, simulated_site_names
+from perennial.config.simulation import forget_if_changed, simulated_federation, simulated_site_names
 from perennial.engine.cohorts import Asked, Cohorts, plan_cohorts
 from perennial.engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
 from perennial.foundation.allocator import keep_freed_memory
@@ -39,6 +39,7 @@ def run_in_process(
     set_task_identity()
     run_config = dict(vars(settings))
     experiment = settings.load()
+    forget_if_changed(experiment)
     contexts = site_contexts(len(simulated_site_names(experiment)), run_config)
     plan = _plan(settings, experiment, cohort)
     cohorts = Cohorts(plan.size, answer_cohort) if plan.size > 1 else None

@@ -47,8 +47,7 @@ class Releases:
     """releases.jsonl in a run folder: append-only, flushed line by line.
 
     once: names a release that a site makes once in the run, and sends again when it is asked again; same:
-    what a site is asked in a round, by its content, where it keeps its reply until the next one; '': each is
-    new.
+    what a site is asked in a round, by its content, where it keeps its reply until the next; '': always new.
     """
 
     def __init__(self, folder: Path) -> None:

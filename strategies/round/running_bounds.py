@@ -22,8 +22,7 @@ NORMS, SAMPLES, MET = "norms", "samples", "met"
 class RunningBounds:
     """Bounds on updates that follow from the medians of earlier rounds.
 
-    state: a dict of the checkpoint, kept up to date here: the latest rounds' medians, and who met a
-    bound.
+    state: a dict of the checkpoint, kept up to date here: medians of the latest rounds, and who met a bound.
     """
 
     config: BoundsConfig
