@@ -14,5 +14,6 @@ TABLES = {
             Row("plain replay", "replay_digits", ("evaluation.every=task",)),
             Row("fine-tuning", "finetune_digits", ("evaluation.every=task",)),
         ],
+        seeds=tuple(range(1000, 1010)),
     )
 }
