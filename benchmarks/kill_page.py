@@ -6,8 +6,8 @@ PAID = "ledger"
 """How the names of the moments between a site's charge and its kept reply begin."""
 
 
-def page(done: dict[str, Any]) -> str:
-    """The results as a page."""
+def page(done: dict[str, Any], deployed: dict[str, Any]) -> str:
+    """The results as a page. deployed: those of benchmarks/kills_deployed.py, in which only servers die."""
     kills: list[dict[str, Any]] = done["kills"]
     clean = sum(not one["differs"] for one in kills)
     paid = sum(paid_again(one) for one in kills)
@@ -23,14 +23,14 @@ def page(done: dict[str, Any]) -> str:
         "that nothing disturbed: tasks, model (SHA-256), rounds, accuracy, models of groups and sites,",
         "epsilon, and the charges in each site's ledger. `moments`: all there are in a run; those that were",
         "tried are drawn by a seed. In one process the sites die with the server: where that comes between",
-        "a site's charge and its kept reply, the site pays once more, and `charges` differ. None was made",
-        "over gRPC: [continuity](continuity.md) has kills of deployed processes.",
-        f"{called} of the kills were made before the program started the command itself: there the functions",
+        "a site's charge and its kept reply, the site pays once more, and `charges` differ.",
+        *_over_grpc(deployed),
+        f"{called} of the {len(kills)} kills were made before the program started the command itself: there the functions",
         "behind it were called, and no exit status was seen.",
         "",
         "refused, failed: at the first resume one of three sites, whose answers are all needed, refuses to",
         f"train, or its app fails; {sum(map(bool, stopped))} of {len(stopped)} such resumes ended with an",
-        "exit status other than 0, and no training was left to do in the rest. absent: the experiment says",
+        "exit status other than 0, and the others had finished. absent: the experiment says",
         "that a site is away for a while. continued: two classes come to the data of the finished run, and",
         "the kill is before or after. killed twice: the first resume is killed too.",
         "",
@@ -48,6 +48,18 @@ def page(done: dict[str, Any]) -> str:
         lines.append(f"| {name} | {moments} | {len(of)} | {sum(not one['differs'] for one in of)} | {said} |")
     facts = ", ".join(f"{name} {number}" for name, number in done["versions"].items())
     return "\n".join([*lines, "", f"Seed {done['seed']}; {facts}; {done['machine']}."]) + "\n"
+
+
+def _over_grpc(deployed: dict[str, Any]) -> list[str]:
+    kills: list[dict[str, Any]] = deployed["kills"]
+    same = sum(not one["differs"] for one in kills)
+    return [
+        "",
+        f"`python -m perennial.benchmarks.kills_deployed`: {len(kills)} more, of ServerApps over gRPC at two",
+        f"hospitals, by SIGKILL after a line of the journal; {same} changed nothing: model, tasks, rounds,",
+        "accuracy and each site's charges. [Continuity](continuity.md) has kills of sites.",
+        "",
+    ]
 
 
 def paid_again(kill: dict[str, Any]) -> bool:

@@ -30,6 +30,7 @@ from perennial.benchmarks.kill_page import page
 from perennial.foundation.files import replace_file
 
 RESULTS = Path(__file__).parent / "results" / "kills.json"
+DEPLOYED = RESULTS.with_name("kills_deployed.json")
 KILLED = 17
 """Exit status of a fork that ended at its moment."""
 
@@ -289,7 +290,15 @@ def campaign(minutes: float, each: int, seed: int = 1, results: Path = RESULTS, 
 def write(done: dict[str, Any], results: Path = RESULTS) -> None:
     """Results and their page."""
     replace_file(results, (json.dumps(done, indent=1) + "\n").encode(), mode=0o644)
-    replace_file(results.with_suffix(".md"), page(done).encode(), mode=0o644)
+    write_page(results)
+
+
+def write_page(results: Path = RESULTS) -> None:
+    """The page of all results, those of kills_deployed.py among them."""
+    deployed = json.loads(DEPLOYED.read_text())
+    replace_file(
+        results.with_suffix(".md"), page(json.loads(results.read_text()), deployed).encode(), mode=0o644
+    )
 
 
 def sample(count: int, seed: int) -> list[dict[str, Any]]:
