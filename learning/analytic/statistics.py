@@ -126,7 +126,7 @@ class Statistics:
 class Collector:
     """Adds up samples, a batch at a time, in the memory of one matrix (D, D).
 
-    Sums are exact, so they have the same bits on a GPU as on a processor.
+    Sums are exact in whatever order they are added, so that a GPU has nothing to round differently.
     """
 
     def __init__(
