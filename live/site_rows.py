@@ -44,7 +44,8 @@ def beside_each_other(rows: Mapping[str, SiteRow]) -> Markup:
     lead = (
         "What the sums that sites sent say of each other. Skill: how much better than a guess the others' "
         "model fits a site's records. Gains: what its own records gain the others, in the median, as a share "
-        "of their error. A mark says that a site differs, and not why: another camera or other habits are enough. Talk to it."
+        "of their error. A mark says that a site differs, and not why: another camera or other habits are "
+        "enough. Talk to it."
     )
     said = [
         (site, decimal(row.skill), decimal(row.given), row.marked or MISSING) for site, row in rows.items()
