@@ -1,6 +1,7 @@
 """perennial run."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from perennial.cli.live import LiveDisplay
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import MOST
 from perennial.engine.run import resumed_settings, run_in_process
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import ConfigError
 
 
 def run_command(
@@ -50,11 +51,12 @@ def run_command(
     loaded = settings.load()
     folder = settings.folder(loaded)
     left_out = nothing_learnt(folder, loaded) if resume is not None else ""
-    with LiveDisplay(loaded) as display:
-        try:
+    try:
+        with LiveDisplay(loaded) as display:
             summary = run_in_process(settings, workers, display.on_event, asked)
-        except KeyboardInterrupt:
-            raise StateError(f"stopped; go on with: perennial run --resume {folder}") from None
+    except KeyboardInterrupt:
+        print(f"perennial: stopped; go on with: perennial run --resume {folder}", file=sys.stderr)
+        raise
     display.show_result(summary, folder)
     if left_out:
         print(left_out)

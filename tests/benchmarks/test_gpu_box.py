@@ -134,7 +134,9 @@ def test_a_run_that_does_not_fit_is_left_for_the_next_call(tmp_path: Path) -> No
 def test_a_run_is_interrupted_so_that_it_can_keep_what_it_has(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     program = (
-        "import pathlib, sys, time\n"
+        "import pathlib, signal, sys, time\n"
+        # a shell that starts the tests in the background has told its children to ignore it
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "try:\n    time.sleep(60)\n"
         "except KeyboardInterrupt:\n    pathlib.Path(sys.argv[1]).write_text('checkpoint')\n    sys.exit(1)\n"
     )

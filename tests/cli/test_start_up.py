@@ -1,8 +1,10 @@
 """How `perennial run` begins and ends: with the whole of PyTorch, and in one go."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,29 @@ def test_large_tensors_lie_on_large_pages_unless_the_user_says_otherwise() -> No
         int(ended(START + HELD, **environment).stdout) for environment in ({}, {"THP_MEM_ALLOC_ENABLE": "0"})
     ]
     assert kilobytes[0] - kilobytes[1] > 32_000
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_interrupted_run_says_how_it_goes_on_and_ends_with_130(tmp_path: Path, workers: str) -> None:
+    # a shell that starts this in the background has told its children to ignore the signal
+    start = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from perennial.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", start, "run", "experiments/quickstart.yaml"]
+    process = subprocess.Popen(
+        [*command, "--runs", str(tmp_path), "--workers", workers],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    journal = tmp_path / "quickstart" / "events.jsonl"
+    while not journal.exists() or '"round"' not in journal.read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert f"run --resume {tmp_path / 'quickstart'}" in said and "Traceback" not in said
