@@ -181,10 +181,16 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         "no lifetime budget" if policy.max_epsilon is None else f"lifetime epsilon {policy.max_epsilon:g}"
     )
     console.print(f"site {site.site} on {device}: answers {', '.join(policy.answers)}; {budget}")
-    for refusal in _refusals(policy, experiment) if experiment is not None else ():
+    refusals = [] if experiment is None else [*_refusals(policy, experiment)]
+    for _, refusal in refusals:
         console.print(f"  {refusal}", markup=False, soft_wrap=True)
-    if experiment is None or site.data is None:
+    if experiment is None:
         console.print("data not read: give --experiment to read it as that experiment would")
+    elif site.data is None:
+        from perennial.client.identity import require_data
+
+        require_data(site, experiment)
+        console.print("data not read: this site has a share of the experiment's")
     else:
         from perennial.cli.data_tables import print_data
         from perennial.data.deployed import load_site, site_config
@@ -204,11 +210,18 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         print_data(console, describe_data({site.site: data}, registry.classes))
         for note in data.notes:
             console.print(f"  note: {note}", soft_wrap=True)
+    if experiment is not None and any(whole for whole, _ in refusals):
+        raise PolicyRefusal(
+            f"site {site.site} would take no part in experiment {experiment.name}, for the reasons above"
+        )
     console.print("ok")
 
 
-def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
-    """What the experiment asks of every site and this one would refuse, by its settings alone."""
+def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[tuple[bool, str]]:
+    """What the experiment asks of every site and this one would refuse, by its settings alone.
+
+    With each whether the site then takes no part.
+    """
     from perennial.client.door import unmet
     from perennial.client.plan import Plan
     from perennial.client.policy import (
@@ -221,7 +234,7 @@ def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
     from perennial.server.continuation import registry_of
 
     for words in unmet(policy, Plan(experiment, registry_of(experiment))):
-        yield f"would refuse the experiment: {words}"
+        yield True, f"would refuse the experiment: {words}"
     asked: dict[Answer, Callable[[], None]] = {}
     if experiment.strategy.trains:
         asked["train"] = lambda: check_update(policy, experiment)
@@ -239,4 +252,5 @@ def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
             check_answer(policy, kind)
             check()
         except (PolicyRefusal, PrivacyError) as error:
-            yield f"would refuse to answer {kind!r}: {error}"
+            taking_part = "train" if experiment.strategy.trains else "statistics"
+            yield kind == taking_part, f"would refuse to answer {kind!r}: {error}"

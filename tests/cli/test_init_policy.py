@@ -49,5 +49,6 @@ def test_init_says_what_a_trial_on_one_machine_changes(written: Path) -> None:
 
 def test_the_written_policy_refuses_what_sends_sums_in_the_clear(written: Path) -> None:
     call = ["check", str(written), "--experiment", str(written.with_name("experiment.yaml"))]
-    said = CliRunner().invoke(app, call).output
-    assert "would refuse to answer 'statistics'" in said
+    done = CliRunner().invoke(app, call)
+    assert "would refuse to answer 'statistics'" in done.output
+    assert done.exit_code

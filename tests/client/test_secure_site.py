@@ -1,6 +1,7 @@
 """What a site demands of masked sums, and what it keeps of them on its disk."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +147,14 @@ def test_check_names_the_rule_that_an_experiment_breaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked, site = tmp_path / "experiment.yaml", tmp_path / "site.yaml"
-    content = {"site": "a", "state_dir": "state", "device": "cpu"}
+    content = {"site": "site-0", "state_dir": "state", "device": "cpu"}
 
-    def said(policy: dict[str, Any], **changes: Any) -> str:
+    def said(policy: dict[str, Any], *, takes_part: bool = False, **changes: Any) -> str:
         settings = experiment(**changes).model_dump(mode="json", exclude_unset=True)
         asked.write_text(yaml.safe_dump(settings))
         site.write_text(yaml.safe_dump(content | {"policy": policy}))
-        check_command(site, asked)
+        with nullcontext() if takes_part else pytest.raises(PolicyRefusal, match="would take no part"):
+            check_command(site, asked)
         return capsys.readouterr().out
 
     demands = {"require_secure": True, "least_sites": 4, "assumed_colluders": 1}
@@ -160,5 +162,5 @@ def test_check_names_the_rule_that_an_experiment_breaks(
     assert "policy.least_sites: this site demands 4" in said(demands, secure={"least": 3})
     few = said(demands, secure={"least": 4, "assumed_colluders": 0})
     assert "policy.assumed_colluders: this site demands 1; the experiment has 0" in few
-    enough = said(demands, secure={"least": 4, "assumed_colluders": 1})
+    enough = said(demands, takes_part=True, secure={"least": 4, "assumed_colluders": 1})
     assert "refuse" not in enough

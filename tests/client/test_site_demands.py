@@ -311,14 +311,17 @@ def test_perennial_check_says_what_a_site_would_refuse(
     experiment, site = tmp_path / "experiment.yaml", tmp_path / "site.yaml"
     asks = {**READS_DIGESTS, "digests": DIGESTS, "evaluation": {"federated": True}}
     experiment.write_text(yaml.safe_dump(EXPERIMENT | asks))
-    content = {"site": "a", "state_dir": "state", "device": "cpu", "policy": {"answers": ["train", "digest"]}}
+    policy = {"answers": ["train", "digest"]}
+    content = {"site": "site-0", "state_dir": "state", "device": "cpu", "policy": policy}
     site.write_text(yaml.safe_dump(content))
+    # without counts of right answers it takes part all the same
     check_command(site, experiment)
     assert re.findall(r"would refuse .*here", capsys.readouterr().out) == [
         "would refuse to answer 'evaluate': policy.answers: 'evaluate' is not answered here"
     ]
     site.write_text(yaml.safe_dump(content | {"policy": {"answers": ALL} | demanding("sample")}))
-    check_command(site, experiment)
+    with pytest.raises(PolicyRefusal, match="site site-0 would take no part in experiment"):
+        check_command(site, experiment)
     refusals = re.findall(r"would refuse to answer '(\w+)': .*'sample'; (.*)", capsys.readouterr().out)
     assert refusals == [
         ("train", "the experiment has privacy.mode 'none'"),
