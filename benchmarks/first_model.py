@@ -316,9 +316,7 @@ def write_page(done: list[dict[str, Any]]) -> None:
     lines += [
         "",
         f"Not run yet: {'; '.join(absent) or 'none'}. Regression on a network's features and a trained "
-        "learner are not among the rivals. Of few judged samples even true probabilities show an error. "
-        "The five sets of images: first model and rivals come from two runs of this program on the same "
-        "division, and calibration errors from before the temperature of few validation samples was mended.",
+        "learner are not among the rivals. Of few judged samples even true probabilities show an error.",
     ]
     lines += ["", *_sets_section(done)]
     lines += ["", f"Machine: {machine()}. Versions: torch {torch.__version__}, NumPy {np.__version__}.", ""]
@@ -334,8 +332,7 @@ def _sets_section(done: list[dict[str, Any]]) -> Iterator[str]:
         f"{SET_APART}`, so that fewer records train. A class with too few calibration records is in every "
         "set. The shares are of judged records of the other classes: over all of them, with a 95 % interval "
         "(Wilson), and of the class that was held least often. With n calibration records of a class up to "
-        "1 / (n + 1) more than was asked for may be held on average. Rows marked * have the maps that init "
-        "listed before `features: auto`."
+        "1 / (n + 1) more than was asked for may be held on average."
     )
     yield ""
     columns = "classes with a threshold | judged | set holds the class | least, of one class | mean size"
@@ -362,9 +359,8 @@ def _sets_section(done: list[dict[str, Any]]) -> Iterator[str]:
             shown = f"{100 * figure.value:.1f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
             right, all_ = min(of_class.values(), key=lambda counts: counts[0] / counts[1])
             least = f"{100 * right / all_:.1f} of {all_}"
-        mark = "" if all("maps" in row for row in rows) else " *"
         yield (
-            f"| {name}{mark} | {seeds} | {len(of_class)} of {rows[0]['classes']} | {judged} "
+            f"| {name} | {seeds} | {len(of_class)} of {rows[0]['classes']} | {judged} "
             f"| {shown} | {least} | {size:.1f} |"
         )
     yield ""
