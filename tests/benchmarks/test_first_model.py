@@ -26,7 +26,7 @@ def test_shares_of_prediction_sets_are_of_all_judged_records(
     figure = wilson(54, 60)
     assert figure.low is not None and figure.high is not None
     held = f"90.0 [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
-    assert f"| {name} * | 1000, 1001 | 2 of 3 | 60 | {held} | 80.0 of 20 | 2.0 |" in page
-    assert f"| {other} * | 1000 | 0 of 3 | 0 | none |  | 3.0 |" in page
+    assert f"| {name} | 1000, 1001 | 2 of 3 | 60 | {held} | 80.0 of 20 | 2.0 |" in page
+    assert f"| {other} | 1000 | 0 of 3 | 0 | none |  | 3.0 |" in page
     assert f"Not run with prediction sets yet: {list(first_model.SETS)[2]}" in page
     assert f"Not run yet: {name}; {other};" in page
