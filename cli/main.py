@@ -64,9 +64,6 @@ def run(
     cohort: Annotated[
         str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
     ] = None,
-    track: Annotated[
-        str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
-    ] = "",
     gpu: Annotated[
         str, typer.Option(help="graphs, benchmark, or both with a comma between: what makes a GPU faster")
     ] = "",
@@ -75,7 +72,7 @@ def run(
     from perennial.cli.start_up import import_run
 
     run_command = import_run()
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track, gpu)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, gpu)
 
 
 @app.command()
