@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perennial.benchmarks.attacks.audit import audit, clopper_pearson
 from perennial.foundation.streams import stream
 from perennial.privacy.accountants import make_accountant
-from perennial.privacy.attacks.audit import audit, clopper_pearson
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
