@@ -361,7 +361,7 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
     # here, because it reads the data and takes PyTorch, which no other experiment needs to be read
     from perennial.config.automatic_maps import with_maps
 
-    return with_maps(content, str(path))
+    return with_maps(content, str(path), lambda content: validate(Experiment, content, str(path)))
 
 
 def _locate_data(data: Any, folder: Path) -> None:
