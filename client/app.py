@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
@@ -206,6 +207,11 @@ def describe(message: Message, context: Context) -> Message:
     """Who this site is."""
 
     def handle(identity: Identity, request: DescribeRequest) -> DescribeReply:
+        if request.version != VERSION:
+            raise ProtocolError(
+                f"site {identity.name!r} (Perennial {perennial.__version__}) speaks protocol version {VERSION}, "
+                f"this server {request.version}: install the same release at both"
+            )
         return DescribeReply(
             version=VERSION,
             site=identity.name,
