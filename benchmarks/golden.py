@@ -54,7 +54,7 @@ RELEASE: dict[str, Any] = {
     "sample_rate": 1.0,
     "steps": 1,
 }
-BUDGET = {"epsilon": 8.0, "delta": 1e-5}
+BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
 
 
 def write_experiment(name: str, folder: Path) -> Path:
