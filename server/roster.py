@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
+import perennial
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import registered_names
 from perennial.protocol.messages import DescribeReply, DescribeRequest
@@ -164,7 +165,8 @@ class Roster:
     def _admit(self, node: int, reply: DescribeReply, online: set[int]) -> None:
         if reply.version != VERSION:
             raise ProtocolError(
-                f"site {reply.site!r} speaks protocol version {reply.version}, this server {VERSION}"
+                f"site {reply.site!r} speaks protocol version {reply.version}, this server (Perennial "
+                f"{perennial.__version__}) {VERSION}: install the same release at both"
             )
         if reply.experiment != self._experiment:
             raise ProtocolError(
