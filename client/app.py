@@ -20,14 +20,12 @@ from perennial.client.receipts import attach_tip, take_receipt
 from perennial.client.time_limit import check_bytes
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
-    ConfigError,
-    DataError,
+    KINDS,
     PerennialError,
     PolicyRefusal,
     PrivacyError,
     ProtocolError,
     RecordGone,
-    StateError,
     shown,
 )
 from perennial.foundation.site_log import log, one_subject, speak_of
@@ -53,15 +51,6 @@ from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 Request = TypeVar("Request", bound=WireMessage)
 Done = TypeVar("Done")
 
-KINDS: dict[type[PerennialError], str] = {
-    PolicyRefusal: "policy",
-    PrivacyError: "privacy",
-    DataError: "data",
-    StateError: "state",
-    RecordGone: "state",
-    ProtocolError: "protocol",
-    ConfigError: "config",
-}
 RAISED = 2
 """Flower's code for a ClientApp that could not answer (ErrorCode.CLIENT_APP_RAISED_EXCEPTION)."""
 TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)

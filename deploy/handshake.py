@@ -15,6 +15,10 @@ from perennial.foundation.errors import ConfigError, StateError
 EXPIRED, NOT_YET_VALID, WRONG_HOST, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's verification codes (X509_V_ERR_*)."""
 SECONDS = 10
+CERTIFICATE_EXPIRED = (
+    "the server's certificate has expired; the operator renews it with `perennial deploy rotate`"
+)
+SET_CLOCK = "; set the clock"
 
 
 class Unreachable(StateError):
@@ -41,7 +45,7 @@ def check_handshake(address: str, authority: Path) -> None:
         if now < certificate.begins:
             raise StateError(
                 f"{authority}: valid from {certificate.begins:%Y-%m-%d %H:%M} UTC, and this machine's clock "
-                f"says {now:%Y-%m-%d %H:%M}; set the clock"
+                f"says {now:%Y-%m-%d %H:%M}{SET_CLOCK}"
             )
     context.load_verify_locations(cafile=authority)
     try:
@@ -94,9 +98,9 @@ def _connected(host: str, port: int) -> socket.socket:
 
 def _advice(error: ssl.SSLCertVerificationError, host: str, authority: Path) -> str:
     if error.verify_code == EXPIRED:
-        return "the server's certificate has expired; the operator renews it with `perennial deploy rotate`"
+        return CERTIFICATE_EXPIRED
     if error.verify_code == NOT_YET_VALID:
-        return "the server's certificate is not valid yet by this machine's clock; set the clock"
+        return f"the server's certificate is not valid yet by this machine's clock{SET_CLOCK}"
     if error.verify_code in (WRONG_HOST, WRONG_ADDRESS):
         return (
             f"the server's certificate is not for {host!r} ({error.verify_message}); use the name that the "

@@ -13,6 +13,7 @@ from perennial.live.hospital import site_metrics
 from perennial.live.metrics import run_metrics
 from perennial.live.runs import WatchedRun
 from perennial.live.site_state import HospitalState
+from perennial.server.faults import Fault
 from tests.live_pages import going_on
 
 FOLDER = Path(__file__).resolve().parents[2] / "live" / "prometheus"
@@ -27,7 +28,9 @@ def exported(tmp_path: Path) -> set[str]:
         watched = WatchedRun(run.folder, steered=False)
         watched.look()
         watched.spending.by_site["graz"] = 1.0
-        of_operator = run_metrics([watched], SuperLinkStatus(0.0, 1.0, {"graz": None})).decode()
+        of_operator = run_metrics(
+            [watched], [Fault("superlink")], SuperLinkStatus(0.0, 1.0, {"graz": None})
+        ).decode()
     site = tmp_path / "site.yaml"
     site.write_text("site: graz\nstate_dir: state\npolicy: {max_epsilon: 8.0, require_privacy: sample}\n")
     state = HospitalState(site)
