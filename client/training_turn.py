@@ -29,7 +29,6 @@ from perennial.config import charges
 from perennial.config.simulated_sites import AdversaryKind
 from perennial.config.turn import Turn
 from perennial.learning.batches import TrainingSet
-from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.training import TrainingResult
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
@@ -59,7 +58,6 @@ class TrainingTurn:
     correction: LocalCorrection
     own: list[str]
     turn: Turn | None
-    neighbours: NeighbourDistances | None
     prototypes: Tensors | None
     adversary: AdversaryKind | None
     start: Mapping[str, Tensor]
@@ -77,8 +75,8 @@ class TrainingTurn:
         previous = site.previous_model(request)
         indices, exemplars = training_indices(site, request, previous)
         if turn is not None:
-            labels, seed = site.data.y[indices], site.experiment.seed
-            indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
+            seed = site.experiment.seed
+            indices, exemplars = segment_of(turn, indices, exemplars, request, seed, site.name)
         policy = site.identity.policy
         check_floor(policy, "update", len(indices))
         if site.identity.deployed:
@@ -112,9 +110,6 @@ class TrainingTurn:
             correction=correction,
             own=own,
             turn=turn,
-            neighbours=NeighbourDistances.of(
-                site.experiment, site.identity.state_dir, site.name, request.run, request.round
-            ),
             prototypes=prototypes,
             adversary=adversary,
             start=arrays,
@@ -146,7 +141,6 @@ class TrainingTurn:
             self.teacher,
             self.correction,
             self.turn,
-            self.neighbours,
             self.start,
         )
 
@@ -163,8 +157,6 @@ class TrainingTurn:
                 update[name].zero_()
         if self.adversary == "free_rider":
             result.update.zero_()
-        if self.neighbours is not None:
-            self.neighbours.keep()
         released = release_update(site, request, result, len(self.indices), self.chosen)
         flat.clear_held(result.update)
         self.correction.remember(result.update, result.steps)

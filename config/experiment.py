@@ -298,15 +298,6 @@ class Experiment(Block):
         return self
 
     @model_validator(mode="after")
-    def _bayesian_figure_sees_every_release(self) -> "Experiment":
-        if self.learner.means == "global" and self.privacy.bayesian_estimate is not None:
-            raise ValueError(
-                "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
-                "figure would leave it out; allowed with learner.means 'site'"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _backbones_are_there(self) -> "Experiment":
         require_dual_backbone(self)
         return self
@@ -370,7 +361,7 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
     # here, because it reads the data and takes PyTorch, which no other experiment needs to be read
     from perennial.config.automatic_maps import with_maps
 
-    return with_maps(content, str(path))
+    return with_maps(content, str(path), lambda content: validate(Experiment, content, str(path)))
 
 
 def _locate_data(data: Any, folder: Path) -> None:

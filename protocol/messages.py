@@ -65,8 +65,6 @@ class TrainRequest(Maskable, NeedsPrevious):
     """Share of this task's rounds that are done, for a learning-rate schedule."""
     method: Tensors | None = None
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
-    clip_norm: float | None = bounded(0, default=None)
-    """L2 norm to clip the update to in this round; with adaptive clipping alone."""
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
@@ -90,8 +88,6 @@ class TrainReply(Stamp):
     steps: int = bounded(0, default=0)
     """Local optimiser steps; under privacy 0, or the public number of
     mode sample, unless privacy.allow_unaccounted_metrics."""
-    within_clip_norm: bool | None = None
-    """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
     """What the strategy asked for beside the update; absent under privacy."""
     metrics: str = at_most(LONGEST_METRICS, default="{}")
@@ -202,9 +198,7 @@ class SparsityRequest(NeedsPrevious):
 
     message_type = "query.sparsity"
     arrays: Tensors
-    """The network whose first ReLU layers are looked at: the global model, or the front of a VGG-11."""
-    network: str
-    """model or vgg11: what arrays are the tensors of."""
+    """The global model, whose first ReLU layers are looked at."""
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)

@@ -50,7 +50,6 @@ class Claim(_Record):
     adversary: str
     relation: str
     mechanism: str
-    bayesian_relation: str = "one typical site is replaced by another"
     not_covered: list[str] = []
     warnings: list[str] = []
 
@@ -58,7 +57,7 @@ class Claim(_Record):
 class Epsilon(_Record):
     """Privacy loss; value is the worst case over sites, absent where no noise was added.
 
-    bayesian: the Bayesian figure beside it. claim: what is hidden, from whom, how, and what is not covered.
+    claim: what is hidden, from whom, how, and what is not covered.
     """
 
     value: Measured
@@ -66,7 +65,6 @@ class Epsilon(_Record):
     delta: Measured = None
     accountant: str
     per_site: dict[str, Measured] = {}
-    bayesian: Measured = None
     claim: Claim | None = None
 
 

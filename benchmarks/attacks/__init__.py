@@ -1,0 +1,1 @@
+"""Attacks on finished runs and audits of claims: `python -m perennial.benchmarks.attacks`."""
