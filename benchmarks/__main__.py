@@ -28,6 +28,10 @@ def bench(
     on: Annotated[
         Literal["here", "ray"], typer.Option(help="ray: rows are dealt to the machines of its cluster")
     ] = "here",
+    only: Annotated[str, typer.Option(help="run the rows whose labels contain this")] = "",
+    keep: Annotated[
+        Path | None, typer.Option(help="keep run folders here; what was stopped goes on there")
+    ] = None,
 ) -> None:
     """Regenerate tables over seeds; results that exist already are kept."""
     if not names:
@@ -43,7 +47,17 @@ def bench(
             continue
         if table.scale == "paper" and scale != "paper":
             raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
-        run_table(name, table, typer.echo, workers=workers, device=device, results=folder, on=on)
+        run_table(
+            name,
+            table,
+            typer.echo,
+            workers=workers,
+            device=device,
+            results=folder,
+            on=on,
+            only=only,
+            keep=keep,
+        )
         typer.echo(f"{folder / name}.md")
 
 
