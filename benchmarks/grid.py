@@ -193,8 +193,8 @@ def run_job(experiment: Path, row: Row, seed: int, device: str, kept: Path | Non
         if kept and (kept / "events.jsonl").exists():
             settings = resumed_settings(None, [], None, kept, device)
         else:
-            place = {"runs": str(kept.parent), "name": kept.name} if kept else {"runs": folder}
-            settings = RunSettings(str(experiment), overrides, device=device, **place)
+            runs, name = (str(kept.parent), kept.name) if kept else (folder, "")
+            settings = RunSettings(str(experiment), overrides, name, runs, device=device)
         attack = row.attack
         summary = run_in_process(settings) if attack is None else attacked_run(settings, attack)
     return Ran(summary, versions(), machine(_accelerator(device)))
