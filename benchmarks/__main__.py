@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from perennial.benchmarks import natural_hospitals
 from perennial.benchmarks.cost import cost
 from perennial.benchmarks.grid import run_table
 from perennial.benchmarks.table import table_called, tables
@@ -37,9 +38,13 @@ def bench(
     if not names:
         for name, table in sorted(tables().items()):
             typer.echo(f"{name} ({table.scale}): {table.title}")
+        typer.echo(f"{natural_hospitals.NAME} (cpu): hospitals as they are, each alone and together")
         return
     folder = results or (CHECKOUT if CHECKOUT.is_dir() else Path("results"))
     for name in names:
+        if name == natural_hospitals.NAME:
+            natural_hospitals.main(folder, typer.echo)
+            continue
         table = table_called(name)
         expected = cost(table, folder / f"{name}.jsonl", device)
         typer.echo(f"{name}: {expected.sentence(workers)}")

@@ -1,7 +1,7 @@
 """White blood cells of several laboratories, from pictures that a user has.
 
 `python -m perennial.benchmarks.blood_cells LABORATORY=FOLDER LABORATORY=FOLDER...` reads one folder a
-laboratory, in which each class has a folder of its own, and writes what benchmarks/natural_hospitals.py reads:
+laboratory, in which each class has a folder, and writes what benchmarks/natural_hospitals.py reads:
 build/natural_hospitals/white_blood_cells.npz. Class folders may have English names, or those of ALSO, which
 public sets use (Acevedo et al. 2020, Matek et al. 2019 and others). Other classes are left out with a note.
 Nothing is downloaded.

@@ -1,4 +1,4 @@
-"""Data of real hospitals for benchmarks/natural_hospitals.py, each as an .npz file with the divisions as they are.
+"""Data of real hospitals for benchmarks/natural_hospitals.py, each as an .npz file.
 
 FLamby: Ogier du Terrail et al. 2022 (arXiv 2210.04620).
 """
@@ -22,7 +22,7 @@ MADE = ROOT / "build" / "natural_hospitals"
 BLOOD_CELLS = MADE / "white_blood_cells.npz"
 NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
 CODES = ("cp", "restecg")
-"""Columns that FLamby keeps; it leaves out slope, ca and thal, and every patient who lacks one of the others."""
+"""Columns that FLamby keeps: not slope, ca and thal, and no patient who lacks one of the others."""
 TRAIN, SPLIT_SEED = 0.66, 43
 """FLamby's share of training records at each hospital, and the seed of its division."""
 
@@ -32,8 +32,8 @@ class Place:
     """One set of data of several hospitals.
 
     make: writes its .npz file, with x, y, site, and x_test, y_test, site_test where a fold is given.
-    data: what the experiment says of them beside source and path. features: models of the closed form, without
-    and with noise.
+    data: what the experiment says of them beside source and path.
+    features: models of the closed form, without and with noise.
     averaged: network and rounds of averaging with the default learner.
     published: what others report, in words.
     """
@@ -53,7 +53,7 @@ class Place:
 
 
 def heart(path: Path) -> None:
-    """740 patients of four hospitals, diseased or not, with FLamby's fold: 486 to learn from, 254 to test on."""
+    """740 patients of four hospitals, diseased or not, with FLamby's fold: 486 to learn from."""
     from sklearn.model_selection import train_test_split
 
     with (SHARED / "heart_disease_4_hospitals.csv").open() as file:
@@ -108,10 +108,11 @@ def _write(path: Path, x: np.ndarray, y: np.ndarray, sites: np.ndarray, test: np
     np.savez(path, **train, **held)
 
 
+_PATCHES: Mapping[str, Any] = {"name": "patches", "filters": 100, "size": 8}
 _PICTURES = (
-    {"features": [{"name": "patches", "filters": 100, "size": 8}]},
+    {"features": [_PATCHES]},
     {
-        "features": [{"name": "patches", "filters": 400, "size": 8, "symmetry": "mirror", "power": 0.5}],
+        "features": [{**_PATCHES, "filters": 400, "symmetry": "mirror", "power": 0.5}],
         "projection": {"width": 96},
     },
 )
@@ -122,7 +123,7 @@ _USUAL = [USUAL[name] for name in NUMBERS] + [(0.5, 0.5)] * sum(len(LEVELS[name]
 PLACES = (
     Place(
         "heart disease",
-        "Heart disease at FLamby's fold and task: diseased or not, four hospitals, 486 patients to learn from",
+        "Heart disease at FLamby's fold and task: diseased or not, four hospitals, 486 training patients",
         heart,
         {
             "partition": {"kind": "natural"},
@@ -134,7 +135,8 @@ PLACES = (
             "model": {"name": "mlp", "hidden": []},
             "learner": {"batch_size": 4, "optimizer": {"name": "adam", "lr": 0.001}},
         },
-        "FLamby (its paper, logistic regression, accuracy): FedAvg 68.5, its best federated method 73.1, pooled 73.5.",
+        "FLamby's published accuracies (logistic regression): FedAvg 68.5, its best federated method 73.1, "
+        "pooled 73.5. Averaging here has its network, batches and optimiser, 50 rounds of one epoch.",
     ),
     Place(
         "skin lesions",
@@ -148,8 +150,8 @@ PLACES = (
     ),
     Place(
         "gene expression",
-        "Gene expression of four kinds of tumour (Su et al. 2001), 102 samples of 5,565 genes; the five hospitals "
-        "are drawn, Dirichlet 0.5",
+        "Gene expression of four kinds of tumour (Su et al. 2001), 102 samples of 5,565 genes; the five "
+        "hospitals are drawn, Dirichlet 0.5",
         genes,
         {
             **{"sites": 5, "partition": {"kind": "dirichlet", "alpha": 0.5, "min_samples": 4}},

@@ -1,4 +1,4 @@
-"""CIFAR-100 whole, at a size that two processor cores can do: PP-FCIL and plain replay, the closed form beside."""
+"""CIFAR-100 whole, at a size that two processor cores can do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,12 +67,14 @@ TABLES = {
         measures=MEASURES,
         plain=frozenset({"messages, MB", "hours"}),
         scale="hours",
-        note="One seed an arm, all 50,000 training images, at most 25 exemplars of a class at all sites together. The "
-        "same data, memory, rounds, epochs and optimiser in the first two rows; the learning rate was chosen for "
-        "plain replay on validation samples of another seed (`choices.md`), and PP-FCIL has it too. Weights of its "
-        "terms are those of `pp_fcil_as_published`, its network has two backbones. Messages are of all sites "
-        "together. Hours are of the clock on a machine that had other work, of one core. The best published figures "
-        "from scratch, with memory, ResNet-18 and 100 rounds a task, are 49.8 (5 tasks) and 46.5 (10 tasks).",
-        pending="A run goes on where it stopped: `python -m perennial.benchmarks cifar100_resnet20 --keep FOLDER`.",
+        note="One seed an arm, all 50,000 training images, at most 25 exemplars of a class at all sites "
+        "together. The same data, memory, rounds, epochs and optimiser in the first two rows; the learning "
+        "rate was chosen for plain replay on validation samples of another seed (`choices.md`), and PP-FCIL "
+        "has it too. Weights of its terms are those of `pp_fcil_as_published`; its network has two "
+        "backbones. Messages are of all sites together. Hours are of the clock, one core, on a machine that "
+        "had other work. The best published figures from scratch, with memory, ResNet-18 and 100 rounds a "
+        "task, are 49.8 (5 tasks) and 46.5 (10 tasks).",
+        pending="Stopped runs go on where they stopped: `python -m perennial.benchmarks cifar100_resnet20 "
+        "--keep FOLDER`.",
     )
 }
