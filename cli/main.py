@@ -267,11 +267,31 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(help="folder; default: RUN/evaluations/NAME of the data")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="run folder of the approved model, than which RUN may not be worse")
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(help="how much worse, as a share: 0.05, and NAME=0.2 for a class, site or subgroup"),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="state folder of a site: what it gave to any run is left out")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Ed25519 key that signs the verdict; default: your own, made once")
+    ] = None,
 ) -> None:
-    """Measure a finished model on other labelled data: measures.json and report.html."""
-    from perennial.cli.evaluate import evaluate_command
+    """Measure a finished model on other labelled data; with --against it must be as good as another one.
 
-    evaluate_command(run, data, overrides or [], site, output)
+    Writes measures.json and report.html. Where the model is not shown to be as good, the exit status is 1.
+    """
+    from perennial.cli.evaluate import Against, evaluate_command
+
+    if (against is None) != (margin is None):
+        raise ConfigError("evaluate: --against and --margin belong together, and one is missing")
+    gate = None if against is None else Against(against, margin or [], key)
+    if not evaluate_command(run, data, overrides or [], site, output, gate, state):
+        raise typer.Exit(1)
 
 
 @app.command()
