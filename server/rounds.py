@@ -102,6 +102,7 @@ class Rounds:
                 running=running,
                 max_update_norm=central.max_update_norm if central else None,
                 observers=central.observers if central else (),
+                signers=self._attendance.roster.signers,
             ),
         )
         if self.central is not None:
