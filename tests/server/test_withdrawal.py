@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.saved import load_saved
+from perennial.protocol.certificates import Certificate
 from perennial.server.verification import verify
-from perennial.server.withdrawal import merge, withdraw
+from perennial.server.withdrawal import merge, operator_secret, withdraw
 from tests.strategies.test_analytic_runs import run
 from tests.strategies.test_secure_runs import run as secure_run
 
@@ -115,7 +116,12 @@ def test_runs_on_disjoint_data_become_one(runs: Path) -> None:
     assert json.loads(certificate.read_text())["says"]["sums_sha256"] == whole["analytic"]["sums_sha256"]
     merged, model = (load_saved(runs / name / "model.safetensors").model for name in ("merged", "whole"))
     assert merged.head.weight.equal(model.head.weight) and merged.head.bias.equal(model.head.bias)
-    verify(certificate)
+    assert any("8 statements of 4 sites" in line for line in verify(certificate))
+    content = json.loads(certificate.read_text())
+    found = Certificate.model_validate(content | {"runs": content["runs"][:1]})
+    certificate.write_text(found.signed_by(operator_secret(runs / "whole")).model_dump_json())
+    with pytest.raises(StateError, match="which is not the certificate's"):
+        verify(certificate)
     with pytest.raises(ConfigError, match="site-0, site-1, site-3 took part in"):
         merge(runs / "whole", runs / "without", runs / "twice")
 
