@@ -72,7 +72,7 @@ def write_state(name: str, archive: Path) -> None:
     """The folder of a run that was stopped, or has finished; for sums one site is withdrawn from it too."""
     from perennial.config.run import RunSettings
     from perennial.engine.run import run_in_process
-    from perennial.server.withdrawal import forget
+    from perennial.server.withdrawal import withdraw
 
     stop_at = STATES[name][2]
 
@@ -88,7 +88,7 @@ def write_state(name: str, archive: Path) -> None:
             assert stop_at is not None, "interrupted from outside"
         run = Path(scratch) / "run"
         if name == "sums":
-            forget(run, "linz")
+            withdraw(run, "linz")
         _pack(run, archive)
 
 

@@ -209,12 +209,19 @@ def describe(message: Message, context: Context) -> Message:
                 f"{identity.name!r} (Perennial {perennial.__version__}) speaks protocol version {VERSION}, "
                 f"this server {request.version}: install the same release at both"
             )
+        experiment, signed = identity.experiment, {}
+        if not (experiment.strategy.trains or experiment.privacy.enabled or experiment.secure is not None):
+            from perennial.client.signing import own_signer
+
+            signer = own_signer(identity)
+            signed = {"signing_key": signer.key, "certified": signer.certified}
         return DescribeReply(
             version=VERSION,
             site=identity.name,
-            experiment=identity.experiment.digest,
+            experiment=experiment.digest,
             answers=list(identity.policy.answers),
             require_privacy=identity.policy.require_privacy,
+            **signed,
         )
 
     return _answer(message, context, DescribeRequest, handle)
