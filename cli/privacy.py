@@ -29,9 +29,11 @@ def epsilon_command(
 
 
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
-    """Print every release of a site, and what they cost together."""
+    """Print every release of a site, what they cost together, and any Bayesian figures."""
     from perennial.client.activity import run_names
     from perennial.client.record_figures import record_figures
+    from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
+    from perennial.privacy.composition import compose
 
     ledger = Ledger(state_dir)
     if not ledger.started:
@@ -55,6 +57,18 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
     console.print(table)
     cost = ledger.cost(delta)
     console.print(f"{cost.releases} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
+    for run in runs_with_bayesian_figure(state_dir):
+        figure = bayesian_figure_of(state_dir, run)
+        assert figure is not None
+        worst = compose([entry for entry in entries if entry.run == run], figure.delta)
+        text = f"epsilon {figure.epsilon:.4g}" if figure.epsilon is not None else f"none: {figure.void}"
+        console.print(
+            f"run {run[:12]}: worst case epsilon {worst.epsilon:.4g}, typical record {text}, at delta "
+            f"{figure.delta:g} ({figure.invocations} of {figure.planned} planned invocations; outliers are "
+            "not covered, and the two do not compare)",
+            highlight=False,
+            soft_wrap=True,
+        )
     limit = None if max_epsilon is None else Limit(max_epsilon, delta)
     records = record_figures(state_dir, delta, limit)
     if records is not None:

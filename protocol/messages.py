@@ -71,6 +71,8 @@ class TrainRequest(Maskable, NeedsPrevious):
     """Share of this task's rounds that are done, for a learning-rate schedule."""
     method: Tensors | None = None
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
+    clip_norm: float | None = bounded(0, default=None)
+    """L2 norm to clip the update to in this round; with adaptive clipping alone."""
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
@@ -94,6 +96,8 @@ class TrainReply(Stamp):
     steps: int = bounded(0, default=0)
     """Local optimiser steps; under privacy 0, or the public number of
     mode sample, unless privacy.allow_unaccounted_metrics."""
+    within_clip_norm: bool | None = None
+    """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
     """What the strategy asked for beside the update; absent under privacy."""
     metrics: str = at_most(LONGEST_METRICS, default="{}")

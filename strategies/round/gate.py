@@ -35,6 +35,7 @@ class Admitted:
     """Round of the model that the site started from."""
     method: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    within_clip_norm: bool | None = None
     notes: tuple[str, ...] = ()
     """What was changed of it on its way in, for the journal."""
     scaled: bool = False
@@ -111,6 +112,7 @@ class Gate:
             reply.round,
             reply.method or {},
             metrics,
+            reply.within_clip_norm,
         )
 
     def _flower(self, message: Message, site: str) -> Admitted:

@@ -47,6 +47,8 @@ class RoundRequest:
     quorum: int = 1
     progress: float = 0.0
     previous: PreviousModel = PreviousModel()
+    clip_norm: float | None = None
+    """Sent to the sites under adaptive clipping."""
     resting: frozenset[str] = frozenset()
     """Sites that are there and are not asked in this round."""
     known: int = 0
@@ -75,5 +77,6 @@ class RoundRequest:
             **self.stamp.stamp_fields,
             arrays=Tensors(self.arrays if arrays is None else arrays),
             progress=self.progress,
+            clip_norm=self.clip_norm,
             **fields,
         )
