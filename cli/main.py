@@ -23,14 +23,6 @@ app = typer.Typer(
 )
 
 
-FORMER = {
-    "unpause": "perennial resume",
-    "site go-on": "perennial site resume",
-    "attack": "python -m perennial.benchmarks.attacks attack, in a checkout",
-    "audit": "python -m perennial.benchmarks.attacks audit, in a checkout",
-}
-
-
 def print_version(asked: bool) -> None:
     """Print the version and end the command."""
     if asked:
@@ -256,6 +248,14 @@ def stop(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     typer.echo(stop_run(run))
 
 
+@app.command(hidden=True)
+def unpause(run: Annotated[Path, typer.Argument()] = Path()) -> None:
+    """Name the word that took the place of this one."""
+    from perennial.foundation.errors import ConfigError
+
+    raise ConfigError(f"unpause: the word is resume: `perennial resume {run}`")
+
+
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="run folders; seeds of one experiment are put together")],
@@ -375,18 +375,40 @@ def ledger(
     ledger_command(state_dir, delta, max_epsilon)
 
 
-def refuse_former(words: list[str]) -> None:
-    """Raises ConfigError naming the present word for a former command."""
-    for former, present in FORMER.items():
-        if words[: len(former.split())] == former.split():
-            raise ConfigError(f"{former}: the word is {present}")
+@app.command()
+def audit(
+    experiment: Annotated[Path, typer.Argument(help="experiment.yaml whose privacy block is audited")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
+    canaries: Annotated[
+        int, typer.Option(min=10, help="records, patients or sites that are in or out")
+    ] = 200,
+    others: Annotated[
+        int, typer.Option(min=2, help="other records of a canary's class, in mode sample")
+    ] = 20,
+    results: Annotated[Path | None, typer.Option(help="file of JSON lines to add the figures to")] = None,
+) -> None:
+    """Compare the claimed epsilon with a lower bound that one run with worst-case records proves."""
+    from perennial.cli.privacy import audit_command
+
+    audit_command(experiment, overrides or [], canaries, others, results)
+
+
+@app.command()
+def attack(
+    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
+    victims: Annotated[int, typer.Option(min=1, help="images to reconstruct")] = 6,
+    steps: Annotated[int, typer.Option(min=1, help="of each reconstruction")] = 400,
+) -> None:
+    """Attack a run, by membership inference and others, and add pictures to its report."""
+    from perennial.cli.privacy import attack_command
+
+    attack_command(run, victims, steps)
 
 
 def main() -> None:
     """Entry point: prints a PerennialError as one message; any other error keeps its traceback."""
     with ends_in_one_go():
         try:
-            refuse_former(sys.argv[1:])
             app()
         except PerennialError as error:
             typer.echo(f"perennial: {error}", err=True)

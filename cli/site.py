@@ -139,6 +139,14 @@ def resume(path: SiteFile = Path("site.yaml")) -> None:
     typer.echo("requests are answered again")
 
 
+@app.command(hidden=True)
+def go_on(path: SiteFile = Path("site.yaml")) -> None:
+    """Name the word that took the place of this one."""
+    from perennial.foundation.errors import ConfigError
+
+    raise ConfigError(f"site go-on: the word is resume: `perennial site resume {path}`")
+
+
 @app.command()
 def withdraw(
     path: Annotated[Path, typer.Argument(help="site.yaml, or the folder of a simulated run")],

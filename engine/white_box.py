@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from perennial.benchmarks.attacks.white_box import Recording
 from perennial.config.experiment import Experiment
+from perennial.privacy.attacks.white_box import Recording
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.witness import Seen
