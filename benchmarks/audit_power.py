@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from perennial.benchmarks.attacks.recording import ledger_entries, recording_of
-from perennial.benchmarks.attacks.white_box import Recording, findings
 from perennial.benchmarks.environment import versions
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_site_names
 from perennial.engine.run import run_in_process
+from perennial.engine.white_box import ledger_entries, recording_of
 from perennial.foundation.files import replace_file
+from perennial.privacy.attacks.white_box import Recording, findings
 from perennial.privacy.witness import watching
 
 RESULTS = Path(__file__).parent / "results" / "audit_power"

@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.attacks.pictures import of_pixels, picture
-from perennial.benchmarks.attacks.run import HEAD, gradient_of, protected
 from perennial.data.config import DataConfig
 from perennial.data.digits import load_digits
 from perennial.foundation.streams import stream, torch_seed
@@ -22,6 +20,8 @@ from perennial.models.saved import Inputs, SavedModel
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.config import PrivacyConfig
+from perennial.server.attacks.pictures import of_pixels, picture
+from perennial.server.attacks.run import HEAD, gradient_of, protected
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VICTIMS, STEPS, RESTARTS, SEED = 6, 250, 2, 1

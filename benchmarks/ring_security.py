@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perennial.benchmarks.attacks.linkage import match_neurons
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
@@ -32,6 +31,7 @@ from perennial.models.incremental import IncrementalModel
 from perennial.models.relabel import relabel
 from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
 from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gradient
+from perennial.privacy.attacks.linkage import match_neurons
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update

@@ -77,7 +77,8 @@ class Table:
 
     note: what a reader must know, in Markdown.
     claims: what papers say of its rows.
-    scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for.
+    scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for; "hours" for what
+    takes a processor hours.
     plain: measures that are no shares and are printed as they are; infinity as a sign.
     pending: why runs of it are missing still, as a sentence for its page; '' for a table that is run whole.
     """
@@ -88,7 +89,7 @@ class Table:
     measures: Mapping[str, Measure] = field(default_factory=lambda: STANDARD)
     note: str = ""
     claims: Sequence[Claim] = ()
-    scale: Literal["cpu", "paper"] = "cpu"
+    scale: Literal["cpu", "hours", "paper"] = "cpu"
     plain: frozenset[str] = frozenset()
     pending: str = ""
 

@@ -133,19 +133,14 @@ def _fresh(run: Path, federation: "SimulatedFederation", known: int, but: Collec
     """How many training records of the known classes no site has noted as learnt; but: sites left out."""
     import numpy as np
 
-    from perennial.client.learnt import FOLDER, learnt_hashes
+    from perennial.client.learnt import as_noted, read_noted
 
-    folders = sorted(run.glob(f"sites/*/runs/*/{FOLDER}"))
-    hashes = learnt_hashes(folders, before_task=1 << 30)
-    rows = np.concatenate(
-        [
-            site.task_indices("train", 0, known).numpy()
-            for name, site in federation.sites.items()
-            if name not in but
-        ]
-    )
-    keyed = next(iter(federation.sites.values())).keyed
-    return int((~np.isin(keyed.values("learnt", rows), hashes)).sum()) if folders else 0
+    runs = sorted(run.glob("sites/*/runs/*"))
+    noted = read_noted(runs)
+    sites = [site for name, site in federation.sites.items() if name not in but]
+    now = [as_noted(site, site.keyed.key, site.task_indices("train", 0, known)) for site in sites]
+    fresh = [~np.isin(each.content, noted.content[noted.part == 0]) for each in now]
+    return int(sum(each.sum() for each in fresh)) if len(noted) else 0
 
 
 def _held(federation: "SimulatedFederation", name: str) -> bool:

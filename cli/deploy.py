@@ -180,12 +180,15 @@ def submit(
 
 
 @app.command()
-def status(folder: Folder = HERE) -> None:
-    """Show certificates, sites and runs."""
+def status(
+    folder: Folder = HERE,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts, as JSON")] = False,
+) -> None:
+    """Show certificates, sites, runs, and what is wrong: whose turn it is and which command ends it."""
     from perennial.cli.deployment_status import print_status
     from perennial.deploy.federation import OperatorFolder
 
-    print_status(OperatorFolder(folder))
+    print_status(OperatorFolder(folder), as_json)
 
 
 @app.command()

@@ -49,6 +49,8 @@ def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
     plan = Plan(experiment, registry)
     check_bounds(policy, experiment, plan.rounds)
     kind = plan.check(request)
+    if isinstance(request, TrainRequest):
+        check_clip_norm(policy, experiment, request.clip_norm)
     folder = identity.state_dir / "runs" / request.run
     if identity.limits is not None:
         Quota(folder.parent, identity.limits).require(folder, 0)
@@ -139,6 +141,13 @@ def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
             f"policy.max_evaluations: the experiment asks how many answers of {plan.questions()} models are "
             f"right, allowed {policy.max_evaluations}"
         )
+
+
+def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float | None) -> None:
+    """Raises PolicyRefusal when adaptive clipping has driven the norm above the policy's largest."""
+    bound = Bound("max_clip_norm", "clip_norm of the request", clip_norm or 0.0, policy.max_clip_norm)
+    if experiment.privacy.mode == "client_central" and not bound.holds:
+        raise PolicyRefusal(str(bound))
 
 
 def check_steps(policy: SitePolicy, experiment: Experiment, samples: int) -> None:

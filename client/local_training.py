@@ -15,6 +15,7 @@ from perennial.client.site import Site
 from perennial.config.turn import Turn
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
+from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
@@ -29,6 +30,7 @@ class LocalTraining:
     """Trains model, whose parameters are flat's, in place.
 
     teacher: frozen model of the task before, or None where no term needs it. turn: in a ring.
+    neighbours: sees what one record more would have changed.
     """
 
     site: Site
@@ -39,6 +41,7 @@ class LocalTraining:
     teacher: IncrementalModel | None
     correction: LocalCorrection
     turn: Turn | None
+    neighbours: NeighbourDistances | None
     start: Mapping[str, Tensor]
     """What flat was loaded from."""
 
@@ -46,14 +49,21 @@ class LocalTraining:
         """What training changed."""
         if self.site.experiment.privacy.mode == "sample":
             return self._by_private_steps()
+        if self.neighbours is not None:
+            self.neighbours.see_halves(self.data, self.flat, self.request.personal or [], self._by_epochs)
         return self._by_epochs(self.data, self._batches())
 
     def as_member(self, start: Tensor) -> "Member | None":
         """This training as a part of a cohort's, or None if it has no such form. start: (P,), as received.
 
-        A ring's turn follows the one before it, and DP-SGD clips samples and not batches.
+        A ring's turn follows the one before it, DP-SGD clips samples and not batches, and an estimate trains
+        on halves too.
         """
-        if self.turn is not None or self.site.experiment.privacy.mode == "sample":
+        if (
+            self.turn is not None
+            or self.neighbours is not None
+            or self.site.experiment.privacy.mode == "sample"
+        ):
             return None
         from perennial.learning.cohort_training import Member
 
@@ -81,6 +91,7 @@ class LocalTraining:
             first_class=self.site.task_range(self.request).start,
             correction=self.correction.gradient,
             extra=open_data_free_distillation(self.site, self.request),
+            neighbours=self.neighbours,
         )
 
     def _by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:

@@ -253,6 +253,8 @@ class Plan:
             raise PolicyRefusal(
                 f"personal: the approved experiment's strategy ({names}) has no layers of a site's own"
             )
+        if request.clip_norm is not None and self.experiment.privacy.adaptive_clipping is None:
+            raise PolicyRefusal("clip_norm: the approved experiment has no privacy.adaptive_clipping")
 
     def _check_turn(self, request: TrainRequest) -> None:
         turn, keys = turn_of(request), self.keys_of(lambda asks: asks.segments is not None) or {}

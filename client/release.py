@@ -3,6 +3,8 @@
 import json
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from perennial.client.record_sets import Chosen, book_of
 from perennial.client.site import Site
 from perennial.config import charges
@@ -22,11 +24,12 @@ POLICY_METRICS = frozenset({"digests"})
 
 @dataclass(frozen=True)
 class ReleasedFields:
-    """What a reply may say beside the update."""
+    """What a reply may say beside the update. within_clip_norm: for adaptive clipping alone."""
 
     num_examples: int
     train_loss: float | None
     steps: int
+    within_clip_norm: bool | None = None
 
 
 def release_update(
@@ -50,10 +53,9 @@ def release_update(
         protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, source)
     elif privacy.mode in ("client_central", "client_shared"):
         # under client_shared the site's share of the noise comes on the grid (client/secure_update.py)
-        assert privacy.clip_norm is not None
-        clip(result.update, privacy.clip_norm)
-        if watched():
-            tell(Seen("clip", largest=(float(result.update.double().norm()),)))
+        fields = ReleasedFields(
+            fields.num_examples, fields.train_loss, fields.steps, _clip(site, request, result.update)
+        )
     charge(site, request.run, of_update=True, chosen=chosen)
     return fields
 
@@ -119,3 +121,19 @@ def _fields_of(site: Site, result: TrainingResult, samples: int) -> ReleasedFiel
         return ReleasedFields(samples, result.loss, result.steps)
     # steps follow the number of samples, except in mode sample, where they are public
     return ReleasedFields(1, None, result.steps if privacy.mode == "sample" else 0)
+
+
+def _clip(site: Site, request: TrainRequest, update: Tensor) -> bool | None:
+    privacy = site.experiment.privacy
+    adaptive = privacy.adaptive_clipping is not None
+    if adaptive != (request.clip_norm is not None):
+        raise PrivacyError(
+            f"clip_norm: found {request.clip_norm} in the request; allowed: a number exactly when the "
+            "experiment has privacy.adaptive_clipping"
+        )
+    bound = request.clip_norm or privacy.clip_norm
+    assert bound is not None
+    within = clip(update, bound) <= bound
+    if watched():
+        tell(Seen("clip", largest=(float(update.double().norm()),)))
+    return within if adaptive else None

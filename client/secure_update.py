@@ -23,16 +23,16 @@ def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
     """
     if request.sum_updates is None:
         raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")
-    layout = UpdateWords(site.experiment, request.sum_updates)
+    layout = UpdateWords(site.experiment, request.sum_updates, request.clip_norm)
     weight = layout.weight(reply.num_examples)
     if not math.isfinite(clip_tensors(reply.update.values(), site.experiment.sums.largest_norm)):
         raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
-    words = layout.encode(reply.update, weight)
+    words = layout.encode(reply.update, weight, reply.within_clip_norm)
     if layout.noise is not None:
         before = words.copy() if watched() else None
-        layout.noise.add(words, _source(site, request.round))
+        layout.noise.add(words, _source(site, request.round), counts_within=layout.counts_within)
         if before is not None:
-            values = (words - before)[:-1]
+            values = (words - before)[: len(words) - 1 - layout.counts_within]
             noise = values.view(np.int64 if words.dtype == np.uint64 else np.int32) * layout.noise.step
             tell(Seen("share", noise, place=f"round {request.round}"))
     return words

@@ -29,6 +29,7 @@ from perennial.config import charges
 from perennial.config.simulated_sites import AdversaryKind
 from perennial.config.turn import Turn
 from perennial.learning.batches import TrainingSet
+from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.training import TrainingResult
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
@@ -58,6 +59,7 @@ class TrainingTurn:
     correction: LocalCorrection
     own: list[str]
     turn: Turn | None
+    neighbours: NeighbourDistances | None
     prototypes: Tensors | None
     adversary: AdversaryKind | None
     start: Mapping[str, Tensor]
@@ -110,6 +112,9 @@ class TrainingTurn:
             correction=correction,
             own=own,
             turn=turn,
+            neighbours=NeighbourDistances.of(
+                site.experiment, site.identity.state_dir, site.name, request.run, request.round
+            ),
             prototypes=prototypes,
             adversary=adversary,
             start=arrays,
@@ -141,6 +146,7 @@ class TrainingTurn:
             self.teacher,
             self.correction,
             self.turn,
+            self.neighbours,
             self.start,
         )
 
@@ -157,6 +163,8 @@ class TrainingTurn:
                 update[name].zero_()
         if self.adversary == "free_rider":
             result.update.zero_()
+        if self.neighbours is not None:
+            self.neighbours.keep()
         released = release_update(site, request, result, len(self.indices), self.chosen)
         flat.clear_held(result.update)
         self.correction.remember(result.update, result.steps)

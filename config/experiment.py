@@ -298,6 +298,15 @@ class Experiment(Block):
         return self
 
     @model_validator(mode="after")
+    def _bayesian_figure_sees_every_release(self) -> "Experiment":
+        if self.learner.means == "global" and self.privacy.bayesian_estimate is not None:
+            raise ValueError(
+                "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
+                "figure would leave it out; allowed with learner.means 'site'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _backbones_are_there(self) -> "Experiment":
         require_dual_backbone(self)
         return self

@@ -62,6 +62,11 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
         raise ValueError(
             "secure: not with privacy.allow_unaccounted_metrics, which sends single sites' counts and losses"
         )
+    if privacy.mode == "client_central" and (privacy.adaptive_clipping or privacy.bayesian_estimate):
+        raise ValueError(
+            "secure: client_central's adaptive_clipping and bayesian read single replies; use mode "
+            "client_shared, or leave them out"
+        )
     secure: SecureConfig = experiment.secure
     sites = experiment.data.sites
     if sites is not None:

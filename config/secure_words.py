@@ -29,11 +29,16 @@ CLASS_SUM_STEP = 2.0**-40
 class UpdateWords:
     """The words of an update: its values on the public grid, then its weight.
 
-    Tensors are in the order of their names. updates: sites that the sum has room for.
+    Under adaptive clipping one more word says whether the update was within the clip norm. Tensors are in the
+    order of their names.
+
+    updates: sites that the sum has room for.
+    clip_norm: of this round, under client_shared.
     """
 
     experiment: Experiment
     updates: int
+    clip_norm: float | None = None
 
     @property
     def dtype(self) -> Any:
@@ -48,10 +53,16 @@ class UpdateWords:
             return None
         return SharedNoise.of(
             experiment.privacy,
+            self.clip_norm,
             sites=self.updates,
             honest=experiment.secure.honest,
             bits=experiment.sums.bits,
         )
+
+    @property
+    def counts_within(self) -> bool:
+        """Whether the last word says if the update was within the clip norm."""
+        return self.noise is not None and self.experiment.privacy.adaptive_clipping is not None
 
     def weight(self, num_examples: int) -> int:
         """How much an update counts: an integer that the site multiplies in."""
@@ -66,8 +77,8 @@ class UpdateWords:
         largest = self.weight(self.experiment.bounds.max_samples)
         return self.experiment.sums.grid(self.updates, float(largest))
 
-    def encode(self, update: Mapping[str, Tensor], weight: int) -> Words:
-        """(P + 1,) words of one site, without noise.
+    def encode(self, update: Mapping[str, Tensor], weight: int, within: bool | None) -> Words:
+        """(P + 1 or 2,) words of one site, without noise.
 
         Raises OverflowError for an update that the grid has no room for.
         """
@@ -80,11 +91,16 @@ class UpdateWords:
                 for name, tensor in update.items()
             }
         values = [steps[name].reshape(-1).cpu() for name in sorted(update)]
-        whole = torch.cat([*values, torch.tensor([weight])])
+        tail = [weight] + (
+            [noise.unit if within else -noise.unit] if noise is not None and self.counts_within else []
+        )
+        whole = torch.cat([*values, torch.tensor(tail, dtype=torch.int64)])
         return whole.numpy().astype(self.dtype)
 
-    def decode(self, words: Words, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-        """(sum of weighted updates in float64, sum of weights) of opened words.
+    def decode(self, words: Words, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int, float]:
+        """(sum of weighted updates in float64, sum of weights, count) of opened words.
+
+        count: half the number of updates within the clip norm less half that of the others.
 
         like: the model's tensors. Raises ValueError when there are not as many words.
         """
@@ -92,14 +108,16 @@ class UpdateWords:
         # by name, since tensors come in another order from a checkpoint than from a model
         names = sorted(like)
         sizes = [like[name].numel() for name in names]
-        if len(signed) != sum(sizes) + 1:
-            raise ValueError(f"words: found {len(signed)}, expected {sum(sizes) + 1}")
+        tail = 1 + self.counts_within
+        if len(signed) != sum(sizes) + tail:
+            raise ValueError(f"words: found {len(signed)}, expected {sum(sizes) + tail}")
         noise = self.noise
         step = self.grid.step if noise is None else noise.step
         values = torch.from_numpy(signed[: sum(sizes)]).to(torch.float64).mul_(step)
         parts = values.split(sizes)
         total = {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
-        return total, int(signed[-1])
+        within = float(signed[-1]) / (2 * noise.unit) if noise is not None and self.counts_within else 0.0
+        return total, int(signed[sum(sizes)]), within
 
 
 def integer_words(*tensors: Tensor) -> Words:

@@ -142,6 +142,8 @@ class _Builder:
         groups = [part.split_groups() for part in parts]
         self.keyed = KeyedHash(simulation_key(seed), np.concatenate(groups) if self.official else groups[0])
         self.subgroup = joined_subgroups(parts)
+        keys = [part.keys for part in parts if part.keys is not None]
+        self.places = tuple(key for part in keys for key in part) if len(keys) == len(parts) else None
         held = [part.site for part in parts]
         known = [site.numpy() for site in held if site is not None]
         self.site_of = np.concatenate(known) if len(known) == len(parts) else None
@@ -168,6 +170,7 @@ class _Builder:
             columns=self.source.columns,
             fill=fill,
             subgroup=self.subgroup,
+            places=self.places,
         )
         sites = {}
         fraction = self.config.validation_fraction

@@ -61,6 +61,23 @@ class Samples:
         return content_groups(self.x) if self.groups is None else self.groups
 
 
+def joined(one: Samples, other: Samples) -> Samples:
+    """One after the other, of one source."""
+    both = (one, other)
+    keys = [part.keys for part in both if part.keys is not None]
+    sites = [part.site for part in both if part.site is not None]
+    return replace(
+        one,
+        x=torch.cat([part.x for part in both]),
+        y=torch.cat([part.y for part in both]),
+        site=torch.cat(sites) if len(sites) == 2 else None,
+        keys=(*keys[0], *keys[1]) if len(keys) == 2 else None,
+        groups=np.concatenate([part.split_groups() for part in both]),
+        patients=one.patients and other.patients,
+        subgroup=joined_subgroups(both),
+    )
+
+
 def subgroup_of(texts: Sequence[str], config: DataConfig) -> np.ndarray | None:
     """(N,) index of each text among data.subgroup.values, -1 for another one; None without that key."""
     if config.subgroup is None:

@@ -184,6 +184,11 @@ def started_runs(folder: OperatorFolder) -> dict[str, list[str]]:
     return {name: _started(folder, name) for name in names}
 
 
+def started_at(folder: OperatorFolder, name: str) -> float:
+    """When a run was last started, in seconds since 1970."""
+    return _runs_file(folder, name).stat().st_mtime
+
+
 def run_statuses(folder: OperatorFolder) -> dict[str, str]:
     """Flower's status of every run by id, such as `running` or `finished:failed`."""
     return {run["run-id"]: run["status"] for run in flwr_json(folder, "list", CONNECTION)["runs"]}

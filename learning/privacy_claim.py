@@ -19,6 +19,7 @@ def check_claim(
     weights_use_metrics: bool = False,
     clear_uploads: Sequence[str] = (),
     normalisation_from_data: bool = False,
+    planned_rounds: int | None = None,
 ) -> None:
     """Refuse an experiment whose privacy claim would be false; mode none claims nothing.
 
@@ -47,4 +48,5 @@ def check_claim(
         digest=None if digests is None else "sample" if digests.protects else "none",
         sparsity=sparsity,
         normalisation_from_data=normalisation_from_data,
+        planned_rounds=planned_rounds,
     )

@@ -19,6 +19,7 @@ from perennial.data.config import AugmentationConfig
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
 from perennial.learning.batches import TrainingSet
+from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Extra, Objective
 from perennial.learning.optimizers import FlatOptimizer
@@ -45,9 +46,11 @@ def train_privately(
     first_class: int = 0,
     correction: GradientCorrection | None = None,
     extra: Extra | None = None,
+    neighbours: NeighbourDistances | None = None,
 ) -> TrainingResult:
     """Train model in place by DP-SGD, and say what changed; its loss is private and stays at the site.
 
+    neighbours: sees at each step how far records drawn at random would move its sum.
     correction: FedProx's pull alone, which is public. Under unit patient a batch is drawn over patients, each
     with all of theirs. Raises PrivacyError when the model, a term of the loss or the correction has no
     gradient of one sample.
@@ -88,6 +91,9 @@ def train_privately(
             if watched():
                 tell(Seen("batch", batch=len(drawn_units), units=units))
             batch, patients = _samples_of(data, drawn_units)
+            if neighbours is not None:
+                drawn = neighbours.records(len(data))
+                neighbours.see(private.clipped_norms(len(drawn), losses_of(drawn)))
             mean = private.compute(len(batch), losses_of(batch), patients)
             if correction is not None:
                 correction.apply(flat.gradient, flat.trainable, anchor)

@@ -6,11 +6,14 @@ multiply it by the square root of their number.
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
+from perennial.privacy.config import AdaptiveClippingConfig
+from perennial.privacy.noise import NoiseSource
 
 # Rounding each scaled coordinate to float32 changes the norm by at most this share.
 _ROUNDING_MARGIN = 1 - 2.0**-23
@@ -49,3 +52,44 @@ def clip_tensors(tensors: Iterable[Tensor], clip_norm: float) -> float:
         for tensor in floats:
             tensor.copy_(tensor.double().mul_(clip_norm / norm * _ROUNDING_MARGIN))
     return norm
+
+
+@dataclass
+class AdaptiveClipping:
+    """The clip norm of client_central as it follows a quantile of the update norms, at no extra cost.
+
+    The number of unclipped sites is released with noise beside the sum. Shifted by one half, a site moves it
+    by at most 1/2, so the pair costs what one Gaussian release with noise_multiplier costs, provided that the
+    sum gets the larger noise of `update_noise_multiplier`. Every value of clip_norm is then public.
+
+    Andrew et al. 2021 (arXiv 1905.03871), theorem 1 and algorithm 1.
+    """
+
+    settings: AdaptiveClippingConfig
+    noise_multiplier: float
+    clip_norm: float
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """Noise multiplier of the sum, so that sum and count together cost noise_multiplier.
+
+        Raises PrivacyError when the count alone would cost more than the whole.
+        """
+        left = self.noise_multiplier**-2 - (2 * self.settings.count_noise_multiplier) ** -2
+        if left <= 0:
+            raise PrivacyError(
+                f"noise_multiplier {self.noise_multiplier} is not below twice count_noise_multiplier "
+                f"({self.settings.count_noise_multiplier}): the count alone would cost more than is accounted"
+            )
+        return left**-0.5
+
+    def step(self, within: int, sites: int, source: NoiseSource) -> float:
+        """Release the noised count of one round and move clip_norm; returns the new clip_norm.
+
+        within: sites whose norm before clipping was at most clip_norm. sites: public number of expected
+        sites; it must not depend on who answered.
+        """
+        noise = float(source.normal((1,), self.settings.count_noise_multiplier))
+        share = (within - sites / 2 + noise) / sites + 0.5
+        self.clip_norm *= math.exp(-self.settings.learning_rate * (share - self.settings.quantile))
+        return self.clip_norm

@@ -24,6 +24,7 @@ def refuse_false_claims(
     clear_uploads: Sequence[str] = (),
     digest: ReleaseProtection | None = None,
     sparsity: ReleaseProtection | None = None,
+    planned_rounds: int | None = None,
 ) -> None:
     """Raises PrivacyError with every reason for which the claim of this privacy block would be false.
 
@@ -37,6 +38,7 @@ def refuse_false_claims(
     clear_uploads: names of arrays or figures that a reply carries beside the protected update.
     digest, sparsity: the unit that the release's own noise protects, "none" without a proven guarantee; None
     when it is not sent at all.
+    planned_rounds: rounds of the whole run, where known.
     """
     if not privacy.enabled:
         return
@@ -44,6 +46,7 @@ def refuse_false_claims(
         *_of_releases(
             privacy, weights_use_metrics, clear_uploads, {"digest": digest, "sparsity vector": sparsity}
         ),
+        *_of_rounds(privacy, planned_rounds),
     ]
     if normalisation_from_data:
         reasons.append(
@@ -143,3 +146,19 @@ def _of_releases(
                 "use privacy.mode: sample with unit sample, or send none"
             )
     return reasons
+
+
+def _of_rounds(privacy: PrivacyConfig, planned_rounds: int | None) -> list[str]:
+    bayesian = privacy.bayesian
+    if (
+        bayesian is None
+        or not bayesian.enabled
+        or planned_rounds is None
+        or planned_rounds <= bayesian.planned_rounds
+    ):
+        return []
+    return [
+        f"the run has {planned_rounds} rounds, the Bayesian bound was planned for "
+        f"{bayesian.planned_rounds}, and a later round voids it for all; raise "
+        "privacy.bayesian.planned_rounds"
+    ]

@@ -14,6 +14,32 @@ Unit = Literal["site", "patient", "sample"]
 AccountantName = Literal["rdp", "prv"]
 
 
+class BayesianConfig(Block):
+    """Bayesian accounting beside the worst case: what a typical record loses, never the headline.
+
+    pairs: sampled distances for each invocation. planned_rounds: rounds fixed in advance, each one invocation
+    or, in mode sample, one for each local step; one more voids the bound. failure_probability: of the
+    Student-t bound, for each invocation. Triastcyn and Faltings 2019 (arXiv 1901.09697, 1911.10071).
+    """
+
+    enabled: bool = True
+    pairs: int = Field(ge=3)
+    planned_rounds: int = Field(ge=1)
+    failure_probability: float = Field(default=1e-10, ge=1e-16, lt=1.0)
+
+
+class AdaptiveClippingConfig(Block):
+    """A clip norm that follows a quantile of the update norms. Andrew et al. 2021 (arXiv 1905.03871).
+
+    quantile: share of the sites that should stay unclipped. learning_rate: of the geometric step.
+    count_noise_multiplier: standard deviation of the noise on the number of unclipped sites.
+    """
+
+    quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
+    learning_rate: float = Field(default=0.2, gt=0.0, allow_inf_nan=False)
+    count_noise_multiplier: float = Field(gt=0.0, allow_inf_nan=False)
+
+
 class PrivacyConfig(Block):
     """What leaves a site, and under which guarantee.
 
@@ -48,6 +74,8 @@ class PrivacyConfig(Block):
     noise_multiplier: float | None = None
     delta: float = 1e-5
     accountant: AccountantName = "prv"
+    bayesian: BayesianConfig | None = None
+    adaptive_clipping: AdaptiveClippingConfig | None = None
     noise_source: Literal["secure", "seeded"] = "secure"
     allow_unaccounted_metrics: bool = False
     sample_rate: float | None = Field(default=None, gt=0, le=1)
@@ -84,6 +112,8 @@ class PrivacyConfig(Block):
                 for name in (
                     "clip_norm",
                     "noise_multiplier",
+                    "bayesian",
+                    "adaptive_clipping",
                     "sample_rate",
                     "physical_batch",
                 )
@@ -128,8 +158,29 @@ class PrivacyConfig(Block):
             raise ValueError(
                 "ghost clips each sample, and unit patient clips the sum over a patient's samples; choose one"
             )
+        if self.unit == "patient" and self.bayesian is not None and self.bayesian.enabled:
+            raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
         if self.shared:
             self._shared()
+        if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
+            raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
+        if self.adaptive_clipping is None:
+            return self
+        if self.mode not in ("client_central", "client_shared"):
+            raise ValueError(
+                "adaptive_clipping needs mode client_central or client_shared: the quantile is estimated "
+                f"from the sum over sites, which a site alone does not have; mode is {self.mode}"
+            )
+        if self.bayesian is not None and self.bayesian.enabled:
+            raise ValueError(
+                "bayesian accounting does not cover the count that adaptive_clipping releases; choose one"
+            )
+        limit = 2 * self.adaptive_clipping.count_noise_multiplier
+        if not self.noise_multiplier or self.noise_multiplier >= limit:
+            raise ValueError(
+                f"noise_multiplier is {self.noise_multiplier}; with adaptive_clipping it must be above "
+                f"0 and below twice count_noise_multiplier ({limit}), or the count alone costs more than that"
+            )
         return self
 
     def _of_sums(self) -> None:
@@ -145,7 +196,9 @@ class PrivacyConfig(Block):
                 "all of a patient's images), or release updates"
             )
         idle = [
-            name for name in ("clip_norm", "sample_rate", "physical_batch") if getattr(self, name) is not None
+            name
+            for name in ("clip_norm", "sample_rate", "physical_batch", "bayesian", "adaptive_clipping")
+            if getattr(self, name) is not None
         ]
         if idle or self.ghost:
             raise ValueError(
@@ -162,6 +215,8 @@ class PrivacyConfig(Block):
             )
         if not self.noise_multiplier:
             raise ValueError(f"noise_multiplier is 0; mode {self.mode} takes a number above 0")
+        if self.bayesian is not None and self.bayesian.enabled:
+            raise ValueError("bayesian accounting reads single updates; not with mode client_shared")
 
     @property
     def shared(self) -> bool:
@@ -172,6 +227,11 @@ class PrivacyConfig(Block):
     def enabled(self) -> bool:
         """Whether anything is protected at all."""
         return self.mode != "none"
+
+    @property
+    def bayesian_estimate(self) -> BayesianConfig | None:
+        """How the figure for a typical record is estimated; None where it is not asked for."""
+        return self.bayesian if self.bayesian is not None and self.bayesian.enabled else None
 
     @property
     def hidden_unit(self) -> Unit | None:

@@ -171,6 +171,27 @@ class PrivateGradient:
             self._forget_gradients()
         return tuple(found)
 
+    def clipped_norms(self, batch: int, losses: Losses) -> Tensor:
+        """(B,) L2 norms of the samples' clipped gradients: how far each sample moves the sum.
+
+        The norms are private. The model's gradients stay as they were. Arguments as in compute.
+        """
+        homes = [parameter.grad for parameter in self._parameters]
+        try:
+            self._forget_gradients()
+            norms = []
+            with _without_remarks():
+                for indices in self._parts(batch):
+                    self._losses_of(indices, losses).sum().backward()
+                    found = self._norms()
+                    norms.append(torch.where(found.isfinite(), found.clamp(max=self._clip_norm), 0.0))
+                    self._forget_gradients()
+        finally:
+            self._forget_gradients()
+            for parameter, home in zip(self._parameters, homes, strict=True):
+                parameter.grad = home
+        return torch.cat(norms)
+
     def _norms(self) -> Tensor:
         """(B,) of the gradients that the hooks have just seen, over all parameters together."""
         name = "_norm_sample" if self._ghost else "grad_sample"

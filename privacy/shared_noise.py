@@ -11,47 +11,81 @@ from typing import Self
 import numpy as np
 
 from perennial.foundation.errors import PrivacyError
+from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.discrete_gaussian import LARGEST_STD, WordSource, discrete_gaussian
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.shared_noise_cost import LEAST_STD
 
+UNIT = 1 << 10
+"""Steps of one half of the count that adaptive clipping needs."""
+
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """One site's part. multiplier: sigma of the update. clip_norm: C. honest: m. std: s, in steps."""
+    """One site's part. multiplier: sigma of the update. clip_norm: C. honest: m. std: s, in steps.
+
+    count_multiplier: of the noise on adaptive clipping's count, 0 without one.
+    """
 
     multiplier: float
     clip_norm: float
     honest: int
     std: int
+    count_multiplier: float
 
     @classmethod
-    def of(cls, privacy: PrivacyConfig, *, sites: int, honest: int, bits: int) -> Self:
+    def of(
+        cls, privacy: PrivacyConfig, clip_norm: float | None, *, sites: int, honest: int, bits: int
+    ) -> Self:
         """The noise of one round of mode client_shared.
 
-        sites: values in the sum at most. honest: m. bits: of a word. Raises PrivacyError when no scale keeps
-        the sum in range.
+        clip_norm: of this round, None: the experiment's. sites: values in the sum at most. honest: m. bits:
+        of a word. Raises PrivacyError when no scale keeps the sum in range.
         """
         assert privacy.noise_multiplier is not None and privacy.clip_norm is not None
-        multiplier = privacy.noise_multiplier
-        return cls(multiplier, privacy.clip_norm, honest, scale(multiplier, sites, honest, bits))
+        bound = clip_norm or privacy.clip_norm
+        multiplier, count = privacy.noise_multiplier, 0.0
+        if privacy.adaptive_clipping is not None:
+            adaptive = AdaptiveClipping(privacy.adaptive_clipping, multiplier, bound)
+            multiplier, count = adaptive.update_noise_multiplier, adaptive.settings.count_noise_multiplier
+        return cls(multiplier, bound, honest, scale(multiplier, sites, honest, bits), count)
 
     @property
     def step(self) -> float:
         """What one grid step is worth."""
         return self.multiplier * self.clip_norm / (math.sqrt(self.honest) * self.std)
 
-    def add(self, words: Words, source: WordSource) -> None:
+    @property
+    def unit(self) -> int:
+        """Steps of the count by which a site within the clip norm is above the middle.
+
+        A site beyond the clip norm is as many steps below it.
+        """
+        return UNIT
+
+    @property
+    def count_std(self) -> int:
+        """Standard deviation of one site's noise on the count, in steps.
+
+        One site moves the count by one UNIT.
+        """
+        return math.ceil(2 * UNIT * self.count_multiplier / math.sqrt(self.honest))
+
+    def add(self, words: Words, source: WordSource, *, counts_within: bool) -> None:
         """Add this site's part of the noise to words, in place.
 
-        words: (P + 1,) uint64 or uint32. The last one, the weight, is the same at every site and gets no
-        noise.
+        words: (P + 1 or 2,) uint64 or uint32. The weight, the first word after the P values, is the same at
+            every site and gets no noise.
         """
-        values = words[:-1]
+        beside = 1 + counts_within
+        values = words[: len(words) - beside]
         for start in range(0, len(values), 1 << 18):
             piece = values[start : start + (1 << 18)]
             np.add(piece, discrete_gaussian(len(piece), self.std, source).astype(words.dtype), out=piece)
+        if counts_within:
+            last = words[-1:]
+            np.add(last, discrete_gaussian(1, self.count_std, source).astype(words.dtype), out=last)
 
 
 def scale(multiplier: float, sites: int, honest: int, bits: int) -> int:

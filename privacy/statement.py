@@ -61,6 +61,15 @@ _REPLACED: dict[Kind, str] = {
     "patient": "one patient is replaced by another",
 }
 """The relation if some of the releases hide only a replacement of the unit."""
+BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
+    "none": "none",
+    "client_local": "the data of one site is replaced by another draw from where it came from",
+    "client_central": "one typical site is replaced by another",
+    "client_shared": "none",
+    "sample": "one training sample, drawn like the others, is added or removed",
+    "sample_shared": "none",
+}
+"""The neighbours of the Bayesian figure: typical ones, while the headline's are the worst."""
 _NOT_COVERED: dict[Kind, tuple[str, ...]] = {
     "none": ("updates leave in the clear; a single one can give training images back",),
     "client_local": (
@@ -101,6 +110,7 @@ class Statement:
     """What may be claimed about a run's privacy, and what may not.
 
     epsilon: infinite without noise.
+    bayesian_epsilon: the Bayesian figure, for the neighbours that bayesian_relation describes.
     """
 
     unit: str
@@ -110,6 +120,8 @@ class Statement:
     accountant: str
     epsilon: float
     delta: float
+    bayesian_epsilon: float | None
+    bayesian_relation: str
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -122,6 +134,12 @@ class Statement:
             f"by: {self.mechanism}",
             f"epsilon: {figure} at delta {self.delta:g} ({self.accountant})",
         ]
+        if self.bayesian_epsilon is not None:
+            lines.append(
+                f"epsilon for a typical record: {self.bayesian_epsilon:.4g} (Bayesian; "
+                f"{self.bayesian_relation}; outliers are not covered, and it is not comparable with the "
+                "figure above)"
+            )
         lines += [f"not covered: {item}" for item in self.not_covered]
         lines += [f"warning: {item}" for item in self.warnings]
         return "\n".join(lines)
@@ -137,6 +155,7 @@ def describe(
     releases: Sequence[Entry],
     *,
     units: int | None = None,
+    bayesian_epsilon: float | None = None,
     also_open: Sequence[str] = (),
 ) -> Statement:
     """The claim after one site's releases under one privacy block.
@@ -159,6 +178,8 @@ def describe(
         accountant=privacy.accountant,
         epsilon=math.inf if privacy.mode == "none" else cost.epsilon,
         delta=privacy.delta,
+        bayesian_epsilon=bayesian_epsilon,
+        bayesian_relation=BAYESIAN_NEIGHBOURS[privacy.mode],
         not_covered=(*_NOT_COVERED[kind], *also_open, *_NEVER_COVERED),
         warnings=tuple(_warnings(privacy, releases, units)),
     )

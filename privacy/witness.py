@@ -1,6 +1,6 @@
 """Shows an audit what a release was made of, in the process that makes it, and only while somebody watches.
 
-What is shown is private, and stays at a site: an audit (benchmarks/attacks) watches runs over its own data.
+What is shown is private. Nothing here leaves a site: `perennial audit` watches runs over data that it made.
 """
 
 from collections.abc import Iterator

@@ -10,8 +10,10 @@ from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 from perennial.protocol.fields import WireMessage, at_most, bounded, hexadecimal, matching
 from perennial.protocol.stamp import (
     CLASS_WEIGHT,
+    KEY,
     LONGEST_METRICS,
     LONGEST_REASON,
+    LONGEST_ROW,
     LONGEST_SETTINGS,
     MAX_CHANNELS,
     MAX_CLASSES,
@@ -52,6 +54,10 @@ class DescribeReply(WireMessage):
     """What the site's policy answers: train, evaluate, digest, ..."""
     require_privacy: str
     """The protection that the site's policy demands."""
+    signing_key: str = hexadecimal(KEY, default="")
+    """The site's public key (Ed25519) for statements of its sums of features; '' where it sends none."""
+    certified: str = at_most(LONGEST_REASON, default="")
+    """The site's public node key and its signature of the signing key; '' without a node key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,8 @@ class TrainRequest(Maskable, NeedsPrevious):
     """Share of this task's rounds that are done, for a learning-rate schedule."""
     method: Tensors | None = None
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
+    clip_norm: float | None = bounded(0, default=None)
+    """L2 norm to clip the update to in this round; with adaptive clipping alone."""
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
@@ -88,6 +96,8 @@ class TrainReply(Stamp):
     steps: int = bounded(0, default=0)
     """Local optimiser steps; under privacy 0, or the public number of
     mode sample, unless privacy.allow_unaccounted_metrics."""
+    within_clip_norm: bool | None = None
+    """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
     """What the strategy asked for beside the update; absent under privacy."""
     metrics: str = at_most(LONGEST_METRICS, default="{}")
@@ -261,6 +271,9 @@ class StatisticsRequest(Maskable):
     weights: list[int] | None = bounded(0, CLASS_WEIGHT, default=None)
     """How often each sample of each of these classes counts, in steps of 2^-20;
     with class-balanced ridge alone."""
+    signers: list[str] | None = at_most(LONGEST_ROW, default=None)
+    """Names and signing keys of all sites, in the order in which they came; the site signs its sums and this
+    list. Absent where no statement is asked for: under noise or masks, and with class-balanced ridge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +289,8 @@ class StatisticsReply(Stamp):
     """`gram`: the sum of products of every two features; `sums`: of the features of each class; `counts`: of
     samples of each class. Integers. Without noise, sums over fewer samples than features reveal the space in
     which these lie, and features of images can be turned back into pictures."""
+    statement: str = at_most(LONGEST_REASON, default="")
+    """What the site signs of these sums (privacy/signed_sums.py), a JSON object; '' where none is asked."""
 
 
 @dataclass(frozen=True, kw_only=True)

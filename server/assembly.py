@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+import perennial
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.disk_writes import DiskWrites
@@ -77,6 +78,7 @@ def assemble(
     journal.write(
         "resumed" if folder.checkpoint else "run_started",
         experiment=experiment.name,
+        version=perennial.__version__,
         seed=experiment.seed,
         engine=engine,
         device=str(device),

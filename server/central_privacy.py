@@ -5,58 +5,171 @@ a crash draws fresh noise, and is counted as one more release (server/releases.p
 """
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
+from perennial.privacy.bayesian import BayesianAccountant
+from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
 from perennial.privacy.protection import central_noise_std
 from perennial.privacy.witness import Seen, tell, watched
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, Observer
 
 # Above this a norm is not that of a clipped update, whatever the order in which its squares were added.
 _TOLERANCE = 1 + 1e-5
 
 
 class CentralPrivacy:
-    """Noise on the aggregate, made by the server in mode client_central."""
+    """Noise on the aggregate, made by the server in mode client_central.
 
-    def __init__(self, privacy: PrivacyConfig, strategy: IncrementalStrategy, seed: int) -> None:
+    state: a dict of the checkpoint, kept up to date here.
+    """
+
+    def __init__(
+        self, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any], seed: int
+    ) -> None:
         """Raises PrivacyError when the strategy does not bound the weight of one site."""
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
-        self._privacy, self._strategy, self._seed = privacy, strategy, seed
-        self._clip_norm, self._multiplier = privacy.clip_norm, privacy.noise_multiplier
+        self._privacy, self._strategy, self._state, self._seed = privacy, strategy, state, seed
+        self._update_multiplier = privacy.noise_multiplier
+        state.setdefault("clip_norm", privacy.clip_norm)
+        self._adaptive = None
+        if privacy.adaptive_clipping is not None:
+            self._adaptive = AdaptiveClipping(
+                privacy.adaptive_clipping, privacy.noise_multiplier, state["clip_norm"]
+            )
+            self._update_multiplier = self._adaptive.update_noise_multiplier
+        self._pairs = None
+        if privacy.bayesian is not None and privacy.bayesian.enabled:
+            self._pairs = _SampledPairs(privacy, state, seed)
+        self._within = 0
         strategy.largest_weight(1)
 
     @classmethod
-    def of(cls, privacy: PrivacyConfig, strategy: IncrementalStrategy, seed: int) -> Self | None:
+    def of(
+        cls, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any], seed: int
+    ) -> Self | None:
         """The protection of this run; None in other modes."""
-        return cls(privacy, strategy, seed) if privacy.mode == "client_central" else None
+        return cls(privacy, strategy, state, seed) if privacy.mode == "client_central" else None
+
+    @property
+    def sent_clip_norm(self) -> float | None:
+        """The clip norm that requests carry; None if the experiment fixes it."""
+        return self._state["clip_norm"] if self._adaptive else None
+
+    @property
+    def clip_norm(self) -> float:
+        """Of the coming round."""
+        return self._state["clip_norm"]
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Who sees the replies of a round."""
+        return (self.observe,)
 
     def finish_round(self, outcome: RoundOutcome, number: int) -> None:
-        """Noise the new model in place of the exact one; a skipped round releases nothing."""
+        """Noise the new model in place of the exact one, and move the clip norm.
+
+        outcome: arrays are replaced; a skipped round releases nothing. Its details name the clip norm, which
+        is public.
+        """
+        within, self._within = self._within, 0
         if outcome.arrays is None:
+            if self._pairs is not None:
+                self._pairs.forget()
             return
         source = self._source(number)
-        largest = self._strategy.largest_weight(outcome.asked)
-        std = central_noise_std(self._clip_norm, self._multiplier, largest)
+        std = central_noise_std(
+            self.clip_norm, self._update_multiplier, self._strategy.largest_weight(outcome.asked)
+        )
         outcome.arrays = noised(outcome.arrays, std, source)
-        outcome.details = outcome.details | {"clip_norm": self._clip_norm, "noise_source": source.name}
+        outcome.details = outcome.details | {"clip_norm": self.clip_norm, "noise_source": source.name}
+        if self._pairs is not None:
+            self._pairs.account(self.clip_norm * self._update_multiplier, 2 * self.clip_norm)
+        if self._adaptive is not None:
+            self._state["clip_norm"] = self._adaptive.step(within, outcome.asked, source)
+
+    def bayesian_epsilon(self) -> float | None:
+        """Bayesian epsilon for a typical site; None without such an accountant, or when its bound is void."""
+        if self._pairs is None or self._pairs.void:
+            return None
+        return self._pairs.accountant.epsilon(self._privacy.delta)
+
+    def observe(self, reply: Admitted, reference: Arrays, sweep: int) -> dict[str, Any]:
+        """Look at a reply that was aggregated."""
+        self._within += bool(reply.within_clip_norm)
+        if self._pairs is not None:
+            self._pairs.see(reply)
+        return {}
 
     @property
     def max_update_norm(self) -> float:
         """Let the gate measure what sites were asked to clip, so that no guarantee rests on their word."""
-        return self._clip_norm * _TOLERANCE
+        return self.clip_norm * _TOLERANCE
 
     def _source(self, number: int) -> NoiseSource:
         if self._privacy.noise_source == "secure":
             return SecureNoise()
         return SeededNoise(stream(self._seed, "dp-noise-server", number))
+
+
+class _SampledPairs:
+    """Distances between clipped updates of different sites, as the Bayesian accountant samples them.
+
+    Of each round it keeps as many updates as give the wanted number of pairs, so memory does not grow with
+    the number of sites. A round with fewer than 3 pairs ends the figure: there is no bound without it.
+    """
+
+    def __init__(self, privacy: PrivacyConfig, state: dict[str, Any], seed: int) -> None:
+        assert privacy.bayesian is not None
+        self._wanted, self._state, self._seed = privacy.bayesian.pairs, state, seed
+        self._room = next(
+            size for size in range(3, self._wanted + 3) if size * (size - 1) // 2 >= self._wanted
+        )
+        self._kept: dict[float, Tensor] = {}
+        if "bayesian" in state:
+            self.accountant = BayesianAccountant.restore(state["bayesian"])
+        else:
+            bayesian = privacy.bayesian
+            self.accountant = BayesianAccountant(bayesian.planned_rounds, bayesian.failure_probability)
+
+    @property
+    def void(self) -> str:
+        """Why there is no figure any more; '' while there is one."""
+        return self._state.get("bayesian_void", "")
+
+    def forget(self) -> None:
+        """Drop the round's updates."""
+        self._kept = {}
+
+    def see(self, reply: Admitted) -> None:
+        """Keep this update, or not: a draw for each site and round decides, whatever the order of arrival."""
+        draw = float(stream(self._seed, "bayesian-pairs", reply.site, reply.base_round).random())
+        self._kept[draw] = torch.cat([reply.update[name].reshape(-1) for name in sorted(reply.update)])
+        if len(self._kept) > self._room:
+            del self._kept[max(self._kept)]
+
+    def account(self, noise_std: float, largest: float) -> None:
+        """One invocation, with the pairs of this round. largest: what two clipped updates may lie apart."""
+        updates = [self._kept[draw] for draw in sorted(self._kept)]
+        self.forget()
+        if self.void:
+            return
+        try:
+            distances = torch.pdist(torch.stack(updates).double())[: self._wanted].tolist()
+            self.accountant.accumulate(distances, noise_std, largest=largest)
+        except PrivacyError as error:
+            self._state["bayesian_void"] = str(error)
+        self._state["bayesian"] = self.accountant.state_dict()
 
 
 def noised(arrays: Mapping[str, Tensor], std: float, source: NoiseSource) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ def dry_run(
     measured = constants is not None
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     # noise at the server is prepared, and refused, as a run would
-    CentralPrivacy.of(experiment.privacy, strategy, experiment.seed)
+    CentralPrivacy.of(experiment.privacy, strategy, {}, experiment.seed)
     strategy.attach(
         RunContext(
             experiment=experiment,

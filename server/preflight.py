@@ -69,7 +69,12 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
     schedule = facts.registry.schedule
-    check_privacy(experiment, strategy, estimated_constants=facts.estimated_constants)
+    check_privacy(
+        experiment,
+        strategy,
+        rounds=sum(experiment.lead_rounds(task) + rounds for task, rounds in enumerate(schedule.rounds, 1)),
+        estimated_constants=facts.estimated_constants,
+    )
     complete = build_model(
         experiment.model,
         facts.inputs.shape,

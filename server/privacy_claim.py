@@ -6,11 +6,12 @@ from perennial.strategies.base import IncrementalStrategy
 
 
 def check_privacy(
-    experiment: Experiment, strategy: IncrementalStrategy, *, estimated_constants: bool
+    experiment: Experiment, strategy: IncrementalStrategy, *, rounds: int, estimated_constants: bool
 ) -> None:
     """Raises PrivacyError with every reason for which the experiment's privacy claim would be false.
 
-    estimated_constants: whether inputs are normalised by figures of the training data.
+    rounds: of the whole run. estimated_constants: whether inputs are normalised by figures
+    of the training data.
     """
     disclosed = strategy.disclosures()
     check_claim(
@@ -19,6 +20,7 @@ def check_privacy(
         weights_use_metrics=disclosed.weights_use_metrics,
         clear_uploads=disclosed.clear_uploads,
         normalisation_from_data=estimated_constants,
+        planned_rounds=rounds,
     )
     if experiment.privacy.mode == "client_central":
         strategy.largest_weight(1)

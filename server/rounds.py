@@ -12,6 +12,7 @@ from perennial.server.journal import Journal
 from perennial.server.live_status import ObservedGrid
 from perennial.server.position import Position
 from perennial.server.releases import Releases
+from perennial.server.shared_clipping import SharedClipping
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.outcome import RoundOutcome
@@ -49,12 +50,15 @@ class Rounds:
         medians = position.progress.bounds
         lead = medians.setdefault("pretraining", {}) if experiment.pretraining is not None else {}
         self._running, self._lead_running = self._bounds(medians), self._bounds(lead)
-        self.central: CentralPrivacy | None = None
+        self.central: CentralPrivacy | SharedClipping | None = None
         """What the server adds to the sites' protection, once `protect` was called."""
 
     def protect(self) -> None:
         """Begin the server's part of the protection, if the experiment has one; the strategy is attached."""
-        self.central = CentralPrivacy.of(self._experiment.privacy, self._strategy, self._experiment.seed)
+        privacy, state = self._experiment.privacy, self._position.progress.privacy
+        self.central = CentralPrivacy.of(
+            privacy, self._strategy, state, self._experiment.seed
+        ) or SharedClipping.of(privacy, state)
 
     def run(self) -> RoundOutcome:
         """Ask the sites that are there for the next round, once, and aggregate what they answer."""
@@ -79,6 +83,7 @@ class Rounds:
             rounds=sum(position.rounds(each) for each in range(1, schedule.count + 1)),
             deadline=rounds.deadline,
             missing=self._attendance.missing(sites),
+            refusing=self._attendance.roster.barred(),
         )
         outcome = strategy.train_round(
             self._grid,
@@ -90,12 +95,15 @@ class Rounds:
                 quorum=rounds.quorum,
                 progress=max(0, progress.round_in_task - lead) / schedule.rounds[task - 1],
                 previous=position.needed_previous(),
+                clip_norm=self.central.sent_clip_norm if self.central else None,
                 resting=frozenset(sites) - asked.keys(),
                 known=len(self._history.known_sites),
                 bounds=experiment.bounds,
                 sums=experiment.sums,
                 running=running,
                 max_update_norm=central.max_update_norm if central else None,
+                signers=self._attendance.roster.signers,
+                observers=central.observers if central else (),
             ),
         )
         if self.central is not None:
@@ -127,7 +135,8 @@ class Rounds:
         plain = kind.train_round in (base.train_round, FedAvg.train_round) and kind.requests == base.requests
         if self._experiment.secure is not None or not (plain or self._position.in_pretraining):
             return ""
-        return f"update {number} {content_sha256(self._position.model.arrays)}"
+        position, norm = self._position, self.central.sent_clip_norm if self.central else None
+        return f"update {number} {content_sha256(position.model.arrays)} {norm}"
 
     def wait_or_fail(self, outcome: RoundOutcome, *, passed_over: bool) -> None:
         """After an attempt that too few sites answered: wait for sites that may answer later.

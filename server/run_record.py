@@ -50,6 +50,7 @@ class Claim(_Record):
     adversary: str
     relation: str
     mechanism: str
+    bayesian_relation: str = "one typical site is replaced by another"
     not_covered: list[str] = []
     warnings: list[str] = []
 
@@ -57,7 +58,7 @@ class Claim(_Record):
 class Epsilon(_Record):
     """Privacy loss; value is the worst case over sites, absent where no noise was added.
 
-    claim: what is hidden, from whom, how, and what is not covered.
+    bayesian: the Bayesian figure beside it. claim: what is hidden, from whom, how, and what is not covered.
     """
 
     value: Measured
@@ -65,6 +66,7 @@ class Epsilon(_Record):
     delta: Measured = None
     accountant: str
     per_site: dict[str, Measured] = {}
+    bayesian: Measured = None
     claim: Claim | None = None
 
 

@@ -74,6 +74,8 @@ class Progress:
     inputs: dict[str, Any] = field(default_factory=dict)
     """How data reach the model: shape, scale, constants and columns, as the run found them."""
     history: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
     secret: str = ""
     """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
     passed: int = 0

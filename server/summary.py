@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import perennial
 from perennial.foundation.files import file_sha256, replace_file
+from perennial.learning.bayesian_estimate import bayesian_figure_of
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
 from perennial.privacy.statement import Statement, describe
@@ -187,14 +188,16 @@ def hashes_of(summary: Mapping[str, Any]) -> dict[str, Any]:
 def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     """What each site's releases may have cost in this run, worst case; None without protection.
 
-    value and per_site are null where no noise was added. claim: unit, adversary, relation, mechanism, and
-    what is not covered.
+    value and per_site are null where no noise was added. bayesian: the Bayesian figure beside the worst case;
+    of the modes that noise at the sites only where their folders are here, as in simulation. claim: unit,
+    adversary, relation, mechanism, and what is not covered.
     """
     experiment = curriculum.position.experiment
     privacy = experiment.privacy
     if not privacy.enabled:
         return None
     charged = curriculum.releases.charged()
+    bayesian = _bayesian(curriculum, [site for site, entries in charged.items() if entries])
     sites = len(charged) if privacy.hidden_unit == "site" else None
 
     @cache
@@ -203,6 +206,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
             privacy,
             [entry for entry, times in sorted(releases, key=repr) for _ in range(times)],
             units=sites,
+            bayesian_epsilon=bayesian,
             also_open=open_channels(experiment),
         )
 
@@ -215,8 +219,24 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
         "delta": privacy.delta,
         "accountant": privacy.accountant,
         "per_site": {site: _finite(value) for site, value in per_site.items()},
+        "bayesian": bayesian,
         "claim": worst.to_json(),
     }
+
+
+def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
+    """The largest of all sites; None where it is not asked for, or where one has none."""
+    progress = curriculum.position.progress
+    if curriculum.position.experiment.privacy.bayesian_estimate is None:
+        return None
+    if curriculum.rounds.central is not None:
+        # a repeated round released more than the Bayesian accountant saw
+        repeated = curriculum.releases.repeated(progress.round)
+        return None if repeated else curriculum.rounds.central.bayesian_epsilon()
+    folder = curriculum.folder.path / "sites"
+    found = [bayesian_figure_of(folder / site, progress.run) for site in sites]
+    values = [figure.epsilon for figure in found if figure is not None and figure.epsilon is not None]
+    return max(values) if values and len(values) == len(sites) else None
 
 
 def _finite(value: float) -> float | None:

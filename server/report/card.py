@@ -11,6 +11,7 @@ from perennial.server.measures.record import FILE, Measures, PredictionSets, rea
 from perennial.server.report.comparison import markdown_table
 from perennial.server.report.markup import MISSING, decimal, power
 from perennial.server.report.recognition import SET_COLUMNS, always_in_sets
+from perennial.server.report.signed_lines import signed_section
 from perennial.server.run_record import Run, read_run
 
 CARD = "card.md"
@@ -34,6 +35,7 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
         raise StateError(f"{intended_use}: cannot be read as text ({error})") from error
     parts = [
         f"# {_plain(run.summary.experiment)}: model card",
+        *filter(None, [signed_section(folder)]),
         _what(run, saved),
         "## Intended use\n\n" + use,
         "## Data\n\n" + _data(run),

@@ -188,6 +188,14 @@ def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
         ["from", claim.adversary],
         ["by", claim.mechanism],
     ]
+    if epsilon.bayesian is not None:
+        rows.append(
+            [
+                "typical record",
+                f"ε = {decimal(epsilon.bayesian)} (Bayesian: {claim.bayesian_relation}; outliers are not "
+                "covered, and it does not compare with the figure above)",
+            ]
+        )
     rows += [["not covered", item] for item in claim.not_covered]
     rows += [["warning", item] for item in claim.warnings]
     return element("div", table(["", ""], rows, "ll", "The privacy claim"), "facts-table")

@@ -18,6 +18,7 @@ from perennial.protocol.fields import arrays_of, read_kind
 from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stamp import MAX_EXAMPLES, Stamp
 from perennial.protocol.tensors import Tensors, unpack
+from perennial.strategies.round.queries import describe_error
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Admitted:
     """Round of the model that the site started from."""
     method: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    within_clip_norm: bool | None = None
     notes: tuple[str, ...] = ()
     """What was changed of it on its way in, for the journal."""
     scaled: bool = False
@@ -75,9 +77,7 @@ class Gate:
     def admit(self, message: Message, site: str) -> Admitted:
         """The reply's content. Raises Rejected or Refused with the reason."""
         if message.has_error():
-            raise Rejected(
-                f"error at the site or on the way: {shown(message.error.reason or 'unknown', REASON)}"
-            )
+            raise Rejected(describe_error(shown(message.error.reason or "unknown", REASON)))
         try:
             kind = read_kind(message.content)
             if kind == Refusal.__name__:
@@ -112,6 +112,7 @@ class Gate:
             reply.round,
             reply.method or {},
             metrics,
+            reply.within_clip_norm,
         )
 
     def _flower(self, message: Message, site: str) -> Admitted:

@@ -23,6 +23,7 @@ LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "del
 CENTRAL = {**LOCAL, "mode": "client_central"}
 SAMPLE = {**LOCAL, "mode": "sample", "sample_rate": 0.1}
 UNMEASURED = {"evaluation": {"federated": False}}
+BAYESIAN = {**CENTRAL, "bayesian": {"planned_rounds": 2, "failure_probability": 1e-9}}
 BAD: dict[str, dict[str, Any]] = {
     "no such strategy": {"strategy": "fedvag"},
     "a key of a strategy": {"strategy": {"name": "scaffold", "server_lrr": 1}},
@@ -66,6 +67,11 @@ BAD: dict[str, dict[str, Any]] = {
     "images that are tables": {"model": {"name": "dual_backbone", "backbone": "no_such"}},
     "a memory that is too small": {"learner": {"optimizer": {"lr": 0.1}, "memory": {"fixed_total": 3}}},
     "a ring that freezes everything": {"strategy": {"name": "serial_ring", "freeze": 9, "relabel": "none"}},
+    "more rounds than a Bayesian figure was planned for": {
+        "privacy": BAYESIAN,
+        "tasks": {"count": 2, "rounds": 2},
+        **UNMEASURED,
+    },
 }
 
 
@@ -91,3 +97,22 @@ def test_what_check_accepts_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     check_command(path, None)
     assert "(2 rounds)" in capsys.readouterr().out
     assert run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))["rounds"] == 3
+
+
+def test_rounds_of_pre_training_count_in_both(tmp_path: Path) -> None:
+    from unittest.mock import patch
+
+    from perennial.server import preflight
+
+    path = written(tmp_path, {"pretraining": {"rounds": 3, "samples": 20}})
+    counted: list[int] = []
+    ours = preflight.check_privacy
+
+    def noted(*arguments: Any, rounds: int, **others: Any) -> None:
+        counted.append(rounds)
+        ours(*arguments, rounds=rounds, **others)
+
+    with patch.object(preflight, "check_privacy", noted):
+        check_command(path, None)
+        run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))
+    assert counted == [5, 5]

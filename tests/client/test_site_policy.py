@@ -52,8 +52,8 @@ def site(folder: Path, privacy: dict[str, Any], policy: SitePolicy) -> Site:
     return Site(identity, without_data)
 
 
-def release(place: Site, number: int = 1, length: float = 3.0) -> Any:
-    request = TrainRequest(**STAMP, round=number, arrays=Tensors({}))
+def release(place: Site, number: int = 1, clip_norm: float | None = None, length: float = 3.0) -> Any:
+    request = TrainRequest(**STAMP, round=number, arrays=Tensors({}), clip_norm=clip_norm)
     update = torch.zeros(10)
     update[0] = length
     result = TrainingResult(update, loss=1.0, steps=7)
@@ -104,13 +104,28 @@ def test_counts_of_an_evaluation_do_not_leave_beside_protected_updates(tmp_path:
 
 def test_a_protected_reply_tells_neither_samples_nor_steps_nor_loss(tmp_path: Path) -> None:
     told, update = release(site(tmp_path, LOCAL, SitePolicy()))
-    assert (told.num_examples, told.train_loss, told.steps) == (1, None, 0)
+    assert (told.num_examples, told.train_loss, told.steps, told.within_clip_norm) == (1, None, 0, None)
     assert torch.count_nonzero(update) == 10
 
 
 def test_central_mode_clips_and_adds_nothing(tmp_path: Path) -> None:
-    _, update = release(site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy()))
+    told, update = release(site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy()))
     assert float(update.norm()) == pytest.approx(1.0) and torch.count_nonzero(update) == 1
+    assert told.within_clip_norm is None
+
+
+def test_a_message_cannot_set_the_clip_norm_of_its_own_accord(tmp_path: Path) -> None:
+    place = site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy())
+    with pytest.raises(PrivacyError, match=r"clip_norm: found 100\.0"):
+        release(place, clip_norm=100.0)
+    assert Ledger(place.identity.state_dir).entries() == ()
+
+
+def test_adaptive_clipping_tells_one_bit(tmp_path: Path) -> None:
+    adaptive = LOCAL | {"mode": "client_central", "adaptive_clipping": {"count_noise_multiplier": 10.0}}
+    place = site(tmp_path, adaptive, SitePolicy())
+    assert release(place, clip_norm=2.0)[0].within_clip_norm is False
+    assert release(place, clip_norm=4.0)[0].within_clip_norm is True
 
 
 def test_the_lifetime_budget_holds_over_runs(tmp_path: Path) -> None:

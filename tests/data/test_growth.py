@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.client.learnt import FOLDER, learnt_hashes
+from perennial.client.learnt import read_noted
 from perennial.foundation.errors import PerennialError, StateError
 
 MEMORY = {"selection": "random", "per_class": 4}
@@ -82,9 +82,9 @@ def test_a_folder_with_a_new_class_goes_on_by_itself_and_again(tmp_path: Path) -
 
 def test_new_records_of_known_classes_are_learnt_with_the_next_new_class(tmp_path: Path) -> None:
     run = start(tmp_path, memory=MEMORY)
-    folders = sorted(run.glob(f"sites/*/runs/*/{FOLDER}"))
-    known = learnt_hashes(folders, 3)
-    assert len(folders) == 2 and 60 < len(known) < 120
+    folders = sorted(run.glob("sites/*/runs/*"))
+    known = read_noted(folders, 3)
+    assert len(folders) == 2 and len(known) == 120 and 60 < (known.part == 0).sum() < 110
     images(tmp_path / "images", "a", 20, first=30)
     text = invoke("check", "--resume", run)
     alone = (

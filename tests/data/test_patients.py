@@ -179,8 +179,12 @@ def test_a_guarantee_for_a_patient_is_one_for_each_sample_and_not_for_the_site()
 
 
 def test_false_combinations_are_refused() -> None:
-    with pytest.raises(ValidationError, match="choose one"):
-        private(ghost=True)
+    for more in (
+        {"ghost": True},
+        {"bayesian": {"pairs": 4, "planned_rounds": 2}},
+    ):
+        with pytest.raises(ValidationError, match="choose one"):
+            private(**more)
     with pytest.raises(ValidationError, match="belong to mode sample"):
         PrivacyConfig.model_validate(
             {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "unit": "patient"}

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perennial.benchmarks.attacks.dp_audit import audit_experiment
-from perennial.benchmarks.attacks.one_run import chance, one_run_audit
 from perennial.config.experiment import Experiment
 from perennial.data import federation
+from perennial.engine.dp_audit import audit_experiment
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
+from perennial.privacy.attacks.one_run import chance, one_run_audit
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perennial.benchmarks.attacked_hospital import BASE, Hospital, template_policy
-from perennial.benchmarks.attacks.audit import audit
 from perennial.benchmarks.hostile_server import SAMPLE, counted_pixels
 from perennial.client.policy import check_evaluation
 from perennial.config.experiment import Experiment, load_experiment
@@ -24,8 +23,9 @@ from perennial.config.site import SitePolicy
 from perennial.data.site import SiteData
 from perennial.data.splits import KeyedHash, text_groups
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
+from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
+from perennial.privacy.attacks.audit import audit
 from perennial.privacy.composition import compose
 from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
 from perennial.privacy.entries import Entry
@@ -391,6 +391,10 @@ def test_secure_sums_with_a_trusted_server_are_read_without_a_traceback(tmp_path
     """The check of secure and client_central named a key that there is not."""
     path = tmp_path / "e.yaml"
     central = {"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": 1.0}
+    adaptive = central | {"adaptive_clipping": {"count_noise_multiplier": 10.0}}
     content = SMALL | {"secure": {"least": 3}, "evaluation": {"federated": False}}
     path.write_text(yaml.safe_dump(content | {"privacy": central}))
     load_experiment(path)
+    path.write_text(yaml.safe_dump(content | {"privacy": adaptive}))
+    with pytest.raises(ConfigError, match="adaptive_clipping and bayesian read single replies"):
+        load_experiment(path)

@@ -8,16 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perennial.benchmarks.attacks.linkage import Layers, align, link_models, match_neurons, reorder_inputs
-from perennial.benchmarks.attacks.membership import (
-    likelihood_ratio,
-    logit_confidence,
-    loss_threshold,
-    strength,
-)
 from perennial.foundation.streams import stream
 from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
 from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gradient
+from perennial.privacy.attacks.linkage import Layers, align, link_models, match_neurons, reorder_inputs
+from perennial.privacy.attacks.membership import likelihood_ratio, logit_confidence, loss_threshold, strength
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update

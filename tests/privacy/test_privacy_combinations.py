@@ -19,10 +19,13 @@ from perennial.privacy.statement import describe
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 CENTRAL = PrivacyConfig(mode="client_central", clip_norm=1.0, noise_multiplier=4.0)
 SAMPLE = PrivacyConfig(mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
+PLANNED = PrivacyConfig.model_validate(
+    CENTRAL.model_dump() | {"bayesian": {"pairs": 10, "planned_rounds": 20, "failure_probability": 1e-10}}
+)
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return {"norm": "group", "memory_selection": "random"} | changes
+    return {"norm": "group", "memory_selection": "random", "planned_rounds": 20} | changes
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         (SAMPLE, {"sparsity": "none"}, "sparsity vector would leave without"),
         (LOCAL, {"digest": "sample"}, "hides one sample"),
         (CENTRAL, {"sparsity": "sample"}, "hides one sample"),
+        (PLANNED, {"planned_rounds": 21}, "21 rounds"),
     ],
 )
 def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any], reason: str) -> None:
@@ -62,6 +66,7 @@ def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any
         (LOCAL, {"memory_selection": "herding", "balanced_replay": True}),
         (LOCAL, {"coupled_terms": ["learner.contrastive"]}),
         (LOCAL, {"digest": "site"}),
+        (PLANNED, {}),
         (
             PrivacyConfig(
                 mode="sample",
@@ -152,6 +157,14 @@ def test_seeded_noise_is_a_warning_beside_what_the_secure_source_would_give() ->
     assert seeded.epsilon == secure.epsilon < math.inf
     assert [("seed" in warning) for warning in seeded.warnings] == [True]
     assert secure.warnings == ()
+
+
+def test_the_typical_record_stands_beside_the_worst_case() -> None:
+    statement = describe(PLANNED, updates(PLANNED, 20), bayesian_epsilon=1.234)
+    text = statement.text()
+    assert statement.epsilon > 1.234
+    assert "typical record: 1.234" in text
+    assert text.index(f"epsilon: {statement.epsilon:.4g}") < text.index("typical record")
 
 
 def test_a_sample_that_digests_hide_from_replacement_is_claimed_so_at_their_cost_too() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.config import AdaptiveClippingConfig, BayesianConfig, PrivacyConfig
 
 LOCAL: dict[str, Any] = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
 CENTRAL = LOCAL | {"mode": "client_central"}
@@ -29,9 +29,29 @@ SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.1}
         (LOCAL | {"physical_batch": 8}, "belong to mode sample"),
         (CENTRAL | {"ghost": True}, "belong to mode sample"),
         (SAMPLE | {"physical_batch": 0}, "physical_batch"),
+        (LOCAL | {"adaptive_clipping": {"count_noise_multiplier": 5.0}}, "needs mode client_central"),
+        (CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 1.0}}, "below twice"),
+        (
+            CENTRAL | {"noise_multiplier": 0, "adaptive_clipping": {"count_noise_multiplier": 1.0}},
+            "below twice",
+        ),
+        (
+            CENTRAL
+            | {
+                "bayesian": {"pairs": 3, "planned_rounds": 1},
+                "adaptive_clipping": {"count_noise_multiplier": 4.0},
+            },
+            "choose one",
+        ),
         (SAMPLE | {"sample_rate": None}, "sample_rate is missing"),
         (SAMPLE | {"sample_rate": 0.0}, "sample_rate"),
         (LOCAL | {"sample_rate": 0.1}, "belong to mode sample"),
+        (CENTRAL | {"noise_multiplier": 0, "bayesian": {"pairs": 3, "planned_rounds": 1}}, "needs noise"),
+        (LOCAL | {"bayesian": {"pairs": 2, "planned_rounds": 1}}, "pairs"),
+        (
+            LOCAL | {"bayesian": {"pairs": 3, "planned_rounds": 1, "failure_probability": 1e-17}},
+            "failure_probability",
+        ),
         (LOCAL | {"noise_source": "numpy"}, "noise_source"),
         (LOCAL | {"accountant": "moments"}, "accountant"),
         (LOCAL | {"clipnorm": 1.0}, "clipnorm"),
@@ -62,3 +82,11 @@ def test_headline_defaults() -> None:
 @pytest.mark.parametrize(("values", "unit"), [(LOCAL, "site"), (CENTRAL, "site"), (SAMPLE, "sample")])
 def test_unit_of_each_mode(values: dict[str, Any], unit: str) -> None:
     assert PrivacyConfig.model_validate(values).hidden_unit == unit
+
+
+def test_optional_blocks() -> None:
+    privacy = PrivacyConfig.model_validate(CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 4.0}})
+    assert privacy.adaptive_clipping == AdaptiveClippingConfig(count_noise_multiplier=4.0)
+    assert PrivacyConfig.model_validate(privacy.model_dump(mode="json")) == privacy
+    bayesian = PrivacyConfig.model_validate(CENTRAL | {"bayesian": {"pairs": 10, "planned_rounds": 30}})
+    assert bayesian.bayesian == BayesianConfig(pairs=10, planned_rounds=30)

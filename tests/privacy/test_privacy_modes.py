@@ -1,5 +1,6 @@
 """Each protection mode in whole small runs: what travels, what is noised, what is counted and refused."""
 
+import json
 import math
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_central_noise_is_charged_at_the_sites_and_counted_at_the_server(tmp_pat
 def test_central_noise_has_the_size_of_the_largest_weight(tmp_path: Path) -> None:
     strategy = FedAvg()
     privacy = PrivacyConfig.model_validate(CENTRAL)
-    central = CentralPrivacy.of(privacy, strategy, seed=1)
+    central = CentralPrivacy.of(privacy, strategy, {}, seed=1)
     assert central is not None
     outcome = RoundOutcome(arrays={"w": torch.zeros(200_000)}, asked=4)
     central.finish_round(outcome, number=1)
@@ -104,7 +105,7 @@ def test_central_noise_has_the_size_of_the_largest_weight(tmp_path: Path) -> Non
 
 
 def test_a_skipped_round_releases_nothing() -> None:
-    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), seed=1)
+    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), {}, seed=1)
     assert central is not None
     outcome = RoundOutcome()
     central.finish_round(outcome, number=1)
@@ -136,15 +137,46 @@ def test_a_strategy_without_a_bound_is_refused() -> None:
             return 2.0
 
     with pytest.raises(PrivacyError, match="does not bound the weight"):
-        CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), Weighs(), seed=1)
+        CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), Weighs(), {}, seed=1)
 
 
 def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
-    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), seed=1)
+    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), {}, seed=1)
     assert central is not None
     told = context({"w": torch.zeros(1)}).request
     told = replace(told, max_update_norm=central.max_update_norm)
     assert FedAvg(3.0).context(cast(Any, None), told).max_update_norm == pytest.approx(0.5, rel=1e-4)
+
+
+def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) -> None:
+    adaptive = CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 4.0}, "clip_norm": 0.05}
+    run(tmp_path, privacy=adaptive)
+    events = [json.loads(line) for line in (tmp_path / "runs/small/events.jsonl").read_text().splitlines()]
+    norms = [event["details"]["clip_norm"] for event in events if event["event"] == "round"]
+    assert norms[0] == 0.05 and len(set(norms)) == 4
+    state: dict[str, Any] = {"clip_norm": norms[2]}
+    resumed = CentralPrivacy.of(PrivacyConfig.model_validate(adaptive), FedAvg(), state, seed=3)
+    assert resumed is not None and resumed.sent_clip_norm == norms[2]
+
+
+def test_bayesian_stands_beside_the_worst_case(tmp_path: Path) -> None:
+    bayesian = {"pairs": 6, "planned_rounds": 4}
+    epsilon = run(tmp_path, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
+    assert epsilon["bayesian"] > 0
+    assert epsilon["value"] == pytest.approx(make_accountant("prv", [(2.0, 1.0, 4)]).epsilon(1e-5))
+    assert epsilon["claim"]["bayesian_epsilon"] == epsilon["bayesian"]
+
+
+def test_too_few_sites_end_the_bayesian_figure_and_not_the_run(tmp_path: Path) -> None:
+    data = SMALL["data"] | {"sites": 2}
+    bayesian = {"pairs": 6, "planned_rounds": 4}
+    epsilon = run(tmp_path, data=data, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
+    assert epsilon["bayesian"] is None and epsilon["value"] > 0
+
+
+def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match="planned for 3"):
+        run(tmp_path, privacy=CENTRAL | {"bayesian": {"pairs": 6, "planned_rounds": 3}})
 
 
 def test_a_round_repeated_after_a_kill_is_answered_and_charged_once(tmp_path: Path) -> None:
@@ -227,7 +259,7 @@ def test_facts_of_the_strategy_and_the_data_are_refused(tmp_path: Path) -> None:
 
     experiment = load_experiment(Path(write(tmp_path, privacy=SAMPLE)))
     with pytest.raises(PrivacyError) as refusal:
-        check_privacy(experiment, Asks(), estimated_constants=True)
+        check_privacy(experiment, Asks(), rounds=4, estimated_constants=True)
     for reason in ("report in the clear", "control_variate", "sparsity vector", r"data.normalise"):
         assert reason in str(refusal.value)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
-from perennial.privacy.clipping import clip, clip_tensors
+from perennial.privacy.clipping import AdaptiveClipping, clip, clip_tensors
+from perennial.privacy.config import AdaptiveClippingConfig
 from perennial.privacy.noise import SecureNoise, SeededNoise
 from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
 
@@ -143,3 +144,34 @@ def test_effective_multiplier_of_each_mode() -> None:
     assert effective_multiplier("sample", 3.0) == 3.0
     with pytest.raises(PrivacyError):
         effective_multiplier("none", 3.0)
+
+
+class TestAdaptiveClipping:
+    def clipping(self, count_noise: float = 10.0, clip_norm: float = 0.1) -> AdaptiveClipping:
+        settings = AdaptiveClippingConfig(quantile=0.5, learning_rate=0.2, count_noise_multiplier=count_noise)
+        return AdaptiveClipping(settings, noise_multiplier=1.0, clip_norm=clip_norm)
+
+    def test_sum_and_count_together_cost_the_stated_multiplier(self) -> None:
+        """Two Gaussians composed: 1 / z^2 adds up, the count having sensitivity 1/2."""
+        adaptive = self.clipping(count_noise=0.8)
+        count_multiplier = 0.8 / 0.5
+        assert adaptive.update_noise_multiplier**-2 + count_multiplier**-2 == pytest.approx(1.0)
+        assert adaptive.update_noise_multiplier > 1.0
+
+    def test_a_count_that_costs_everything_is_refused(self) -> None:
+        with pytest.raises(PrivacyError, match="count alone"):
+            _ = self.clipping(count_noise=0.5).update_noise_multiplier
+
+    @pytest.mark.parametrize("start", [0.01, 100.0])
+    def test_norm_reaches_the_median(self, start: float) -> None:
+        adaptive = self.clipping(clip_norm=start)
+        sizes = torch.linspace(1.0, 3.0, 200)
+        source = SeededNoise(stream(2, "dp-noise"))
+        for _ in range(150):
+            adaptive.step(int((sizes <= adaptive.clip_norm).sum()), len(sizes), source)
+        assert adaptive.clip_norm == pytest.approx(2.0, rel=0.15)
+
+    def test_step_by_hand(self) -> None:
+        """15 of 20 below the norm, quantile 0.5, no noise to speak of: C <- C exp(-0.2 * 0.25)."""
+        adaptive = self.clipping(count_noise=1e-9, clip_norm=2.0)
+        assert adaptive.step(15, 20, SecureNoise()) == pytest.approx(2.0 * math.exp(-0.05))

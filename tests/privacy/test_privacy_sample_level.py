@@ -97,9 +97,11 @@ def test_a_sample_without_a_finite_gradient_counts_as_zero(
         return F.cross_entropy(model(x[indices]), y[indices], reduction="none")
 
     with PrivateGradient(model, privacy, 1.0, SecureNoise()) as private:
+        norms = private.clipped_norms(6, losses)
         private.compute(6, losses)
         with_it = flat(model).clone()
         private.compute(5, lambda indices: losses(torch.tensor(others)[indices]))
+    assert norms[3] == 0 and (norms[others] > 0).all()
     assert with_it.isfinite().all()
     assert torch.allclose(with_it, flat(model), rtol=1e-4, atol=1e-6)
     with PrivateGradient(model, privacy, 1.0, SecureNoise()) as private:

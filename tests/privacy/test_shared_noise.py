@@ -116,8 +116,8 @@ def test_rounding_never_makes_a_norm_grow_and_the_sum_comes_back(tmp_path: Path)
     layout = UpdateWords(experiment, 4)
     assert layout.noise is not None
     update = {"b": torch.randn(50, generator=torch.Generator().manual_seed(1)) / 50, "a": torch.randn(3) / 50}
-    words = layout.encode(update, 1)
-    total, weight = layout.decode(words, update)
+    words = layout.encode(update, 1, None)
+    total, weight, _ = layout.decode(words, update)
     assert weight == 1
     before = math.sqrt(sum(float(t.double().square().sum()) for t in update.values()))
     assert math.sqrt(sum(float(t.square().sum()) for t in total.values())) <= before
@@ -126,9 +126,9 @@ def test_rounding_never_makes_a_norm_grow_and_the_sum_comes_back(tmp_path: Path)
 
 
 def test_noise_of_a_site_has_its_share_of_the_variance() -> None:
-    noise = SharedNoise(multiplier=2.0, clip_norm=0.5, honest=9, std=1 << 16)
+    noise = SharedNoise(multiplier=2.0, clip_norm=0.5, honest=9, std=1 << 16, count_multiplier=0.0)
     words = np.zeros(100_001, dtype=np.uint32)
-    noise.add(words, SecureWords())
+    noise.add(words, SecureWords(), counts_within=False)
     values = words[:-1].view(np.int32) * noise.step
     assert abs(values.var() * 9 / (2.0 * 0.5) ** 2 - 1) < 6 * math.sqrt(2 / 100_000)
     assert words[-1] == 0
@@ -180,9 +180,9 @@ def test_run_is_client_central_s_once_both_have_the_same_noise(
     drawn: list[np.ndarray] = []
     add = SharedNoise.add
 
-    def noted(self: SharedNoise, words: Any, source: Any) -> None:
+    def noted(self: SharedNoise, words: Any, source: Any, *, counts_within: bool) -> None:
         before = words.copy()
-        add(self, words, source)
+        add(self, words, source, counts_within=counts_within)
         drawn.append((words - before)[:-1].view(np.int32) * self.step)
 
     def same(arrays: dict[str, torch.Tensor], std: float, source: Any) -> dict[str, torch.Tensor]:
@@ -215,6 +215,15 @@ def test_run_has_the_same_bits_with_masks_and_without(tmp_path: Path) -> None:
     assert "assumed_colluders" in claim["claim"]["adversary"]
 
 
+def test_adaptive_clipping_counts_through_the_masked_sum(tmp_path: Path) -> None:
+    privacy = SMALL["privacy"] | {"adaptive_clipping": {"count_noise_multiplier": 1.0}, "clip_norm": 0.01}
+    found = run_in_process(RunSettings(write(tmp_path, privacy=privacy), runs=str(tmp_path / "runs")))
+    assert found["rounds"] == 2
+    lines = (tmp_path / "runs" / "shared" / "events.jsonl").read_text().splitlines()
+    clips = [yaml.safe_load(line)["details"]["clip_norm"] for line in lines if '"event": "round"' in line]
+    assert clips[0] == 0.01 and clips[1] != 0.01
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -239,7 +248,7 @@ def test_audit_of_the_sum_stays_below_the_claim_and_notices_missing_noise() -> N
     """An empirical floor for epsilon from the opened sum of one coordinate: three honest parts, one site's
     contribution there or zero. With one site's part left out the floor passes the claim."""
     trials, delta = 250_000, 1e-2
-    noise = SharedNoise(multiplier=1.0, clip_norm=1.0, honest=3, std=1 << 12)
+    noise = SharedNoise(multiplier=1.0, clip_norm=1.0, honest=3, std=1 << 12, count_multiplier=0.0)
     step = round(noise.clip_norm / noise.step)
 
     def floor(parts: int) -> float:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perennial.benchmarks.attacks.dp_audit import audit_experiment
-from perennial.benchmarks.attacks.gaussian_estimate import estimate_mu, mu_of
-from perennial.benchmarks.attacks.white_box import Recording, findings
 from perennial.benchmarks.audit_power import HONEST, RESULTS, RUNS, WRONG, WRONGS, page
+from perennial.engine.dp_audit import audit_experiment
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy import sample_level
+from perennial.privacy.attacks.gaussian_estimate import estimate_mu, mu_of
+from perennial.privacy.attacks.white_box import Recording, findings
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.sample_level import PrivateGradient
 from tests.privacy.test_dp_audit import experiment
@@ -125,7 +125,7 @@ def test_a_release_that_no_ledger_has_ends_the_command_with_an_error(
 ) -> None:
     import yaml
 
-    from perennial.benchmarks.attacks.__main__ import audit
+    from perennial.cli.privacy import audit_command
 
     charge, calls = Ledger.charge, []
 
@@ -139,4 +139,4 @@ def test_a_release_that_no_ledger_has_ends_the_command_with_an_error(
     local = experiment(mode="client_local", noise_multiplier=2.0)
     path.write_text(yaml.safe_dump(local.model_dump(mode="json", exclude_unset=True)))
     with pytest.raises(PrivacyError, match=r"ledger: \d+ of update were made"):
-        audit(path, [], canaries=20, others=2, results=None)
+        audit_command(path, [], canaries=20, others=2, results=None)

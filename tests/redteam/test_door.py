@@ -160,6 +160,11 @@ def test_bounds_on_what_is_taken_on_trust(tmp_path: Path) -> None:
     assert "policy.min_noise_multiplier: privacy.noise_multiplier: found 0.1" in refused(
         hospital, train(hospital)
     )
+    adaptive = central | {"noise_multiplier": 1.0, "adaptive_clipping": {"count_noise_multiplier": 10.0}}
+    hospital = Hospital(tmp_path / "a", {}, privacy=adaptive, evaluation={"federated": False})
+    assert "policy.max_clip_norm: clip_norm of the request: found 1e+06" in refused(
+        hospital, train(hospital, clip_norm=1e6)
+    )
     learner = {"optimizer": {"lr": 0.01}, "epochs": 30}
     hospital = Hospital(tmp_path / "b", {}, learner=learner)
     assert "policy.max_epochs: learner.epochs: found 30, allowed at most 20" in refused(

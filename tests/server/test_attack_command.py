@@ -1,4 +1,4 @@
-"""`attack`: figures in summary.json, a picture in the run folder, both in the report."""
+"""`perennial attack`: figures in summary.json, a picture in the run folder, both in the report."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 import torch
 import yaml
 
-from perennial.benchmarks.attacks.__main__ import attack
-from perennial.benchmarks.attacks.pictures import picture
-from perennial.benchmarks.attacks.run import attack_run
+from perennial.cli.privacy import attack_command
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
+from perennial.server.attacks.pictures import picture
+from perennial.server.attacks.run import attack_run
 from perennial.server.report.write import write_report
 
 SMALL = {
@@ -32,7 +32,7 @@ def test_a_run_is_attacked_and_its_report_shows_it(
     experiment.write_text(yaml.safe_dump(SMALL))
     run_in_process(RunSettings(str(experiment), runs=str(tmp_path)))
     folder = tmp_path / "small"
-    attack(folder, victims=6, steps=60)
+    attack_command(folder, victims=6, steps=60)
     loss, ratio, inversion = json.loads((folder / "summary.json").read_text())["attacks"]
     assert loss["figures"].keys() == ratio["figures"].keys()
     assert 0.3 < loss["figures"]["auc"] < 0.9
@@ -47,7 +47,7 @@ def test_a_run_is_attacked_and_its_report_shows_it(
 
 def test_a_run_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"model\.safetensors"):
-        attack(tmp_path, victims=1, steps=1)
+        attack_command(tmp_path, victims=1, steps=1)
 
 
 def test_a_picture_has_a_cell_for_each_image() -> None:

@@ -1,4 +1,4 @@
-"""Audit of a claim: compares what canary records prove, from file to release, with the claimed epsilon.
+"""`perennial audit`: compares what canary records prove, from file to release, with the claimed epsilon.
 
 Worst-case data take the place of the experiment's, and a linear model that of its own; loader, split,
 memory, training, release, ledger and server are those of any run. Each class has a feature of its own, so
@@ -7,12 +7,12 @@ that what one canary does shows in one weight and nowhere else:
 - mode sample: a canary is a record (or a patient) of a class. The others of its class are signed so that
   they weigh most if the canary's presence moves any of them between parts.
 - release sums (modes sample and sample_shared): a canary is a record of a class, seen in the class's sum and
-  count (sums_audit.py).
+  count (engine/sums_audit.py).
 - client_local: a canary is a site, whose data are one of two sets. The server looks at its updates.
 - client_central and client_shared: a canary is a site, which sends its update or zero. A recipient looks at
   the model.
 
-The guesses use the key of the splits, as a server would. one_run.py turns them into a floor.
+The guesses use the key of the splits, as a server would. privacy/attacks/one_run.py turns them into a floor.
 """
 
 import secrets
@@ -26,20 +26,20 @@ import numpy as np
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from perennial.benchmarks.attacks.gaussian_estimate import MuEstimate, estimate_mu
-from perennial.benchmarks.attacks.one_run import OneRunAudit, one_run_audit
-from perennial.benchmarks.attacks.recording import ledger_entries, recording_of
-from perennial.benchmarks.attacks.sums_audit import sums_seen
-from perennial.benchmarks.attacks.white_box import Recording, findings
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_site_names
 from perennial.data.federation import build
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
 from perennial.engine.run import answer
+from perennial.engine.sums_audit import sums_seen
+from perennial.engine.white_box import ledger_entries, recording_of
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.models.saved import load_saved
+from perennial.privacy.attacks.gaussian_estimate import MuEstimate, estimate_mu
+from perennial.privacy.attacks.one_run import OneRunAudit, one_run_audit
+from perennial.privacy.attacks.white_box import Recording, findings
 from perennial.privacy.witness import watching
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply, TrainRequest

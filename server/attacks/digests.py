@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.attacks.pictures import pixels_of, write_picture
 from perennial.config.experiment import Experiment
 from perennial.data.federation import SimulatedFederation
 from perennial.foundation.errors import DataError
@@ -22,6 +21,7 @@ from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import bounded, form_groups, make_digests
 from perennial.privacy.noise import SeededNoise
+from perennial.server.attacks.pictures import pixels_of, write_picture
 
 REFERENCE_EPSILON = 8.0
 """Beside a run whose digests have no proven protection: Gaussian noise worth this much."""

@@ -1,4 +1,4 @@
-"""The part of an audit for noise on sums of features (release: sums), alone or shared under masks.
+"""The part of `perennial audit` for noise on sums of features (release: sums), alone or shared under masks.
 
 A canary is a training sample of a class of its own, at the first site. Its features have the greatest length
 that there is, so that it moves its class's sum by that and its count by 1. Whoever guesses weighs both by
@@ -15,15 +15,15 @@ import numpy as np
 import yaml
 from torch import Tensor
 
-from perennial.benchmarks.attacks.recording import ledger_entries, recording_of
-from perennial.benchmarks.attacks.white_box import Recording
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.secure_words import integers_of
 from perennial.engine.run import run_in_process
+from perennial.engine.white_box import ledger_entries, recording_of
 from perennial.foundation.errors import StateError
 from perennial.learning.analytic.files import read_statistics_file
 from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED
+from perennial.privacy.attacks.white_box import Recording
 from perennial.privacy.noised_sums import STEPS
 from perennial.privacy.witness import watching
 from perennial.server.checkpoint import CHECKPOINT

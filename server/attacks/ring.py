@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perennial.benchmarks.attacks.linkage import Layers, align, link_models
 from perennial.config.experiment import Experiment
 from perennial.data.federation import SimulatedFederation
 from perennial.foundation.streams import stream
@@ -24,6 +23,7 @@ from perennial.models.relabel import relabel
 from perennial.models.saved import SavedModel
 from perennial.models.se_cnn import SECNN
 from perennial.models.small import MultilayerPerceptron, SmallCNN
+from perennial.privacy.attacks.linkage import Layers, align, link_models
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update

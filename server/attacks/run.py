@@ -12,10 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.benchmarks.attacks.digests import digest_reconstruction
-from perennial.benchmarks.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
-from perennial.benchmarks.attacks.pictures import of_pixels, pixels_of, victims_of, write_picture
-from perennial.benchmarks.attacks.ring import ring_linkage
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.data.augmentation import to_float
@@ -25,10 +21,14 @@ from perennial.foundation.files import replace_file
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.saved import SavedModel, load_saved
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
+from perennial.privacy.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
+from perennial.server.attacks.digests import digest_reconstruction
+from perennial.server.attacks.pictures import of_pixels, pixels_of, victims_of, write_picture
+from perennial.server.attacks.ring import ring_linkage
 from perennial.server.report.write import write_report
 
 VICTIMS = 6

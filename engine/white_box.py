@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from perennial.benchmarks.attacks.white_box import Recording
 from perennial.config.experiment import Experiment
+from perennial.privacy.attacks.white_box import Recording
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.witness import Seen
@@ -47,7 +47,7 @@ def recording_of(
         shares=list(sums.values()),
         honest=honest,
         largest=tuple(length for one in seen for length in one.largest if one.kind in (kind, "clip")),
-        clip_norm=privacy.clip_norm,
+        clip_norm=privacy.clip_norm if privacy.adaptive_clipping is None else None,
         drawn=[(one.batch, one.units) for one in seen if one.kind == "batch"],
         sample_rate=privacy.sample_rate,
         made=_made(kind, released),

@@ -1,1 +1,0 @@
-"""Attacks on finished runs and audits of claims: `python -m perennial.benchmarks.attacks`."""

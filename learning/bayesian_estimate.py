@@ -1,0 +1,192 @@
+"""Estimates at a site, and keeps there, what its releases cost a typical record.
+
+The figure stands beside the ledger's worst case, never instead of it. It is computed from private data, so no
+message carries it: `perennial ledger` shows it at the site, and the report of a simulated run shows it.
+
+The neighbours differ with the mode. sample: one record, drawn like the site's own, is added or removed; it
+moves the sum of a batch by its clipped gradient. client_local: the site's data is replaced by another draw
+from where it came from; no site may see what another one would send, so two disjoint halves of its own data
+stand for two draws, each taken twice, which makes it as many steps.
+
+Triastcyn and Faltings 2019 (arXiv 1901.09697, 1911.10071).
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
+from perennial.learning.training import TrainingResult
+from perennial.models.flat import FlatParameters
+from perennial.privacy.bayesian import BayesianAccountant
+from perennial.privacy.clipping import clip
+
+FILE = "typical.json"
+"""The name on disk from earlier versions, so that a run in progress keeps what it has counted."""
+
+
+@dataclass(frozen=True)
+class BayesianFigure:
+    """The figure of one run as a site keeps it. epsilon: None where the bound is void, and why."""
+
+    epsilon: float | None
+    delta: float
+    invocations: int
+    planned: int
+    void: str
+
+
+@dataclass
+class NeighbourDistances:
+    """One round's distances, until keep() adds them to what the site has of this run. path: of the file."""
+
+    path: Path
+    experiment: Experiment
+    pairs: int
+    generator: np.random.Generator
+    _seen: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, experiment: Experiment, state_dir: Path, site: str, run: str, round_number: int
+    ) -> Self | None:
+        """None if the experiment asks for no estimate, or if only the server sees what an estimate needs."""
+        privacy = experiment.privacy
+        if privacy.bayesian_estimate is None or privacy.mode not in ("client_local", "sample"):
+            return None
+        generator = stream(experiment.seed, "typical-record", site, round_number)
+        path = _path(state_dir, run)
+        return cls(path, experiment, privacy.bayesian_estimate.pairs, generator)
+
+    def records(self, samples: int) -> Tensor:
+        """(pairs,) indices of records drawn at random, each on its own."""
+        return torch.from_numpy(self.generator.integers(samples, size=self.pairs))
+
+    def see(self, distances: Tensor) -> None:
+        """One invocation of the mechanism, and how far sampled neighbours move it; at least 3."""
+        self._seen.append(distances.detach().double().cpu())
+
+    def see_halves(
+        self,
+        data: TrainingSet,
+        flat: FlatParameters,
+        own: Sequence[str],
+        train: Callable[[TrainingSet, np.random.Generator], TrainingResult],
+    ) -> None:
+        """Measure one invocation of client_local by training on two halves of the site's data.
+
+        train: trains the model of flat in place; the model is restored afterwards.
+        own: names of tensors that do not leave the site.
+
+        A single sample cannot be halved, which makes the figure void.
+        """
+        clip_norm = self.experiment.privacy.clip_norm
+        assert clip_norm is not None
+        before = flat.vector.clone()
+
+        def released(half: TrainingSet) -> Tensor:
+            update = train(half, self.generator).update
+            flat.vector.copy_(before)
+            views = flat.views(update)
+            for name in own:
+                views[name].zero_()
+            clip(update, clip_norm)
+            return update
+
+        distances: list[float] = []
+        for _ in range(self.pairs if len(data) > 1 else 0):
+            one, other = (released(half) for half in halves(data, self.generator))
+            distances.append(float((one - other).double().norm()))
+        self.see(torch.tensor(distances))
+
+    def keep(self) -> None:
+        """Add the round to the file, before its release leaves: a crash then counts a release too often.
+
+        Raises StateError when the file is damaged or cannot be written.
+        """
+        privacy = self.experiment.privacy
+        assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
+        noise_std = privacy.noise_multiplier * privacy.clip_norm
+        largest = privacy.clip_norm if privacy.mode == "sample" else 2 * privacy.clip_norm
+        accountant, void, _ = _read(self.path) or (self._new(), "", privacy.delta)
+        try:
+            for distances in self._seen if not void else []:
+                accountant.accumulate(
+                    distances.numpy(), noise_std, privacy.sample_rate or 1.0, largest=largest
+                )
+        except PrivacyError as error:
+            void = str(error)
+        self._seen = []
+        content = {"accountant": accountant.state_dict(), "delta": privacy.delta, "void": void}
+        make_folder(self.path.parent)
+        replace_file(self.path, json.dumps(content).encode())
+
+    def _new(self) -> BayesianAccountant:
+        privacy = self.experiment.privacy
+        assert privacy.bayesian_estimate is not None
+        rate = privacy.sample_rate
+        steps = 1 if rate is None else math.ceil(self.experiment.learner.epochs / rate)
+        return BayesianAccountant(
+            privacy.bayesian_estimate.planned_rounds * steps, privacy.bayesian_estimate.failure_probability
+        )
+
+
+def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSet]:
+    """Two disjoint random halves of data, each taken twice, exemplars last; none of fewer than 2 samples."""
+    if len(data) < 2:
+        return []
+    new = len(data) - data.exemplars
+    parts = []
+    for half in np.array_split(generator.permutation(len(data)), 2):
+        rows = np.sort(np.concatenate([half, half]))
+        indices = torch.from_numpy(rows).to(data.y.device)
+        parts.append(
+            replace(data, x=data.x[indices], y=data.y[indices], exemplars=int(np.count_nonzero(rows >= new)))
+        )
+    return parts
+
+
+def bayesian_figure_of(state_dir: Path, run: str) -> BayesianFigure | None:
+    """What a site has estimated in a run; None where it has not. Raises StateError on a damaged file."""
+    path = _path(state_dir, run)
+    found = _read(path)
+    if found is None:
+        return None
+    accountant, void, delta = found
+    try:
+        epsilon = None if void else accountant.epsilon(delta)
+    except PrivacyError as error:
+        epsilon, void = None, str(error)
+    return BayesianFigure(epsilon, delta, accountant.invocations, accountant.planned, void)
+
+
+def runs_with_bayesian_figure(state_dir: Path) -> list[str]:
+    """The runs of which a site has an estimate, by name."""
+    return sorted(path.parent.name for path in state_dir.glob(f"runs/*/{FILE}"))
+
+
+def _path(state_dir: Path, run: str) -> Path:
+    return state_dir / "runs" / run / FILE
+
+
+def _read(path: Path) -> tuple[BayesianAccountant, str, float] | None:
+    """(accountant, why the bound is void or '', delta)."""
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        accountant = BayesianAccountant.restore(content["accountant"])
+        return accountant, str(content["void"]), float(content["delta"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, PrivacyError) as error:
+        raise StateError(f"{path}: damaged ({error}); the figure of this run cannot be trusted") from error

@@ -1,0 +1,1 @@
+"""The attacks of `perennial attack` on a finished run."""

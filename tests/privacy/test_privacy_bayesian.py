@@ -1,0 +1,177 @@
+"""The Bayesian estimator against hand-computed values, and what it refuses."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.bayesian import ORDERS, BayesianAccountant, invocation_cost, scaled_divergence
+
+distances = st.lists(st.floats(0.0, 2.0), min_size=3, max_size=20)
+
+
+def run(
+    values: np.ndarray, rounds: int = 50, noise: float = 4.0, failure: float = 1e-10
+) -> BayesianAccountant:
+    accountant = BayesianAccountant(rounds, failure)
+    for _ in range(rounds):
+        accountant.accumulate(values, noise)
+    return accountant
+
+
+def test_equal_distances_by_hand() -> None:
+    """lambda (lambda + 1) d^2 / (2 s^2) = 4 * 5 / 8."""
+    assert invocation_cost([1.0] * 5, 2.0, 1.0, 4, 1, failure_probability=None) == 2.5
+    assert invocation_cost([1.0] * 5, 2.0, 1.0, 4, 1, failure_probability=0.05) == pytest.approx(
+        2.5, abs=1e-12
+    )
+
+
+def test_three_distances_by_hand() -> None:
+    """d^2 = 0, 1, 2: the mean of 1, e, e^2, and its 95 % Student-t bound with two degrees of freedom."""
+    values = [0.0, 1.0, math.sqrt(2)]
+    bare = invocation_cost(values, 1.0, 1.0, 1, 1, failure_probability=None)
+    bound = invocation_cost(values, 1.0, 1.0, 1, 1, failure_probability=0.05)
+    assert bare == pytest.approx(math.log((1 + math.e + math.e**2) / 3)) == pytest.approx(1.308994, abs=1e-6)
+    assert bound == pytest.approx(2.227467, abs=1e-6)
+
+
+def test_subsampled_divergence_against_the_plain_sum() -> None:
+    for order in (1, 2, 7):
+        for rate in (0.01, 0.3):
+            expected = math.log(
+                sum(
+                    math.comb(order + 1, k)
+                    * rate**k
+                    * (1 - rate) ** (order + 1 - k)
+                    * math.exp((k * k - k) * 0.5 / 2)
+                    for k in range(order + 2)
+                )
+            )
+            found = scaled_divergence(np.array([math.sqrt(0.5)]), 1.0, rate, order)[0]
+            assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_full_sampling_is_the_limit_of_subsampling() -> None:
+    for order in (1, 5, 64):
+        limit = scaled_divergence(np.array([0.7]), 1.5, 1 - 1e-12, order)[0]
+        assert limit == pytest.approx(scaled_divergence(np.array([0.7]), 1.5, 1.0, order)[0], rel=1e-6)
+
+
+@settings(deadline=None)
+@given(distances, st.data())
+def test_cost_rises_with_every_distance(values: list[float], data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(values) - 1))
+    raised = list(values)
+    raised[position] += data.draw(st.floats(0.01, 1.0))
+
+    def bare(of: list[float]) -> float:
+        return invocation_cost(of, 2.0, 0.5, 3, 4, failure_probability=None)
+
+    assert bare(raised) > bare(values) - 1e-12
+    assert invocation_cost(values, 2.0, 0.5, 3, 4, failure_probability=1e-3) >= bare(values) - 1e-12
+
+
+def test_all_distances_at_the_clip_norm_are_the_worst_case() -> None:
+    """The older conversion of a Gaussian with z = 4 over 50 rounds, which no data can beat."""
+    worst = run(np.ones(200)).epsilon(1e-5)
+    by_hand = min(50 * (order + 1) / (2 * 4.0**2) - math.log(1e-5) / order for order in ORDERS)
+    assert worst == pytest.approx(by_hand, rel=1e-3) == pytest.approx(10.09, rel=0.01)
+
+
+def test_measured_values() -> None:
+    """Distances Gamma(4, 0.05): bare mean, with the bound, and with all at the largest observed one."""
+    values = np.minimum(np.random.Generator(np.random.PCG64(0)).gamma(4, 0.05, 200), 1.0)
+    bare = min(
+        (50 * invocation_cost(values, 4.0, 1.0, order, 50, failure_probability=None) - math.log(1e-5)) / order
+        for order in ORDERS
+    )
+    assert bare == pytest.approx(4.53, rel=0.01)
+    assert run(values).epsilon(1e-5) == pytest.approx(4.97, rel=0.01)
+    assert run(np.full(200, values.max())).epsilon(1e-5) == pytest.approx(5.70, rel=0.01)
+
+
+def test_more_planned_rounds_cost_more_for_the_same_one() -> None:
+    """The price of records that all rounds share; in the end the largest distance alone counts."""
+    values = [0.1, 0.5, 0.9, 0.2]
+    costs = [
+        invocation_cost(values, 2.0, 1.0, 4, planned, failure_probability=None)
+        for planned in (1, 10, 100, 10_000)
+    ]
+    assert costs == sorted(costs)
+    assert costs[-1] == pytest.approx(4 * 5 * 0.9**2 / (2 * 2.0**2), rel=1e-3)
+
+
+def test_huge_exponents_stay_finite() -> None:
+    assert math.isfinite(invocation_cost([1.0, 2.0, 30.0], 0.1, 1.0, 256, 1000, failure_probability=1e-10))
+
+
+def test_delta_and_epsilon_are_two_readings_of_one_bound() -> None:
+    accountant = run(np.linspace(0.05, 0.4, 50), rounds=10)
+    epsilon = accountant.epsilon(1e-5)
+    assert accountant.delta(epsilon) == pytest.approx(1e-5, rel=1e-6)
+    assert accountant.delta(0.0) <= 1.0
+
+
+def test_one_invocation_too_many_is_refused() -> None:
+    accountant = run(np.ones(3), rounds=2)
+    with pytest.raises(PrivacyError, match="planned for 2 invocations"):
+        accountant.accumulate(np.ones(3), 4.0)
+
+
+def test_failure_probability_that_eats_delta_is_refused() -> None:
+    accountant = run(np.ones(3), rounds=10, failure=1e-6)
+    with pytest.raises(PrivacyError, match="lower failure_probability"):
+        accountant.epsilon(9.9e-6)
+    assert accountant.epsilon(1.1e-5) > 0
+    assert accountant.failure == pytest.approx(1e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "values", [[], [1.0, 1.0], [1.0, 1.0, -0.1], [1.0, 1.0, float("nan")], [[1.0], [1.0], [1.0]]]
+)
+def test_bad_samples_of_distances_are_refused(values: list[float]) -> None:
+    with pytest.raises(PrivacyError):
+        BayesianAccountant(5, 1e-10).accumulate(values, 1.0)
+
+
+@pytest.mark.parametrize(("planned", "failure"), [(0, 1e-10), (5, 1e-17), (5, 1.0)])
+def test_bad_plans_are_refused(planned: int, failure: float) -> None:
+    with pytest.raises(PrivacyError):
+        BayesianAccountant(planned, failure)
+
+
+def test_no_noise_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="needs noise"):
+        BayesianAccountant(5, 1e-10).accumulate([1.0, 1.0, 1.0], 0.0)
+
+
+def test_state_survives_a_restart() -> None:
+    accountant = BayesianAccountant(4, 1e-10)
+    accountant.accumulate([0.1, 0.2, 0.3], 1.0)
+    restored = BayesianAccountant.restore(json.loads(json.dumps(accountant.state_dict())))
+    for each in (accountant, restored):
+        each.accumulate([0.3, 0.2, 0.1], 1.0)
+    assert restored.epsilon(1e-5) == accountant.epsilon(1e-5)
+    assert restored.invocations == 2
+    with pytest.raises(PrivacyError, match="damaged"):
+        BayesianAccountant.restore(accountant.state_dict() | {"invocations": 9})
+
+
+def test_few_pairs_cost_at_most_what_clipping_allows() -> None:
+    """Of three distances the Student-t bound is far above anything; the clip norm bounds every distance."""
+    distances = [0.2, 0.4, 0.9]
+    alone, capped, worst = (BayesianAccountant(1, 1e-10) for _ in range(3))
+    alone.accumulate(distances, noise_std=4.0)
+    capped.accumulate(distances, noise_std=4.0, largest=1.0)
+    worst.accumulate([1.0] * 3, noise_std=4.0)
+    assert capped.epsilon(1e-5) <= worst.epsilon(1e-5) < alone.epsilon(1e-5)
+    many = [0.2] * 500
+    first, second = BayesianAccountant(10, 1e-10), BayesianAccountant(10, 1e-10)
+    first.accumulate(many, noise_std=4.0)
+    second.accumulate(many, noise_std=4.0, largest=1.0)
+    assert first.epsilon(1e-5) == second.epsilon(1e-5)
