@@ -139,7 +139,7 @@ class Arrays:
             # names in a list of objects, as pandas gives them; NumPy would pickle these
             arrays[name] = array.astype(np.str_) if array.dtype == object else array
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **arrays)
+        np.savez_compressed(path, allow_pickle=False, **arrays)
         natural = {"partition": {"kind": "natural"}} if "site" in arrays else {}
         return {"source": "npz", "path": str(path.resolve()), **natural}
 

@@ -164,13 +164,14 @@ class Run:
         return matrix
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>classes of task {task + 1}</th>" for task in range(len(self.accuracy_matrix)))
-        rows = "".join(
-            f"<tr><th>after task {task}</th>{''.join(f'<td>{100 * value:.1f} %</td>' for value in row[:task])}</tr>"
-            for task, row in enumerate(self.accuracy_matrix, 1)
-        )
-        name = escape(str(self.summary["experiment"]))
-        return f"<p>{name}: accuracy</p><table><tr><th></th>{head}</tr>{rows}</table><p>{escape(str(self.folder))}</p>"
+        matrix, name = self.accuracy_matrix, escape(str(self.summary["experiment"]))
+        head = [f"<th>classes of task {task}</th>" for task in range(1, len(matrix) + 1)]
+        rows = [f"<tr><th></th>{''.join(head)}</tr>"]
+        for task, row in enumerate(matrix, 1):
+            cells = [f"<td>{value:.1%}</td>" for value in row[:task]]
+            rows.append(f"<tr><th>after task {task}</th>{''.join(cells)}</tr>")
+        folder = escape(str(self.folder))
+        return f"<p>{name}: accuracy</p><table>{''.join(rows)}</table><p>{folder}</p>"
 
     @cached_property
     def experiment(self) -> Experiment:
