@@ -348,8 +348,8 @@ def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
     note = (
         "The lowest first. If as elsewhere: the share that would be right if each class were recognised as "
         "often as in the other rows, so that a row with many samples of a difficult class is not blamed for "
-        "them. A mark stands where sensitivities, class by class, are lower than elsewhere by more than chance "
-        "explains, with all rows of this table taken together at 95 %."
+        "them. A mark stands where sensitivities, class by class, are lower than elsewhere by more than "
+        "chance explains, with all rows of this table taken together at 95 %."
     )
     if len(ranked) > MOST_ROWS:
         note += f" These are {MOST_ROWS} of {len(ranked):,}; measures.json has all of them."
