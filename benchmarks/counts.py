@@ -45,7 +45,7 @@ def counts(names: list[str], read: Read) -> dict[str, int]:
         "lines of the product's other files": sum(
             read(name).count("\n")
             for name in names
-            if not name.startswith(APART) and name.endswith((".yaml", ".yml", ".toml", ".html", ".css", ".js"))
+            if not name.startswith(APART) and name.endswith((".yaml", ".toml", ".html", ".css", ".js"))
         ),
         "lines of benchmarks": sum(lines[name] for name in python if name.startswith("benchmarks/")),
         "lines of tests": sum(lines[name] for name in python if name.startswith("tests/")),
