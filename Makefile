@@ -3,8 +3,8 @@ BIN := .venv/bin
 
 .PHONY: install demo test test-slow test-containers bench peers mutation docs lint clean
 
-# Compiled code is kept in one folder, also where the environment says to keep none: collecting the tests takes a
-# third of the time, and processes that tests start compile nothing.
+# Compiled code is kept in one folder, also where the environment says to keep none: collecting the tests takes
+# less than half the time, and processes that tests start compile nothing.
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
 

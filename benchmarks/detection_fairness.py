@@ -19,9 +19,9 @@ import torch
 
 from perennial.benchmarks.dishonest import Attack, attacked_run
 from perennial.benchmarks.environment import machine, versions
+from perennial.benchmarks.two_runs_audit import clopper_pearson
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.foundation.files import replace_file
-from perennial.privacy.attacks.audit import clopper_pearson
 from perennial.strategies.valuation.exclusion import MOST, Measured
 
 RESULT = Path(__file__).with_name("results") / "detection_fairness.jsonl"
