@@ -148,10 +148,8 @@ def contribution(content: object, run: Run) -> Section:
         ),
     )
     note = (
-        "A low value is no fault: rare classes and late entry lower it. A flag says more. No gain: most of "
-        "the site's turns did next to nothing for the very classes that it trains on, while the other sites' "
-        "turns helped with theirs. Harm: most of its turns made the model worse at them. Norm: its updates "
-        "stayed above the bound. Null update: it returned what it was sent."
+        "A low value is no fault: rare classes and late entry lower it. Null update: every update that the "
+        "site sent was what it had got. In a closed form: the others' sums contradict it."
     )
     return Section("Contribution values", [figure], note)
 
