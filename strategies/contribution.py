@@ -33,7 +33,7 @@ from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.rollback import Rollback
 from perennial.strategies.valuation.sampling import Sampling
-from perennial.strategies.valuation.shapley import MOST_EXACT, Value, shares
+from perennial.strategies.valuation.shapley import MOST_EXACT, Value, over_judges, shares
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
 from perennial.strategies.valuation.solved import (
     JudgedBySites,
@@ -361,7 +361,7 @@ class Contribution(Wrapper):
     def summary_blocks(self) -> dict[str, Any]:
         """The blocks on contribution in summary.json.
 
-        contribution: site -> share, low, high, flag, and, judged by sites, whom its records cost (`costs`).
+        contribution: site -> share, low, high, flag, value, and, judged by sites, what _by_others says.
         valuation: how it was measured and what it cost.
         """
         totals: dict[str, float] = defaultdict(float)
@@ -376,7 +376,7 @@ class Contribution(Wrapper):
                 "high": high if math.isfinite(high) else None,
                 "flag": flags.get(site),
                 "value": totals[site],
-                **({"costs": self._costs(site)} if by_sites else {}),
+                **(self._by_others(site) if by_sites else {}),
             }
             for site, (share, low, high) in self._shares().items()
         }
@@ -394,9 +394,12 @@ class Contribution(Wrapper):
         }
         return super().summary_blocks() | {"contribution": block, "valuation": valuation}
 
-    def _costs(self, site: str) -> list[str]:
-        """The sites whose own records are answered worse with this site's, judged by sites."""
-        return [judge for judge, row in zip(self._judges, self._rows, strict=True) if row[site] < 0]
+    def _by_others(self, site: str) -> dict[str, Any]:
+        """Judged by the others: what a site adds for one of them, the 95 % interval, and whom it costs."""
+        found = {j: row[site] for j, row in zip(self._judges, self._rows, strict=True) if j != site}
+        low, mean, high = over_judges(list(found.values()))
+        costs = [judge for judge, value in found.items() if value < 0]
+        return {"value": mean, "value_low": low, "value_high": high, "costs": costs}
 
     def state_dict(self) -> dict[str, Any]:
         sites = sorted({site for row in self._rows for site in row})

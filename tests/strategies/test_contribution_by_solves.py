@@ -160,7 +160,7 @@ def test_a_server_without_samples_values_sites_by_each_others_sums(
     assert liar["value"] < 0 and "skill" in liar["flag"] and len(liar["costs"]) == 3
     for entry in found["contribution"].values():
         assert entry["flag"] is None and entry["costs"] == ["site-3"]
-        assert 0 < entry["low"] < entry["share"] < entry["high"]
+        assert entry["value"] > 0 and entry["value_low"] < entry["value"] < entry["value_high"]
     assert "contribution" in (tmp_path / "runs" / "valued" / "report.html").read_text()
     with pytest.raises(ConfigError, match="held_out: found 'server', which has no samples"):
         run(
