@@ -66,9 +66,7 @@ PAPER_TABLES = (
     PaperTable(
         "TriCon-SF", "table II", "accuracy", ("tricon_sf_digits*", "tricon_sf_ham10000*", "tricon_sf_genes")
     ),
-    PaperTable(
-        "TriCon-SF", "table IV", "contribution, detection", ("tricon_sf_detection", "tricon_sf_exclusion")
-    ),
+    PaperTable("TriCon-SF", "table IV", "contribution, detection", ("tricon_sf_detection",)),
     PaperTable("TriCon-SF", "table V", "communication", ("tricon_sf_communication", "tricon_sf_ham10000")),
     *(
         PaperTable("FedPerC", f"table {number}", subject, ("fedperc_*",))

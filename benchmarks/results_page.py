@@ -63,7 +63,6 @@ that show them, and still stand:
   `robust_digits`, on a seed of the table.
 - Robust tables of before 0.2.0: the gap of 0.45 that left a site out of a round was set after seed 2 of the
   table of backdoors had shown that 0.3 lets one through.
-- Flags in a ring: the thresholds were set on runs that `detection_fairness` counts.
 """
 
 PAPERS = """## Which table stands for which of the papers'
