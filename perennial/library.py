@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perennial.cli.check_resume import brought_up_to_date
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import Asked
@@ -215,6 +216,7 @@ def run(
     with _as_file(experiment) as path:
         if resume is not None:
             settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
+            brought_up_to_date(Path(resume), settings.load())
         elif path is None:
             raise ConfigError("run: give an experiment, or resume=FOLDER")
         else:
