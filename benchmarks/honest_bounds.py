@@ -26,7 +26,7 @@ OFF = "bounds={norm_multiple: null, samples_multiple: null}"
 TOO_LARGE = (
     "fedperc_cifar100_resnet34",
     "incre_fl_cifar100",
-    "pp_fcil_cifar100_t10",
+    "pp_fcil_as_published",
     "pp_fcil_cifar100_t20",
     "pp_fcil_cifar100_t5",
 )

@@ -28,7 +28,6 @@ def run_command(
     device: str,
     resume: Path | None,
     cohort: str | None,
-    track: str = "",
     gpu: str = "",
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
@@ -47,7 +46,7 @@ def run_command(
             runs=str(runs),
             device=device,
         )
-    settings = replace(settings, track=track, gpu=gpu)
+    settings = replace(settings, gpu=gpu)
     loaded = settings.load()
     folder = settings.folder(loaded)
     changed = brought_up_to_date(folder, loaded) if resume is not None else ""

@@ -27,7 +27,7 @@ STEPS = 60
 class Part:
     """One class, site or subgroup. units: patients, or records where nobody names patients.
 
-    lost, gained: units called rightly by the approved model alone, and by the new one alone.
+    lost, gained: units classified correctly by the approved model alone, and by the new one alone.
     """
 
     kind: Kind
@@ -39,7 +39,7 @@ class Part:
 
     @property
     def difference(self) -> Figure:
-        """Share called rightly by the new model less that of the approved one."""
+        """Share classified correctly by the new model less that of the approved one."""
         return paired_difference(self.lost, self.gained, self.units)
 
     @property

@@ -83,7 +83,7 @@ def _data(run: Run) -> str:
                 MISSING if judged is None else _percent(judged.accuracy),
             ]
         )
-    columns = ["site", "training samples", "rounds", "judged samples", "called rightly"]
+    columns = ["site", "training samples", "rounds", "judged samples", "classified correctly"]
     text = markdown_table(columns, rows, "lrrrr")
     if len(ranked) > MOST_SITES:
         text += f"\n\nThese are {MOST_SITES} of {len(ranked):,} sites, those with most samples."
@@ -168,7 +168,7 @@ def _judged_outside(folder: Path) -> str:
         ]
         for name, each in _outside(folder)
     ]
-    columns = ["data", "samples", "called rightly", "balanced accuracy", "mean AUROC"]
+    columns = ["data", "samples", "classified correctly", "balanced accuracy", "mean AUROC"]
     return markdown_table(columns, rows, "lrrrr") if rows else ""
 
 

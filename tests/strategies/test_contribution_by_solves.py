@@ -12,7 +12,8 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.solve import Sums, ridge
 from perennial.learning.analytic.statistics import Collector
 from perennial.models.feature_maps.ball import on_grid
-from perennial.server.withdrawal import forget, verify
+from perennial.server.verification import verify
+from perennial.server.withdrawal import withdraw
 from perennial.strategies.statistics.kept import KeptSums
 from perennial.strategies.valuation import solved
 from perennial.strategies.valuation.shapley import exact
@@ -114,11 +115,11 @@ def test_more_sites_than_can_be_exact_are_valued_over_orders(tmp_path: Path) -> 
 
 def test_a_valued_run_can_still_be_withdrawn_from(tmp_path: Path) -> None:
     valued(tmp_path, "valued")
-    certificate = forget(tmp_path / "runs" / "valued", "site-2")
+    certificate = withdraw(tmp_path / "runs" / "valued", "site-2")
     verify(certificate)
     away = [{"site": "site-2", "first_round": 1}]
     never = run(tmp_path, "never", data=DATA, tasks=TASKS, strategy=BASE, absence=away)
-    assert json.loads(certificate.read_text())["sums_after"] == never["analytic"]["sums_sha256"]
+    assert json.loads(certificate.read_text())["says"]["sums_after"] == never["analytic"]["sums_sha256"]
 
 
 def test_what_would_take_more_than_an_hour_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

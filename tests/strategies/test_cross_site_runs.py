@@ -17,7 +17,7 @@ from perennial.protocol.messages import StatisticsReply, StatisticsRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.report.compare import compare
 from perennial.server.report.write import write_report
-from perennial.server.withdrawal import forget
+from perennial.server.withdrawal import withdraw
 from tests.strategies.test_analytic_runs import own_cache, run
 
 __all__ = ["own_cache"]
@@ -73,7 +73,7 @@ def test_a_boosted_liar_is_named_everywhere_and_withdrawn_to_the_bits_of_a_run_w
     page = write_report(folder).read_text()
     assert f"{liar} is fitted by the others&#x27; model" in page or f"{liar} is fitted by the others" in page
     assert "Who gains from whom" in page and "How far a class differs" in page
-    forget(folder, liar)
+    withdraw(folder, liar)
     after = json.loads((folder / "summary.json").read_text())
     assert after["model_sha256"] == never["model_sha256"]
     assert liar not in after["cross_site"]["sites"]
