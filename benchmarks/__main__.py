@@ -9,6 +9,8 @@ import typer
 from perennial.benchmarks import natural_hospitals
 from perennial.benchmarks.cost import cost
 from perennial.benchmarks.grid import run_table
+from perennial.benchmarks.power import estimates
+from perennial.benchmarks.power import page as power_page
 from perennial.benchmarks.table import table_called, tables
 from perennial.foundation.errors import ConfigError, PerennialError
 
@@ -26,6 +28,9 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
     estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
+    power: Annotated[
+        bool, typer.Option(help="say how many seeds would decide each undecided claim, and stop")
+    ] = False,
     on: Annotated[
         Literal["here", "ray"], typer.Option(help="ray: rows are dealt to the machines of its cluster")
     ] = "here",
@@ -35,6 +40,9 @@ def bench(
     ] = None,
 ) -> None:
     """Regenerate tables over seeds; results that exist already are kept."""
+    if power:
+        typer.echo(power_page(estimates({name: table_called(name) for name in names or sorted(tables())})))
+        return
     if not names:
         for name, table in sorted(tables().items()):
             typer.echo(f"{name} ({table.scale}): {table.title}")

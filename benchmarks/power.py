@@ -1,9 +1,9 @@
 """How many seeds would decide a claim that its table leaves undecided, and which claims get them.
 
 `python -m perennial.benchmarks --power [TABLE...]` prints the estimate; nothing is run.
-`python -m perennial.benchmarks.power decide` wrote results/power.json once, by the rule below, from the seeds that
-the tables had then: a claim gets that many new seeds (1000, 1001, ...) and is judged by them alone, so that looking
-at the first ones twice makes nothing surer; or it is taken off. `python -m perennial.benchmarks.power run` makes
+`python -m perennial.benchmarks.power decide` wrote results/power.json once, by the rule below, from the seeds
+that the tables had then: a claim gets that many new seeds (1000, 1001, ...) and is judged by them alone, so
+that looking twice makes nothing surer; or it is taken off. `python -m perennial.benchmarks.power run` makes
 what is missing of the new seeds, line by line in results/deciding.jsonl.
 """
 
@@ -33,8 +33,9 @@ DECISIONS, RECORD = "power.json", "deciding.jsonl"
 class Estimate:
     """Of one claim.
 
-    word: its verdict. mean, deviation: of the paired differences, in points, over so many seeds. needed: new seeds
-    that would decide it; infinite where the mean lies on the margin or too near. minutes: of one core for these.
+    word: its verdict. mean, deviation: of the paired differences, in points, over so many seeds.
+    needed: new seeds that would decide it; infinite where the mean lies too near the margin.
+    minutes: of one core for these.
     """
 
     table: str
@@ -55,7 +56,7 @@ class Estimate:
 
 
 def seeds_needed(mean: float, deviation: float, margin: float, tests: int) -> float:
-    """The fewest seeds whose t-test at level (1 - LEVEL) / tests finds such a mean in POWER of all repetitions."""
+    """The fewest seeds whose t-test at level (1 - LEVEL) / tests finds such a mean with POWER."""
     from scipy.special import nctdtr, stdtrit
 
     distance = abs(mean - margin)
@@ -104,9 +105,9 @@ def page(found: Sequence[Estimate]) -> str:
         "",
         f"By their tables' own seeds {len(open_)} of {len(found)} claims are undecided. Seeds that would "
         f"decide: the fewest of which {POWER:.0%} of all repetitions would find a mean that is as far from "
-        f"the claim's margin, at the level of so many claims. {paid} claims get them: at most {MOST_SEEDS} seeds and {MOST_MINUTES:g} minutes "
-        "of one core. These are judged by the new seeds alone. The others are taken off the claims and go on "
-        "counting in the correction of those that are left.",
+        f"the claim's margin, at the level of so many claims. {paid} claims get them: at most {MOST_SEEDS} "
+        f"seeds and {MOST_MINUTES:g} minutes of one core. These are judged by the new seeds alone. The "
+        "others are taken off the claims and go on counting in the correction of those that are left.",
         "",
         "| table | claim | mean, points | deviation | seeds | seeds that decide | minutes | |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

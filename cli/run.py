@@ -10,7 +10,7 @@ from typing import Literal
 import perennial.client.handlers
 import perennial.server.assembly
 import perennial.server.report.write  # noqa: F401
-from perennial.cli.check_resume import nothing_learnt
+from perennial.cli.check_resume import brought_up_to_date
 from perennial.cli.live import LiveDisplay
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import MOST
@@ -49,7 +49,7 @@ def run_command(
     settings = replace(settings, gpu=gpu)
     loaded = settings.load()
     folder = settings.folder(loaded)
-    left_out = nothing_learnt(folder, loaded) if resume is not None else ""
+    changed = brought_up_to_date(folder, loaded) if resume is not None else ""
     try:
         with LiveDisplay(loaded) as display:
             summary = run_in_process(settings, workers, display.on_event, asked)
@@ -57,8 +57,8 @@ def run_command(
         print(f"perennial: stopped; go on with: perennial run --resume {folder}", file=sys.stderr)
         raise
     display.show_result(summary, folder)
-    if left_out:
-        print(left_out)
+    if changed:
+        print(changed)
 
 
 def _cohort(word: str) -> int | Literal["auto"]:

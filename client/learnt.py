@@ -91,9 +91,11 @@ def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None)
         return
     from safetensors.torch import save
 
-    classes = site.process.registry.schedule.classes_of(number)
-    beside = [site.data.task_indices(part, classes.start, classes.stop) for part in PARTS[1:]]
-    found = as_noted(site.data, _key(site), torch.cat([rows.cpu(), *(part.cpu() for part in beside)]))
+    stop, key = site.process.registry.schedule.classes_of(number).stop, _key(site)
+    parts = torch.cat([site.data.task_indices(part, 0, stop).cpu() for part in PARTS[1:]])
+    beside, known = as_noted(site.data, key, parts), read_noted(_folders(site, stamp))
+    beside = beside.pick(~np.isin(beside.content, known.content))
+    found = Noted.joined([as_noted(site.data, key, rows), beside])
     make_folder(path.parent)
     # lost with the machine, these records would be trained on once more when the run goes on
     replace_file(
@@ -134,7 +136,8 @@ def _key(site: Site) -> bytes:
 
 
 def _folders(site: Site, stamp: Stamp) -> list[Path]:
-    """Of this site's run; of all sites where they are simulated, among which records move as data grow."""
-    own = site.state(stamp.run).folder
-    shared = site.identity.shared_models
-    return [own] if shared is None else sorted(shared.parent.glob(f"*/runs/{own.name}"))
+    """Of this site's run; of all sites where a division is simulated, among which records may move."""
+    own, shared = site.state(stamp.run).folder, site.identity.shared_models
+    if shared is None or site.experiment.data.partition.kind == "natural":
+        return [own]
+    return sorted(shared.parent.glob(f"*/runs/{own.name}"))

@@ -75,7 +75,6 @@ ASKS: Mapping[str, Asks] = {
     ),
     "layer_attention": Asks(single_updates="attention over layers compares single updates"),
     "contribution": Asks(
-        measurements=("label_counts",),
         judges_models=True,
         single_updates="the value of a site is found out from its own update",
     ),

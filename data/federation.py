@@ -42,7 +42,7 @@ class SimulatedFederation:
     notes: for the journal.
     estimated_constants: whether mean and std, what stands for missing values, or the columns of a table and
     their categories were taken from the data.
-    fill: as in Source, with nothing left open.
+    fill: as in Source, with nothing left open. natural: whether the data say whose each record is.
     """
 
     registry: Registry
@@ -57,6 +57,7 @@ class SimulatedFederation:
     notes: tuple[str, ...]
     estimated_constants: bool = False
     fill: Tensor | None = None
+    natural: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -204,6 +205,7 @@ class _Builder:
             tuple(self.notes),
             self._estimates(),
             fill,
+            self.natural,
         )
 
     def _estimates(self) -> bool:

@@ -111,7 +111,8 @@ def _of_sites(state: RunState) -> Iterator[Fault]:
     known, run = state.site_names(), state.name
     revoked = {site for site in known if others.get(site) == "revoked"}
     yield from (Fault("revoked", site) for site in revoked)
-    gone = (state.missing | state.silent | state.offline) - revoked
+    away = set[str]() if state.is_over else state.missing | state.offline
+    gone = (away | state.silent) - revoked
     yield from (Fault("silent", site) for site in gone)
     reasons = {site: reason for site, (reason, _, _) in state.last_faults.items()} | state.refusing
     for site, reason in reasons.items():

@@ -100,6 +100,8 @@ class RunState:
     """Site -> why, of connected sites that take no part, or whose refusal lets the run rest."""
     behind: dict[str, Fault] = field(default_factory=dict)
     """By site: its ledger is behind the operator's receipt."""
+    rested_at: float = 0.0
+    """When the journal last said who does not answer."""
     online: set[str] = field(default_factory=set)
     asked: dict[str, tuple[str, float]] = field(default_factory=dict)
     answered: dict[str, float] = field(default_factory=dict)
@@ -288,6 +290,7 @@ class RunState:
                 self.ended_as, self.pause, self.pause_kind = "stopped", "", ""
             case "paused" | "waiting" as kind:
                 self.missing = set(texts(event.get("missing")))
+                self.rested_at = when or 0.0
                 self.refusing, self.rests = _reasons(event.get("refusing")), "missing" in event
                 self.pause_kind, self.pause = kind, plain(pause_in_words(_pause(event, kind)))
                 self.notes.append((when, self.pause))
@@ -349,8 +352,10 @@ class RunState:
                 self.task, self.tasks = whole(event.get("task")), whole(event.get("tasks"))
                 self.round, self.rounds_planned = whole(event.get("round")), whole(event.get("rounds"))
                 self.deadline, self.round_began = number(event.get("deadline")), when
-                self.online, self.missing = set(texts(event.get("online"))), set(texts(event.get("missing")))
-                self.refusing = _reasons(event.get("refusing"))
+                self.online = set(texts(event.get("online")))
+                if when >= self.rested_at:  # else the journal knows more
+                    self.missing = set(texts(event.get("missing")))
+                    self.refusing = _reasons(event.get("refusing"))
             case "asked":
                 kind = plain(event.get("kind", ""), 40)
                 for site in texts(event.get("sites"))[:MOST_SITES]:

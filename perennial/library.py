@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perennial.cli.check_resume import brought_up_to_date
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import Asked
@@ -252,6 +253,7 @@ def run(
     with _as_file(experiment) as path:
         if resume is not None:
             settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
+            brought_up_to_date(Path(resume), settings.load())
         elif path is None:
             raise ConfigError("run: give an experiment, or resume=FOLDER")
         else:

@@ -138,9 +138,7 @@ def of_answer(site: str, run: str, reason: str, *, here: bool = False) -> Fault:
         return Fault("version", site, run, shown_sentence(reason))
     if "has experiment" in reason:
         return Fault("other_code", site, run)
-    return Fault(
-        "failed" if reason.startswith(ERROR) or here else "invalid", site, run, shown_sentence(reason)
-    )
+    return Fault("failed" if reason.startswith(ERROR) else "invalid", site, run, shown_sentence(reason))
 
 
 def shown_sentence(words: str) -> str:

@@ -220,13 +220,12 @@ class SerialRing(IncrementalStrategy):
             frozen=frozen,
             features=self._features(arrays),
         )
-        told = request.weighing.measurements if request.weighing is not None else ()
         admitted = self._chain.turn(
             grid,
             request,
             site,
             arrays,
-            settings=json.dumps({"turn": turn.model_dump()} | ({"tell": told} if told else {})),
+            settings=json.dumps({"turn": turn.model_dump()}),
             held=holds_previous,
             max_update_norm=self.norm_bound(request),
             meanwhile=meanwhile,

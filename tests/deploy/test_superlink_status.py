@@ -27,10 +27,17 @@ from tests.live_pages import ask, events_of, going_on, operator_pages, until
 YEAR = 365 * 86_400.0
 
 
-def said(runs: Path, sites: dict[str, float | None], ends: float | None = None, silence: float = 0.0) -> None:
+def said(
+    runs: Path,
+    sites: dict[str, float | None],
+    ends: float | None = None,
+    silence: float = 0.0,
+    others: dict[str, str] | None = None,
+) -> None:
     """The SuperLink has said this, so many seconds ago."""
     runs.mkdir(exist_ok=True)
     content = {"certificate_ends": time.time() + YEAR if ends is None else ends, "sites": sites}
+    content |= {"others": others or {}}
     (runs / STATUS).write_text(json.dumps(content))
     os.utime(runs / STATUS, (time.time() - silence, time.time() - silence))
 
