@@ -22,7 +22,7 @@ from perennial.foundation.files import replace_file
 
 RESULT = Path(__file__).with_name("results") / "honest_bounds.jsonl"
 PAGE = RESULT.with_suffix(".md")
-OFF = "bounds={norm_multiple: null, samples_multiple: null}"
+OFF = "bounds={norm_multiple: null, share: 1}"
 TOO_LARGE = (
     "fedperc_cifar100_resnet34",
     "incre_fl_cifar100",
