@@ -23,7 +23,7 @@ from perennial.models.feature_maps.finished_run import FinishedRun, written_down
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
 from perennial.models.incremental import complete_state
 from perennial.models.saved import Inputs, load_saved, save_model
-from perennial.server.withdrawal import forget
+from perennial.server.withdrawal import withdraw
 from tests.strategies.test_analytic_runs import own_cache, run, sums_of  # noqa: F401
 
 LEARNT: dict[str, Any] = {
@@ -196,4 +196,4 @@ def test_no_model_no_file_and_noise_are_refused(tmp_path: Path, learnt: Path) ->
 def test_nobody_is_withdrawn_from_sums_of_learnt_features(tmp_path: Path, learnt: Path) -> None:
     run(tmp_path, "whole", model=features(learnt))
     with pytest.raises(ConfigError, match="learnt from samples that may be those to withdraw"):
-        forget(tmp_path / "runs" / "whole", "site-1")
+        withdraw(tmp_path / "runs" / "whole", "site-1")
