@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,13 +44,12 @@ def _image_facts(inputs: "Inputs", data: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def export_command(run: Path, output: Path, onnx: bool) -> None:
-    """Write model.safetensors and model.json (and model.onnx) to output.
-
-    model.onnx is the classifier that the experiment judged, with the head, global class means or a Gaussian
-    head. It takes samples as model.json describes them and gives `probabilities` and `class_index`. Raises
-    StateError when output cannot be written to, or is the run's own folder.
-    """
+def export_command(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    output: Annotated[Path, typer.Option(help="folder to write to")] = Path("export"),
+    onnx: Annotated[bool, typer.Option(help="write model.onnx too (needs the extra onnx)")] = False,
+) -> None:
+    """Copy the model to a folder: safetensors, class names, facts about inputs; ONNX on request."""
     from perennial.models.saved import load_saved
 
     saved = load_saved(run / "model.safetensors")

@@ -10,8 +10,12 @@ import typer
 import perennial
 from perennial.cli.deploy import app as deploy
 from perennial.cli.digest import app as digest
+from perennial.cli.export import export_command
 from perennial.cli.pages import serve
+from perennial.cli.predict import predict_command
+from perennial.cli.privacy import attack_command, audit_command, epsilon_command, ledger_command
 from perennial.cli.site import app as site
+from perennial.cli.steering import pause_run, resume_run, stop_run
 from perennial.cli.weights import weights
 from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.foundation.process_end import ends_in_one_go
@@ -21,6 +25,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+FORMER = {
+    "unpause": "resume",
+    "forget": "withdraw RUN --site NAME",
+    "site go-on": "site resume",
+    "site withdraw-records": "site withdraw PATH RECORDS",
+    "site withdraw-digests": "site withdraw PATH --digests",
+}
 
 
 def print_version(asked: bool) -> None:
@@ -165,14 +178,6 @@ def withdraw(
         typer.echo(withdrawal.withdraw(run, site, shrinkage, receipt))
 
 
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
-def forget(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Name the word that took the place of this one."""
-    from perennial.foundation.errors import ConfigError
-
-    raise ConfigError("forget: the word is withdraw: `perennial withdraw RUN --site NAME`")
-
-
 @app.command()
 def certify(
     run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
@@ -222,38 +227,18 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
 
 
 app.command()(serve)
-
-
-@app.command()
-def pause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
-    """Pause a run after its current round, until `perennial resume`."""
-    from perennial.cli.steering import pause_run
-
-    typer.echo(pause_run(run))
-
-
-@app.command()
-def resume(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
-    """Let a paused run go on."""
-    from perennial.cli.steering import resume_run
-
-    typer.echo(resume_run(run))
-
-
-@app.command()
-def stop(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
-    """Stop a run; every finished round is kept, and `perennial run --resume` goes on."""
-    from perennial.cli.steering import stop_run
-
-    typer.echo(stop_run(run))
-
-
-@app.command(hidden=True)
-def unpause(run: Annotated[Path, typer.Argument()] = Path()) -> None:
-    """Name the word that took the place of this one."""
-    from perennial.foundation.errors import ConfigError
-
-    raise ConfigError(f"unpause: the word is resume: `perennial resume {run}`")
+for name, command in {
+    "pause": pause_run,
+    "resume": resume_run,
+    "stop": stop_run,
+    "predict": predict_command,
+    "export": export_command,
+    "epsilon": epsilon_command,
+    "ledger": ledger_command,
+    "audit": audit_command,
+    "attack": attack_command,
+}.items():
+    app.command(name)(command)
 
 
 @app.command()
@@ -265,22 +250,6 @@ def compare(
     from perennial.server.report.compare import compare as compare_runs
 
     typer.echo(compare_runs(runs, output))
-
-
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(help="run folder, or a site's state folder for its own model")],
-    paths: Annotated[
-        list[Path], typer.Argument(help="image files, CSV tables, .npz arrays of samples, or folders of them")
-    ],
-    site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
-    form: Annotated[str, typer.Option("--format", help="text, csv or jsonl; default: by --output")] = "",
-    output: Annotated[Path | None, typer.Option(help="file to write; default: standard output")] = None,
-) -> None:
-    """Class and confidence of images or rows; as csv or jsonl with every probability and prediction set."""
-    from perennial.cli.predict import predict_command
-
-    predict_command(run, paths, site, form, output)
 
 
 @app.command()
@@ -334,81 +303,18 @@ def card(
     typer.echo(write_card(run, intended_use))
 
 
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="run folder")],
-    output: Annotated[Path, typer.Option(help="folder to write to")] = Path("export"),
-    onnx: Annotated[bool, typer.Option(help="write model.onnx too (needs the extra onnx)")] = False,
-) -> None:
-    """Copy the model to a folder: safetensors, class names, facts about inputs; ONNX on request."""
-    from perennial.cli.export import export_command
-
-    export_command(run, output, onnx)
-
-
-@app.command()
-def epsilon(
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="standard deviation over sensitivity")
-    ] = None,
-    sample_rate: Annotated[float, typer.Option(help="Poisson sampling rate; 1 without sampling")] = 1.0,
-    steps: Annotated[int | None, typer.Option(help="releases")] = None,
-    delta: Annotated[float | None, typer.Option()] = None,
-    target: Annotated[float | None, typer.Option("--epsilon", help="leave out to solve for it")] = None,
-    accountant: Annotated[str, typer.Option(help="prv or rdp")] = "prv",
-) -> None:
-    """Solve for whichever of epsilon, delta, noise multiplier and steps is left out; prints one number."""
-    from perennial.cli.privacy import epsilon_command
-
-    typer.echo(epsilon_command(target, delta, noise_multiplier, sample_rate, steps, accountant))
-
-
-@app.command()
-def ledger(
-    state_dir: Annotated[Path, typer.Argument(help="the site's state_dir")],
-    delta: Annotated[float, typer.Option()] = 1e-5,
-    max_epsilon: Annotated[float | None, typer.Option(help="lifetime budget, to see what is left")] = None,
-) -> None:
-    """Show what a site has released, to whom, at what cost."""
-    from perennial.cli.privacy import ledger_command
-
-    ledger_command(state_dir, delta, max_epsilon)
-
-
-@app.command()
-def audit(
-    experiment: Annotated[Path, typer.Argument(help="experiment.yaml whose privacy block is audited")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
-    canaries: Annotated[
-        int, typer.Option(min=10, help="records, patients or sites that are in or out")
-    ] = 200,
-    others: Annotated[
-        int, typer.Option(min=2, help="other records of a canary's class, in mode sample")
-    ] = 20,
-    results: Annotated[Path | None, typer.Option(help="file of JSON lines to add the figures to")] = None,
-) -> None:
-    """Compare the claimed epsilon with a lower bound that one run with worst-case records proves."""
-    from perennial.cli.privacy import audit_command
-
-    audit_command(experiment, overrides or [], canaries, others, results)
-
-
-@app.command()
-def attack(
-    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
-    victims: Annotated[int, typer.Option(min=1, help="images to reconstruct")] = 6,
-    steps: Annotated[int, typer.Option(min=1, help="of each reconstruction")] = 400,
-) -> None:
-    """Attack a run, by membership inference and others, and add pictures to its report."""
-    from perennial.cli.privacy import attack_command
-
-    attack_command(run, victims, steps)
+def refuse_former(words: list[str]) -> None:
+    """Raises ConfigError naming the present word for a former command."""
+    for former, present in FORMER.items():
+        if words[: len(former.split())] == former.split():
+            raise ConfigError(f"{former}: the command is now `perennial {present}`")
 
 
 def main() -> None:
     """Entry point: prints a PerennialError as one message; any other error keeps its traceback."""
     with ends_in_one_go():
         try:
+            refuse_former(sys.argv[1:])
             app()
         except PerennialError as error:
             typer.echo(f"perennial: {error}", err=True)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -20,18 +20,15 @@ SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".tsv": "text", ".txt": "text"}
 
 
 def predict_command(
-    run: Path, paths: list[Path], site: str, form: str = "", output: Path | None = None
+    run: Annotated[Path, typer.Argument(help="run folder, or a site's state folder for its own model")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="image files, CSV tables, .npz arrays of samples, or folders of them")
+    ],
+    site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
+    form: Annotated[str, typer.Option("--format", help="text, csv or jsonl; default: by --output")] = "",
+    output: Annotated[Path | None, typer.Option(help="file to write; default: standard output")] = None,
 ) -> None:
-    """Write the model's answer for each sample, one line each.
-
-    site: the site whose own model answers; "": the global model.
-    form: text, csv or jsonl; "": by the suffix of output, else text.
-    output: a file that is replaced when all is done; None: standard output.
-
-    The classifier is the one that the experiment judged: the head, or the nearest class mean where the file
-    holds means. Where only the sites have means, the global model answers with its head, and standard error
-    says so.
-    """
+    """Class and confidence of images or rows; as csv or jsonl with every probability and prediction set."""
     from perennial.library import Model
     from perennial.models.saved import load_saved, model_file
 

@@ -3,39 +3,49 @@
 import json
 import math
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import typer
 
 from perennial.foundation.errors import PrivacyError, StateError
-from perennial.privacy.budget import Budget
-from perennial.privacy.ledger import Ledger, Limit
 
 
 def epsilon_command(
-    epsilon: float | None,
-    delta: float | None,
-    noise_multiplier: float | None,
-    sample_rate: float,
-    steps: int | None,
-    accountant: str,
-) -> str:
-    """The value of the one quantity that is None, as text."""
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="standard deviation over sensitivity")
+    ] = None,
+    sample_rate: Annotated[float, typer.Option(help="Poisson sampling rate; 1 without sampling")] = 1.0,
+    steps: Annotated[int | None, typer.Option(help="releases")] = None,
+    delta: Annotated[float | None, typer.Option()] = None,
+    target: Annotated[float | None, typer.Option("--epsilon", help="leave out to solve for it")] = None,
+    accountant: Annotated[str, typer.Option(help="prv or rdp")] = "prv",
+) -> None:
+    """Solve for whichever of epsilon, delta, noise multiplier and steps is left out; prints one number."""
+    from perennial.privacy.budget import Budget
+
     if accountant not in ("prv", "rdp"):
         raise PrivacyError(f"--accountant: found {accountant!r}, allowed prv or rdp")
-    budget = Budget(epsilon, delta, noise_multiplier, sample_rate, steps)
+    budget = Budget(target, delta, noise_multiplier, sample_rate, steps)
     known = vars(budget)
     (missing,) = [name for name, value in known.items() if value is None]
-    return f"{getattr(budget.solve(accountant), missing):.6g}"
+    typer.echo(f"{getattr(budget.solve(accountant), missing):.6g}")
 
 
-def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
-    """Print every release of a site, what they cost together, and any Bayesian figures."""
+def ledger_command(
+    state_dir: Annotated[Path, typer.Argument(help="the site's state_dir")],
+    delta: Annotated[float, typer.Option()] = 1e-5,
+    max_epsilon: Annotated[float | None, typer.Option(help="lifetime budget, to see what is left")] = None,
+) -> None:
+    """Show what a site has released, to whom, at what cost."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     from perennial.client.activity import run_names
     from perennial.client.record_figures import record_figures
     from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
+    from perennial.privacy.ledger import Ledger, Limit
 
     ledger = Ledger(state_dir)
     if not ledger.started:
@@ -79,8 +89,15 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
         console.print(f"left of {max_epsilon:g}: {max(0.0, max_epsilon - cost.epsilon):.4g}", highlight=False)
 
 
-def attack_command(run: Path, victims: int, steps: int) -> None:
-    """Run the attacks that apply, print their figures, and say where the pictures are."""
+def attack_command(
+    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
+    victims: Annotated[int, typer.Option(min=1, help="images to reconstruct")] = 6,
+    steps: Annotated[int, typer.Option(min=1, help="of each reconstruction")] = 400,
+) -> None:
+    """Attack a run, by membership inference and others, and add pictures to its report."""
+    from rich.console import Console
+    from rich.table import Table
+
     from perennial.server.attacks.run import attack_run
 
     console = Console(highlight=False)
@@ -94,13 +111,24 @@ def attack_command(run: Path, victims: int, steps: int) -> None:
     console.print(f"report: {run / 'report.html'}", markup=False, soft_wrap=True)
 
 
-def audit_command(path: Path, overrides: list[str], canaries: int, others: int, results: Path | None) -> None:
-    """Print the claim and what was found against it. Raises PrivacyError on any contradiction."""
+def audit_command(
+    experiment: Annotated[Path, typer.Argument(help="experiment.yaml whose privacy block is audited")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
+    canaries: Annotated[
+        int, typer.Option(min=10, help="records, patients or sites that are in or out")
+    ] = 200,
+    others: Annotated[
+        int, typer.Option(min=2, help="other records of a canary's class, in mode sample")
+    ] = 20,
+    results: Annotated[Path | None, typer.Option(help="file of JSON lines to add the figures to")] = None,
+) -> None:
+    """Compare the claimed epsilon with a lower bound that one run with worst-case records proves."""
+    from rich.console import Console
+
     from perennial.config.experiment import load_experiment
     from perennial.engine.dp_audit import audit_experiment
 
-    experiment = load_experiment(path, overrides)
-    audit = audit_experiment(experiment, canaries, others)
+    audit = audit_experiment(load_experiment(experiment, overrides or []), canaries, others)
     found = audit.found
     Console(highlight=False, markup=False).print(
         f"claim: epsilon {audit.claim:.4g} for one {audit.unit} at delta {found.delta:g} "
@@ -116,8 +144,8 @@ def audit_command(path: Path, overrides: list[str], canaries: int, others: int, 
     )
     if results is not None:
         line = {
-            "experiment": path.stem,
-            "settings": overrides,
+            "experiment": experiment.stem,
+            "settings": overrides or [],
             "mode": audit.mode,
             "unit": audit.unit,
             "claim": audit.claim if math.isfinite(audit.claim) else None,

@@ -139,14 +139,6 @@ def resume(path: SiteFile = Path("site.yaml")) -> None:
     typer.echo("requests are answered again")
 
 
-@app.command(hidden=True)
-def go_on(path: SiteFile = Path("site.yaml")) -> None:
-    """Name the word that took the place of this one."""
-    from perennial.foundation.errors import ConfigError
-
-    raise ConfigError(f"site go-on: the word is resume: `perennial site resume {path}`")
-
-
 @app.command()
 def withdraw(
     path: Annotated[Path, typer.Argument(help="site.yaml, or the folder of a simulated run")],
@@ -176,22 +168,6 @@ def withdraw(
     chosen = (records or [], patients, form, experiment, site, output)
     for line in withdraw_command(path, run, digests, *chosen):
         typer.echo(line)
-
-
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
-def withdraw_records(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Name the word that took the place of this one."""
-    from perennial.foundation.errors import ConfigError
-
-    raise ConfigError("site withdraw-records: the word is withdraw: `perennial site withdraw PATH RECORDS`")
-
-
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
-def withdraw_digests(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Name the word that took the place of this one."""
-    from perennial.foundation.errors import ConfigError
-
-    raise ConfigError("site withdraw-digests: the word is withdraw: `perennial site withdraw PATH --digests`")
 
 
 @app.command()

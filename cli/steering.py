@@ -1,34 +1,39 @@
 """perennial pause, resume and stop: of a run on this machine, by its folder."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import is_alive
 from perennial.server.control import ALIVE, clear_request, read_request, write_request
 
+Run = Annotated[Path, typer.Argument(help="run folder")]
 
-def pause_run(run: Path) -> str:
-    """Let a run rest after the round that it is in; what is now, in words."""
+
+def pause_run(run: Run) -> None:
+    """Pause a run after its current round, until `perennial resume`."""
     if not _runs(run) or read_request(run) == "pause":
-        return _unchanged(run)
+        return typer.echo(_unchanged(run))
     write_request(run, "pause")
-    return f"{run}: pauses after the round that it is in"
+    typer.echo(f"{run}: pauses after the round that it is in")
 
 
-def resume_run(run: Path) -> str:
-    """End the pause of a run; what is now, in words."""
+def resume_run(run: Run) -> None:
+    """Let a paused run go on."""
     if not _runs(run) or read_request(run) != "pause":
-        return _unchanged(run)
+        return typer.echo(_unchanged(run))
     clear_request(run)
-    return f"{run}: goes on"
+    typer.echo(f"{run}: goes on")
 
 
-def stop_run(run: Path) -> str:
-    """End a run at once; what is now, in words."""
+def stop_run(run: Run) -> None:
+    """Stop a run; every finished round is kept, and `perennial run --resume` goes on."""
     if not _runs(run) or read_request(run) == "stop":
-        return _unchanged(run)
+        return typer.echo(_unchanged(run))
     write_request(run, "stop")
-    return f"{run}: stops; `perennial run --resume {run}` goes on with it"
+    typer.echo(f"{run}: stops; `perennial run --resume {run}` goes on with it")
 
 
 def _runs(run: Path) -> bool:
