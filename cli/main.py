@@ -64,9 +64,6 @@ def run(
     cohort: Annotated[
         str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
     ] = None,
-    track: Annotated[
-        str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
-    ] = "",
     gpu: Annotated[
         str, typer.Option(help="graphs, benchmark, or both with a comma between: what makes a GPU faster")
     ] = "",
@@ -75,7 +72,7 @@ def run(
     from perennial.cli.start_up import import_run
 
     run_command = import_run()
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track, gpu)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, gpu)
 
 
 @app.command()
@@ -297,11 +294,31 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(help="folder; default: RUN/evaluations/NAME of the data")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="run folder of the approved model, than which RUN may not be worse")
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(help="how much worse, as a share: 0.05, and NAME=0.2 for a class, site or subgroup"),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="state folder of a site: what it gave to any run is left out")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Ed25519 key that signs the verdict; default: your own, made once")
+    ] = None,
 ) -> None:
-    """Measure a finished model on other labelled data: measures.json and report.html."""
-    from perennial.cli.evaluate import evaluate_command
+    """Measure a finished model on other labelled data; with --against it must be as good as another one.
 
-    evaluate_command(run, data, overrides or [], site, output)
+    Writes measures.json and report.html. Where the model is not shown to be as good, the exit status is 1.
+    """
+    from perennial.cli.evaluate import Against, evaluate_command
+
+    if (against is None) != (margin is None):
+        raise ConfigError("evaluate: --against and --margin belong together, and one is missing")
+    gate = None if against is None else Against(against, margin or [], key)
+    if not evaluate_command(run, data, overrides or [], site, output, gate, state):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -213,7 +213,7 @@ def serve(
     host: Annotated[str, typer.Option(help="address to listen on: loopback")] = "127.0.0.1",
     port: Annotated[int, typer.Option()] = 8081,
     token_file: Annotated[
-        Path | None, typer.Option(help="the word to sign in with; default: page.token beside site.yaml")
+        Path | None, typer.Option(help="token to sign in with; default: page.token beside site.yaml")
     ] = None,
     in_container: InContainer = False,
     webhook_file: WebhookFile = None,

@@ -114,8 +114,7 @@ def _charged_sums(site: Site, request: StatisticsRequest, backbone: FixedFeature
     chosen = choose(site, charges.sums(site.experiment, request.run, request.of_task), rows)
     sums = summed(site, backbone, classes, shown, request.weights, chosen.rows)
     told = _released(site, request, sums, chosen)
-    if shown:
-        note_learnt(site, request, rows, request.of_task)
+    note_learnt(site, request, rows, request.of_task)
     return told
 
 

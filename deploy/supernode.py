@@ -83,6 +83,15 @@ def require_free_ports(connection: Connection) -> None:
                 ) from error
 
 
+def ports_are_free(connection: Connection) -> bool:
+    """Whether no other program has a port that the SuperNode needs, which does not run."""
+    try:
+        require_free_ports(connection)
+    except StateError:
+        return False
+    return True
+
+
 def runs_here(connection: Connection) -> bool:
     """Whether this site's SuperNode runs and serves."""
     try:

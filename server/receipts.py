@@ -16,11 +16,11 @@ from perennial.foundation.names import is_site_name
 from perennial.foundation.registered import RECEIPTS_KEY, registered_names
 from perennial.privacy.receipts import Receipt, ReceiptBook
 from perennial.protocol.receipts import LedgerReceipt, LedgerTip
+from perennial.server.faults import WENT_BACK, WENT_ON
 from perennial.server.forwarding_grid import ForwardingGrid
 
 FOLDER = "receipts"
 """In the operator's state folder, beside the key: the newest receipt of each site."""
-WENT_BACK = "its ledger went back"
 
 
 class ReceiptGrid(ForwardingGrid):
@@ -77,6 +77,9 @@ class ReceiptGrid(ForwardingGrid):
         forward = before is None or before.last in tip.aside or receipt.lines > before.lines
         if forward:
             book.keep(receipt.signed(self._key))
+            if tip.site in self._back:
+                self._back.remove(tip.site)
+                self._note(f"site {tip.site}: {WENT_ON} at line {receipt.lines}")
         elif before is not None and before.last != receipt.last and tip.site not in self._back:
             self._back.add(tip.site)
             self._note(

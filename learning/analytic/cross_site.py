@@ -21,11 +21,6 @@ LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Shrinkages that cross-validation chooses among, from the sums without the site that is judged."""
 WIDEST = 1024
 """Features that heads are solved on; sums of more are projected to the total's leading eigenvectors."""
-FEWEST_FOR_DEVIATION = 6
-"""Sites from which on a benefit far below the others' median marks a site."""
-DEVIATIONS = 4.0
-SCALE = 1.4826
-"""Of the median absolute deviation, to be a normal standard deviation."""
 LEAST_KNOWN = 0.9
 """Share of a site's records that must be of classes that others have, for the others to judge it."""
 LEAST_RECORDS = 10
@@ -134,7 +129,7 @@ def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
         raise DataError(f"cross-site table: found {len(sites)} sites, allowed three or more")
     first = table = _table(sites)
     left, marked = dict(sites), {}
-    while found := _marked(table.rows, table.given):
+    while found := _marked(table.rows):
         worst = min(found, key=lambda name: (table.rows[name].skill or 0.0, table.given.get(name, 0.0)))
         marked[worst] = found[worst]
         del left[worst]
@@ -212,20 +207,19 @@ def best_shrinkage(sums: Sums) -> float:
     return max(zip([-score for score in scores], LAMBDAS, strict=True))[1]
 
 
-def _marked(rows: Mapping[str, SiteRow], given: Mapping[str, float]) -> dict[str, str]:
-    """Who is looked at: a skill below 0, or a benefit far below the sites' median."""
-    found: dict[str, str] = {}
-    low = -math.inf
-    if len(given) >= FEWEST_FOR_DEVIATION:
-        usual = median(given.values())
-        spread = SCALE * median(abs(value - usual) for value in given.values())
-        low = usual - DEVIATIONS * spread
-    for name, row in rows.items():
-        if row.skill is not None and row.skill < 0:
-            found[name] = f"the others' model fits its records worse than a guess: skill {row.skill:.2f}"
-        elif name in given and given[name] < min(low, 0.0):
-            found[name] = f"its records cost most others: benefit {given[name]:.2f} in the median"
-    return found
+def _marked(rows: Mapping[str, SiteRow]) -> dict[str, str]:
+    """Who is looked at: a skill below 0, where most sites' is above it.
+
+    Elsewhere the features, or the records of so early a task, say too little of anybody.
+    """
+    skills = {name: row.skill for name, row in rows.items() if row.skill is not None}
+    if not skills or median(skills.values()) <= 0:
+        return {}
+    return {
+        name: f"the others' model fits its records worse than a guess: skill {skill:.2f}"
+        for name, skill in skills.items()
+        if skill < 0
+    }
 
 
 @dataclass(frozen=True)

@@ -318,10 +318,10 @@ def bounds(content: object, run: Run) -> Section:
     rows = [
         [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "capped"))] for site, counts in met.items()
     ]
-    columns = ["site", "rounds with a shortened update", "rounds with a capped claim"]
+    columns = ["site", "rounds with a shortened update", "rounds with a capped count"]
     note = (
-        "An update longer than the experiment's bound is shortened to it, and a claim of far more samples "
-        "than the others make is capped; both still count. Most often the site has more records than the "
+        "An update longer than the experiment's bound is shortened to it, and a site with more than a third "
+        "of all samples counts as a third; both still count. Most often the site has more records than the "
         "others, classes or images unlike theirs, or training that jumps. A fault at the site, or updates "
         "made longer on purpose, look the same here: ask the site."
     )

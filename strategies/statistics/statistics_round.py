@@ -238,14 +238,18 @@ class StatisticsRound:
         total = torch.zeros(known, dtype=torch.int64)
         # one object for all sites, so that it is serialised once
         message = self._comparison(heads)
-        for right, samples in self._compared(dict.fromkeys(self.request.sites, message)).values():
-            correct += right
-            total += samples
-        return correct, total
 
-    def answers_of_each(self, heads: Mapping[str, Sequence[LinearHead]]) -> dict[str, tuple[Tensor, Tensor]]:
-        """right_answers of each site that answers, to heads of its own."""
-        return self._compared({site: self._comparison(own) for site, own in heads.items()})
+        def check(reply: CompareHeadsReply) -> None:
+            if len(reply.total) != known or len(reply.correct) != known * len(heads):
+                raise ProtocolError(f"CompareHeadsReply: expected {len(heads)} times {known} counts")
+            if any(right > reply.total[place % known] for place, right in enumerate(reply.correct)):
+                raise ProtocolError("CompareHeadsReply: more right answers than samples")
+
+        found = self._ask(CompareHeadsReply, message, self._asked(list(self.request.sites)), check)
+        for reply in found.values():
+            correct += torch.tensor(reply.correct).view(len(heads), known)
+            total += torch.tensor(reply.total)
+        return correct, total
 
     def _comparison(self, heads: Sequence[LinearHead]) -> CompareHeadsRequest:
         tensors = [head.tensors() for head in heads]
@@ -257,25 +261,6 @@ class StatisticsRound:
                 bias=torch.stack([tensor["head.bias"] for tensor in tensors]),
             ),
         )
-
-    def _compared(self, messages: Mapping[str, CompareHeadsRequest]) -> dict[str, tuple[Tensor, Tensor]]:
-        known = self.request.stamp.num_classes
-        count = len(next(iter(messages.values())).heads["bias"]) if messages else 0
-
-        def check(reply: CompareHeadsReply) -> None:
-            if len(reply.total) != known or len(reply.correct) != known * count:
-                raise ProtocolError(f"CompareHeadsReply: expected {count} times {known} counts")
-            if any(right > reply.total[place % known] for place, right in enumerate(reply.correct)):
-                raise ProtocolError("CompareHeadsReply: more right answers than samples")
-
-        nodes = self._asked(list(messages))
-        requests = [(site, node, messages[site]) for site, node in nodes.items()]
-        deadline = self.request.deadline
-        found = ask(self.grid, self.exchange, requests, CompareHeadsReply, deadline, self.dropped, check)
-        return {
-            site: (torch.tensor(reply.correct).view(count, known), torch.tensor(reply.total))
-            for site, reply in found.items()
-        }
 
     def _masked_answers(self, message: CompareHeadsRequest, heads: int) -> tuple[Tensor, Tensor]:
         assert self.masked is not None

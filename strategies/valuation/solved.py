@@ -128,5 +128,5 @@ def require_affordable(solves: int, width: int) -> None:
     if seconds > MOST_SECONDS:
         raise ConfigError(
             f"strategy: {solves} solves of {width} features would take about {seconds / 3600:.1f} h; allowed "
-            "an hour: fewer sites, features, permutations or kappas"
+            "an hour: fewer sites, features, or permutations"
         )
