@@ -56,7 +56,7 @@ UNTESTED = (
     Untested("tricon_sf", "accuracies of table II", _SIZE, _LARGE.format("tricon_sf_ham10000_paper")),
     Untested(
         *("tricon_sf", "contribution values find who does not contribute (table IV)", _SIZE),
-        "counted, not tested: [detection](../benchmarks/results/detection_fairness.md)",
+        "counted, not tested: [shares](../benchmarks/results/tricon_sf_detection.md)",
     ),
     Untested(
         *("tricon_sf", "shuffled layers protect", "refuted"),
