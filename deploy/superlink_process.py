@@ -14,7 +14,13 @@ from perennial.deploy.admission import give_reasons
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.child_watch import end_with_child
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.flower_seam import NodeStatus, flower_superlink, sql_mixin, superlink_module
+from perennial.deploy.flower_seam import (
+    NodeStatus,
+    flower_superlink,
+    plain_logs,
+    sql_mixin,
+    superlink_module,
+)
 from perennial.deploy.superlink_status import SilentSites, keep_status
 from perennial.deploy.waiting_pulls import let_pulls_wait
 from perennial.foundation.registered import NODES, registered_names
@@ -63,6 +69,7 @@ def answer_when_there_is_a_message() -> None:
 
 
 if __name__ == "__main__":
+    plain_logs()
     folder = Path(sys.argv.pop(1))
     wait_for_the_database()
     say_who_is_connected(folder)

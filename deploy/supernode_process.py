@@ -33,6 +33,7 @@ from perennial.deploy.flower_seam import (
     give_own,
     iterate_object_tree,
     make_message,
+    plain_logs,
     start_client_internal,
     supernode_heartbeat,
 )
@@ -306,6 +307,7 @@ def note_own_node(state_dir: Path) -> None:
 
 
 if __name__ == "__main__":
+    plain_logs()
     site = Path(sys.argv.pop(1))
     beat_often()
     send_whole_replies()

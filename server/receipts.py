@@ -33,7 +33,7 @@ class ReceiptGrid(ForwardingGrid):
     def __init__(self, grid: Grid, state: Path, record: Path | None, note: Callable[[str], None]) -> None:
         super().__init__(grid)
         self._record, self._note = record, note
-        self._folder, self._key = state / FOLDER, _read_key(state / RECEIPTS_KEY)
+        self._folder, self._key = state / FOLDER, read_operator_key(state / RECEIPTS_KEY)
         self._names: dict[int, str] = {}
         self._back: set[str] = set()
 
@@ -107,7 +107,8 @@ def _known(record: Path, node: int) -> str | None:
     return name if name is not None and is_site_name(name) else None
 
 
-def _read_key(path: Path) -> Ed25519PrivateKey:
+def read_operator_key(path: Path) -> Ed25519PrivateKey:
+    """The key for receipts and certificates. Raises StateError naming the file when it is none."""
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
+import perennial
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import registered_names
+from perennial.privacy.signed_sums import Signer
 from perennial.protocol.messages import DescribeReply, DescribeRequest
 from perennial.protocol.stamp import VERSION
 from perennial.server.faults import WRONG_NAME
@@ -82,6 +84,8 @@ class Roster:
         self._names: dict[int, str] = {}
         self._online: set[int] = set()
         self._turned_away: dict[int, str] = {}
+        self.signers: dict[str, Signer] = {}
+        """Of the sites that sign their sums: who they said they are."""
         self._resting: dict[int, _Resting] = {}
 
     @property
@@ -176,7 +180,8 @@ class Roster:
     def _admit(self, node: int, reply: DescribeReply, online: set[int]) -> None:
         if reply.version != VERSION:
             raise ProtocolError(
-                f"site {reply.site!r} speaks protocol version {reply.version}, this server {VERSION}"
+                f"site {reply.site!r} speaks protocol version {reply.version}, this server (Perennial "
+                f"{perennial.__version__}) {VERSION}: install the same release at both"
             )
         if reply.experiment != self._experiment:
             raise ProtocolError(
@@ -190,6 +195,8 @@ class Roster:
                 del self._names[other]
         self._names[node] = reply.site
         self._resting.pop(node, None)
+        if reply.signing_key:
+            self.signers[reply.site] = Signer(reply.site, reply.signing_key, reply.certified)
 
     def _check_name(self, node: int, said: str) -> None:
         """Raises _WrongName unless the operator's record has this name for the node's key."""

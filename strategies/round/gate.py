@@ -94,7 +94,7 @@ class Gate:
         self._seen.add(site)
         if reply.num_examples <= self.max_samples:
             return reply
-        note = f"claims {reply.num_examples} samples, and counts as {self.max_samples} (max_samples)"
+        note = f"has {reply.num_examples} samples, and counts as {self.max_samples} (max_samples)"
         return replace(reply, num_examples=self.max_samples, notes=(note,))
 
     def _ours(self, message: Message, site: str) -> Admitted:
