@@ -1,7 +1,9 @@
-"""`python -m perennial.benchmarks.twins` runs every case, plants the leaks, and writes results/twins.json and .md.
+"""Runs twins: `python -m perennial.benchmarks.twins`.
 
-`--list` prints what shows without a charge. `--only WORD` runs the cases with that word in their name and
-writes nothing. Ends with 1 where something differs that neither a charge nor the list covers.
+It runs every case, plants the leaks, and writes results/twins.json and .md. A case that stands in the file
+already is not run again; `--afresh` runs all. `--list` prints what shows without
+a charge. `--only WORD` runs the cases with that word in their name and writes nothing. Ends with 1 where
+something differs that neither a charge nor the list covers.
 """
 
 import argparse
@@ -53,9 +55,21 @@ def leaks() -> list[dict[str, Any]]:
     found = []
     for name, (leak, case) in LEAKS.items():
         objections = {(trial.pair, said) for trial in trials(case, leak()) for said in trial.objections}
-        paths = sorted({said.split(":")[0].split("/")[0] for _, said in objections})
-        found.append({"leak": name, "case": case.name, "pairs": sorted({pair for pair, _ in objections}), "paths": paths})
+        paths = sorted({_field(said) for _, said in objections})
+        found.append(
+            {
+                "leak": name,
+                "case": case.name,
+                "pairs": sorted({pair for pair, _ in objections}),
+                "paths": paths,
+            }
+        )
     return found
+
+
+def _field(said: str) -> str:
+    path = said.split(":")[0]
+    return path if path.startswith("operator") else path.split("/")[0]
 
 
 def main() -> int:
@@ -63,24 +77,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m perennial.benchmarks.twins")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--afresh", action="store_true")
     asked = parser.parse_args()
     if asked.list:
         print("\n".join(f"- {words}" for words in uncovered_in_words()))
         return 0
-    rows: list[dict[str, Any]] = []
-    for case in cases():
-        if asked.only in case.name:
-            for trial in trials(case):
-                rows.append(row(trial))
-                for said in trial.objections:
-                    print(f"{trial.case}, {trial.pair} ({trial.way}): {said}", flush=True)
     if asked.only:
-        print(f"{len(rows)} pairs, {sum(len(each['objections']) for each in rows)} objections")
-    else:
-        content = {"versions": versions(), "rows": rows, "leaks": leaks()}
-        replace_file(RESULTS.with_suffix(".json"), (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)
-        replace_file(RESULTS.with_suffix(".md"), page(content).encode(), mode=0o644)
-    return int(any(each["objections"] for each in rows))
+        found = [row(trial) for case in cases() if asked.only in case.name for trial in trials(case)]
+        _tell(found)
+        print(f"{len(found)} pairs, {sum(len(each['objections']) for each in found)} objections")
+        return int(any(each["objections"] for each in found))
+    file = RESULTS.with_suffix(".json")
+    content: dict[str, Any] = {"rows": [], "leaks": []}
+    if file.exists() and not asked.afresh:
+        content = json.loads(file.read_text())
+    content["versions"] = versions()
+    names = [case.name for case in cases()]
+    content["rows"] = [each for each in content["rows"] if each["case"] in names]
+    content["leaks"] = content["leaks"] or leaks()
+    there = {each["case"] for each in content["rows"]}
+    for case in cases():
+        if case.name not in there:
+            found = [row(trial) for trial in trials(case)]
+            _tell(found)
+            content["rows"] += found
+            content["left"] = sorted(set(names) - {each["case"] for each in content["rows"]})
+            replace_file(file, (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)
+    replace_file(RESULTS.with_suffix(".md"), page(content).encode(), mode=0o644)
+    return int(any(each["objections"] for each in content["rows"]))
+
+
+def _tell(rows: Iterable[dict[str, Any]]) -> None:
+    for each in rows:
+        for said in each["objections"]:
+            print(f"{each['case']}, {each['pair']} ({each['way']}): {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Pair:
 
 
 class Pairs:
-    """Makes pairs of a federation that was recorded. A record's content decides its part, by the run's key."""
+    """Makes pairs of a federation that was recorded; a record's content decides its part, by the run's key."""
 
     def __init__(self, federation: Federation, before: list[Ran]) -> None:
         self.federation = federation
@@ -103,19 +103,25 @@ class Pairs:
 
     def not_finite(self) -> Pair:
         """Numbers whose sums overflow, so that gradients are not finite; of tables."""
-        return self.added("non-finite gradient", "train", lambda trial: np.full(self.shape, 3e38 - trial * 1e33))
+        return self.added(
+            "non-finite gradient", "train", lambda trial: np.full(self.shape, 3e38 - trial * 1e33)
+        )
 
     def unreadable(self) -> Pair:
         """A file that is no image."""
         x = record(1, "bad", self.shape, 0)
         return Pair("unreadable file", self.records.with_one(x, "c0", unreadable=True), part="unreadable")
 
-    def usual(self) -> Iterator[Pair]:
-        """Pairs for every experiment."""
+    def few(self) -> Iterator[Pair]:
+        """Pairs for every committed experiment."""
         yield self.added("added", "train")
         yield self.in_its_place()
-        yield self.added("added to the test part", "test")
         yield self.added("added to the validation part", "validation")
+
+    def usual(self) -> Iterator[Pair]:
+        """Pairs for every protection."""
+        yield from self.few()
+        yield self.added("added to the test part", "test")
         yield self.duplicate()
         yield self.largest()
         yield self.relabelled()
@@ -133,5 +139,3 @@ def _drawn(x: Array) -> bool:
     """Whether a record is in a batch of half of them (twins/coupling.py)."""
     coin = shake_256(b"0 " + x.tobytes()).digest(7)
     return int.from_bytes(coin) / 2**56 < 0.5
-
-

@@ -64,7 +64,9 @@ class Records:
                 Image.fromarray(self.x[row]).save(place)
         return own
 
-    def with_one(self, x: Array, y: str, patient: str | None = None, *, unreadable: bool = False) -> "Records":
+    def with_one(
+        self, x: Array, y: str, patient: str | None = None, *, unreadable: bool = False
+    ) -> "Records":
         """With one record more, which comes last."""
         owner = None if self.patient is None else np.append(self.patient, patient or "new")
         bad = (*self.unreadable, len(self)) if unreadable else self.unreadable

@@ -200,7 +200,9 @@ class Federation:
         except (Exception, _Crash) as error:
             failed = f"{type(error).__name__}: {error}"
         files = {
-            str(path.relative_to(runs)): path.read_bytes() for path in sorted(runs.rglob("*")) if path.is_file()
+            str(path.relative_to(runs)): path.read_bytes()
+            for path in sorted(runs.rglob("*"))
+            if path.is_file()
         }
         return Ran(answer.answers, files, failed)
 
