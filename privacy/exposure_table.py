@@ -17,7 +17,8 @@ PROTECTIONS: dict[Protection, str] = {
     "few": "exact, of fewer models than a small image has bits (policy.max_evaluations)",
     "floor": "mixed by a fixed encoder from as many samples as policy.min_samples says",
     "central": "cut here; the server sees it, and is trusted to add the noise",
-    "masks": "a part of masked sums without noise (policy.require_secure)",
+    "masks": "a part of masked sums without noise; that of all sites would stop a server that lies "
+    "(policy.require_privacy client_shared or sample_shared)",
     "unpinned": "the noise of all sites, but policy.peers pins nobody, so that a server can make sites up",
     "shared": "the noise of all sites on a sum with pinned peers, as long as no more of them than the "
     "experiment assumes work with the server",

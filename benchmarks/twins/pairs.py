@@ -27,7 +27,7 @@ class Pair:
 
 
 class Pairs:
-    """Makes pairs of a federation that was recorded; a record's content decides its part, by the run's key."""
+    """Makes pairs of a recorded federation; a record's content decides its part, by the run's key."""
 
     def __init__(self, federation: Federation, before: list[Ran]) -> None:
         self.federation = federation
@@ -53,9 +53,10 @@ class Pairs:
         )
 
     def part_of(self, records: Records, row: int) -> str:
-        """Where a record lies: train, test or validation."""
+        """Where a record lies: train, test, validation or calibration."""
         data = self.loaded(records)
-        return next(part for part in ("train", *HELD_OUT) if row in getattr(data, part).tolist())
+        parts = ("train", *HELD_OUT, "calibration")
+        return next(part for part in parts if row in getattr(data, part).tolist())
 
     def added(self, name: str, part: str, make: Callable[[int], Array] | None = None, label: int = 0) -> Pair:
         """One record more, of a class, in a part of the data; in training it is in the first batch."""
