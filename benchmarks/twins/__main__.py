@@ -11,13 +11,16 @@ import json
 import random
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from perennial.benchmarks.environment import versions
 from perennial.benchmarks.twins.cases import Case, cases
 from perennial.benchmarks.twins.leaks import LEAKS
 from perennial.benchmarks.twins.page import RESULTS, page
-from perennial.benchmarks.twins.trial import Trial, trials
+from perennial.benchmarks.twins.rows import row, rows_of
+from perennial.benchmarks.twins.trial import trials
 from perennial.foundation.files import replace_file
 from perennial.privacy.covered import uncovered_in_words
 
@@ -25,29 +28,6 @@ from perennial.privacy.covered import uncovered_in_words
 def sampled(seed: int, count: int) -> list[Case]:
     """So many cases, by a seed."""
     return random.Random(seed).sample(cases(), count)
-
-
-def row(trial: Trial) -> dict[str, Any]:
-    """A trial as it is written down."""
-    return {
-        "case": trial.case,
-        "mode": trial.mode,
-        "pair": trial.pair,
-        "way": trial.way,
-        "messages": trial.messages,
-        "requests": sorted(trial.requests),
-        "charges": sorted(trial.charges),
-        "refused": len(trial.refused),
-        "covered": sorted({one.path.split("/")[0] for one in trial.differences if one.covered}),
-        "listed": sorted({one.listed for one in trial.differences if one.listed}),
-        "moved": [max(found) for found in _shares(trial)],
-        "objections": trial.objections,
-    }
-
-
-def _shares(trial: Trial) -> Iterable[list[float]]:
-    shares = [one.moved / one.bound for one in trial.differences if one.moved is not None and one.bound]
-    return [shares] if shares else []
 
 
 def leaks() -> list[dict[str, Any]]:
@@ -78,6 +58,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--afresh", action="store_true")
+    parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
     if asked.list:
         print("\n".join(f"- {words}" for words in uncovered_in_words()))
@@ -97,17 +78,12 @@ def main() -> int:
     content["leaks"] = content["leaks"] or leaks()
     there = {each["case"] for each in content["rows"]}
     content["left"] = sorted(set(names) - there)
-    for case in cases():
-        if case.name not in there:
-            try:
-                found = [row(trial) for trial in trials(case)]
-            except Exception as error:
-                # told, and left for the next time: the other cases must not wait for it
-                print(f"{case.name}: {type(error).__name__}: {error}", flush=True)
-                continue
+    with ProcessPoolExecutor(asked.workers, get_context("spawn")) as pool:
+        for name, found in pool.map(rows_of, [name for name in names if name not in there]):
             _tell(found)
             content["rows"] += found
-            content["left"] = sorted(set(names) - {each["case"] for each in content["rows"]})
+            if found:
+                content["left"].remove(name)
             replace_file(file, (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)
     replace_file(RESULTS.with_suffix(".md"), page(content).encode(), mode=0o644)
     return int(bool(content["left"]) or any(each["objections"] for each in content["rows"]))

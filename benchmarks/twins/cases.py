@@ -11,9 +11,9 @@ from perennial.benchmarks.twins.slices import EXPERIMENTS, committed, sliced
 class Case:
     """One federation and which pairs it gets.
 
-    pairs: usual, few, or the branch that its data or policy stand at. policy: of the first site, beside one that
-    refuses nothing. runs: one behind the other. crash: after so many answers of the first site the server
-    dies, and the run is resumed.
+    pairs: usual, few, or the branch that its data or policy stand at. policy: of the first site, beside one
+    that refuses nothing. runs: one behind the other. crash: after so many answers of the first site the
+    server dies, and the run is resumed.
     """
 
     name: str
