@@ -71,9 +71,11 @@ class Ran:
 
 @dataclass
 class Federation:
-    """folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first
-    site's, beside OPEN. data: of every site by name; the first one has the twin. patient: whether the
-    data say whose each record is. site: further keys of the first site's site.yaml.
+    """A server and its sites, each with data of its own.
+
+    folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first site's,
+    beside OPEN. data: of every site by name; the first one has the twin. site: further keys of the first
+    site's site.yaml.
     """
 
     folder: Path
