@@ -54,12 +54,12 @@ def bench(
             natural_hospitals.main(folder, typer.echo)
             continue
         table = table_called(name)
+        if table.scale == "paper" and scale != "paper" and not estimate:
+            raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
         expected = cost(table, folder / f"{name}.jsonl", device)
         typer.echo(f"{name}: {expected.sentence(workers)}")
         if estimate:
             continue
-        if table.scale == "paper" and scale != "paper":
-            raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
         run_table(
             name,
             table,

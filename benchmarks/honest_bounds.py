@@ -22,7 +22,7 @@ from perennial.foundation.files import replace_file
 
 RESULT = Path(__file__).with_name("results") / "honest_bounds.jsonl"
 PAGE = RESULT.with_suffix(".md")
-OFF = "bounds={norm_multiple: null, samples_multiple: null}"
+OFF = "bounds={norm_multiple: null, share: 1}"
 TOO_LARGE = tuple(
     f"{paper}_as_published" for paper in ("feddig", "fedperc", "incre_fl", "pp_fcil", "tricon_sf")
 )

@@ -21,7 +21,7 @@ import yaml
 
 from perennial.benchmarks.environment import machine, versions
 from perennial.benchmarks.intervals import half_width
-from perennial.benchmarks.natural_places import PLACES, Place
+from perennial.benchmarks.natural_places import PLACES, Place, blood_cells
 from perennial.benchmarks.table import RESULTS
 from perennial.benchmarks.tables.analytic import ONE_RELEASE
 from perennial.config.experiment import load_experiment
@@ -199,6 +199,10 @@ def page(places: Sequence[Place], lines: Sequence[Line]) -> str:
         if not found:
             continue
         text += ["", f"## {place.title}", ""]
+        sites = found[0]["hospitals"].keys()
+        planned = len(SEEDS) * len(experiments(place, list(sites)))
+        if len(found) < planned:
+            text += [f"**{len(found)} of {planned} runs.** The others are still to be run.", ""]
         for measure in ("accuracy", "balanced"):
             label = "balanced accuracy" if measure == "balanced" else measure
             heads = (label, "mean of hospitals", "worst hospital", "all records")
@@ -214,6 +218,10 @@ def page(places: Sequence[Place], lines: Sequence[Line]) -> str:
                 text.append(f"| {' | '.join(cells)} |")
             text.append("")
         text += [place.published] if place.published else []
+    names = {line["place"] for line in lines}
+    lacking = [place.name for place in places if place.name not in names and place.make is not blood_cells]
+    if lacking:
+        text += ["", f"**Still to be run:** {', '.join(lacking)}."]
     minutes = sum(line["seconds"] for line in lines) / 60
     machines = "; ".join(sorted({line["machine"] for line in lines}))
     return "\n".join([*text, "", f"{len(lines)} runs, {minutes:.0f} minutes of one core; {machines}.", ""])

@@ -61,11 +61,6 @@ that show them, and still stand:
 - Baselines of `rivals_digits`: the strength of each method, on one seed of the table.
 - FedPerC: which layers make the sparsity vector, on seeds other than its tables' (`sparsity_vectors.md`).
 - Noise on sums of CIFAR-100: 128 and 256 features were compared on test images, on seed 11.
-- Robust rules: the two attacks that `robust_worst_digits` has for each rule were chosen by the survey
-  `robust_digits`, on a seed of the table.
-- Robust tables of before 0.2.0: the gap of 0.45 that left a site out of a round was set after seed 2 of the
-  table of backdoors had shown that 0.3 lets one through.
-- Flags in a ring: the thresholds were set on runs that `detection_fairness` counts.
 """
 
 PAPERS = """## What the five papers claim, and what we saw

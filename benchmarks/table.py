@@ -5,7 +5,6 @@ runs what is missing of one and writes NAME.jsonl (one object for each run) and 
 """
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -121,18 +120,3 @@ def table_called(name: str) -> Table:
             f"no table {name!r}{nearest(name, found)}; tables: {', '.join(sorted(found)) or 'none'}"
         )
     return found[name]
-
-
-def main(names: Sequence[str]) -> None:
-    """Run the named tables; without a name, list them."""
-    from perennial.benchmarks.grid import run_table
-
-    for name in names:
-        run_table(name, table_called(name))
-    if not names:
-        for name, table in sorted(tables().items()):
-            print(f"{name}: {table.title}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Why simulators end W2 at other accuracies: the same data, division and first values, other draws.
 
-`python -m perennial.benchmarks.peers.draws` runs the plain loop on W2 with twenty draws of the sites of a round
-and of the order of samples, which each simulator has of its own, and writes results/w2_draws.json.
+`python -m perennial.benchmarks.peers.draws` runs the plain loop on W2 with twenty draws of the sites of a
+round and of the order of samples, which each simulator has of its own, and writes results/w2_draws.json.
 """
 
 import json
