@@ -58,7 +58,7 @@ UNTESTED = (
     Untested("tricon_sf", "accuracies of table II", _SIZE, _LARGE.format("tricon_sf_ham10000_paper")),
     Untested(
         *("tricon_sf", "contribution values find who does not contribute (table IV)", _SIZE),
-        "counted, not tested: [detection](../benchmarks/results/detection_fairness.md)",
+        "nobody is accused in a ring here: [its page](methods/tricon_sf.md)",
     ),
     Untested(
         *("tricon_sf", "shuffled layers protect", "refuted"),
