@@ -7,7 +7,8 @@ from pydantic import Field
 from perennial.foundation.block import Block
 
 MAX_SAMPLES = 1 << 20
-SHARE = 1 / 3
+SHARE = 1 / 2
+"""No site counts for more than all others together."""
 CLOSED_FORM = ("registered", "share")
 """Keys that mean something where sites send sums."""
 
@@ -34,8 +35,8 @@ class BoundsConfig(Block):
     """The share of all samples that one site counts for at most; 1: no bound.
 
     null: SHARE where sites send updates, and none with closed form, whose model is that of all data in one
-    place. Of three sites that send updates it is a half at least, of two 1. With closed form it holds from
-    four sites of a task on.
+    place. Less than a half holds from three sites on as a half, and in full where it leaves the others a
+    share each. With closed form it holds from four sites of a task on.
     """
 
     @property

@@ -105,7 +105,7 @@ class RunningBounds:
             return self.config.registered[site]
         counts = self.state[COUNTS] or self._first_counts
         others = [count for name, count in counts.items() if name != site]
-        # of two sites none can be cut, of three none may outweigh the other two
+        # of n sites none can be held to less than 1 / (n - 1) whatever the others hold; of two, to nothing
         share = max(self.config.most_share, 1 / max(len(others), 1))
         # the level of whole counts may come out a rounding below a whole number
         return max(1, int(min(claimed, level([*others, claimed], share) + 1e-6)))
