@@ -1,7 +1,7 @@
 """The settings that were tried for benchmarks/choices.py, choice by choice; each note says what was taken."""
 
 from perennial.benchmarks.table import Row, Table
-from perennial.benchmarks.tables import incre_fl, many_sites, pp_fcil
+from perennial.benchmarks.tables import cifar100, incre_fl, many_sites, pp_fcil
 
 SEEDS = (11, 12, 13, 14, 15)
 CONTRAST = "learner.contrastive={weight: 0.5, temperature: 0.1}"
@@ -94,7 +94,29 @@ def _consolidation() -> Table:
     )
 
 
+def _cifar100_resnet20() -> Table:
+    """The learning rate, by plain replay in two short tasks."""
+    short = (
+        *("data.validation_fraction=0.1", f"data.classes=[{', '.join(pp_fcil.TWENTY[:10])}]"),
+        "tasks={count: 2, order: seeded, rounds: 4}",
+    )
+    return Table(
+        "Learning rate of ResNet-20, 10 classes of CIFAR-100 in 2 tasks of 4 rounds",
+        [
+            Row(
+                f"{rate:g}",
+                cifar100.EXPERIMENT,
+                (cifar100.CENTRAL, cifar100.WHOLE, *cifar100.PLAIN, *short, f"learner.optimizer.lr={rate:g}"),
+            )
+            for rate in (0.05, 0.1, 0.02)
+        ],
+        seeds=SEEDS[:1],
+        note="Taken: 0.02; less was not tried.",
+    )
+
+
 CHOICES = {
+    "cifar100_resnet20": _cifar100_resnet20(),
     "consolidation": _consolidation(),
     "fedcbdr": _fedcbdr(),
     "many_sites": _many_sites(),

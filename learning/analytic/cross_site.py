@@ -68,12 +68,22 @@ def error_on(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
     records = float(sums.counts[known].sum())
     if records <= 0:
         return None
+    return (_scored(head, sums, known) + records) / records
+
+
+def error_of_all(head: LinearHead, sums: Sums, known: Tensor) -> float:
+    """The same over all classes; one that the head does not know scores 0. Without records it is 1."""
+    records = float(sums.counts.sum())
+    return (_scored(head, sums, known) + records) / records if records > 0 else 1.0
+
+
+def _scored(head: LinearHead, sums: Sums, known: Tensor) -> float:
+    """Squared scores minus twice those of the true classes, over all records."""
     # the site's records of classes that the head does not know cannot be taken out of its products, so each
     # known column is judged on all of them, as an indicator that is 0 there
     weight = torch.cat([head.weight[known], head.bias[known, None] / sums.constant], dim=1)
-    quadratic = ((weight @ sums.gram) * weight).sum(dim=1)
-    linear = (weight * sums.sums[known]).sum(dim=1)
-    return float((quadratic - 2 * linear + sums.counts[known]).sum()) / records
+    quadratic = ((weight @ sums.gram) * weight).sum()
+    return float(quadratic - 2 * (weight * sums.sums[known]).sum())
 
 
 def guess_error(frequency: Tensor, sums: Sums, known: Tensor) -> float:
@@ -143,7 +153,7 @@ def _table(sites: Mapping[str, Sums]) -> CrossSite:
         rows[name] = SiteRow(None, None, {})
         if not _is_known(sites[name], known):
             continue
-        shrinkage = _shrinkage(others)
+        shrinkage = best_shrinkage(others)
         head = ridge(others, shrinkage)
         apart = error_on(head, sites[name], known)
         assert apart is not None
@@ -191,7 +201,7 @@ def _is_known(sums: Sums, known: Tensor) -> bool:
     return every > 0 and int(known.sum()) > 1 and float(sums.counts[known].sum()) >= LEAST_KNOWN * every
 
 
-def _shrinkage(sums: Sums) -> float:
+def best_shrinkage(sums: Sums) -> float:
     """What cross-validation from the sums prefers; of equals the largest."""
     scores = gcv(sums, list(LAMBDAS))
     return max(zip([-score for score in scores], LAMBDAS, strict=True))[1]

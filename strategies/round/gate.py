@@ -18,6 +18,7 @@ from perennial.protocol.fields import arrays_of, read_kind
 from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stamp import MAX_EXAMPLES, Stamp
 from perennial.protocol.tensors import Tensors, unpack
+from perennial.strategies.round.queries import describe_error
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,7 @@ class Gate:
     def admit(self, message: Message, site: str) -> Admitted:
         """The reply's content. Raises Rejected or Refused with the reason."""
         if message.has_error():
-            raise Rejected(
-                f"error at the site or on the way: {shown(message.error.reason or 'unknown', REASON)}"
-            )
+            raise Rejected(describe_error(shown(message.error.reason or "unknown", REASON)))
         try:
             kind = read_kind(message.content)
             if kind == Refusal.__name__:

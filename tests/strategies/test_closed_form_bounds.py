@@ -10,7 +10,8 @@ from perennial.config.bounds import BoundsConfig
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.statistics import Statistics
-from perennial.server.withdrawal import forget, verify
+from perennial.server.verification import verify
+from perennial.server.withdrawal import withdraw
 from perennial.strategies.statistics.counted import parts_of
 from perennial.strategies.statistics.kept import KeptSums
 from tests.strategies.test_analytic_runs import experiment, own_cache, run
@@ -62,7 +63,7 @@ def test_a_cut_changes_the_model_and_no_sum_and_can_be_withdrawn_from(tmp_path: 
     cut = run(tmp_path, "cut", data=UNEVEN, tasks=TASKS, bounds={"share": 1 / 3})
     assert cut["analytic"]["sums_sha256"] == whole["analytic"]["sums_sha256"]
     assert cut["model_sha256"] != whole["model_sha256"]
-    certificate = forget(tmp_path / "runs" / "cut", "site-1")
+    certificate = withdraw(tmp_path / "runs" / "cut", "site-1")
     away = [{"site": "site-1", "first_round": 1}]
     never = run(tmp_path, "never", data=UNEVEN, tasks=TASKS, bounds={"share": 1 / 3}, absence=away)
 

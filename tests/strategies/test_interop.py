@@ -28,7 +28,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
     "contribution": {"base": "fedavg", "estimator": "reconstruct"},
     "digest_synthesis": {"base": "fedavg"},
-    "own_heads": {"base": "analytic"},
     "pfa": {"global_rounds": 1, "layer": 1},
 }
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [

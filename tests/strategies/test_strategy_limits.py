@@ -37,8 +37,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("clustered_personalisation", "sparsity_epsilon", [1e-6], [0.0, -1.0]),
     ("contribution", "samples", [1], [0]),
     ("contribution", "every", [1], [0]),
-    ("contribution", "least_sweeps", [1], [0]),
-    ("contribution", "false_alarm", [1e-9, 0.999], [0.0, 1.0]),
     ("digest_synthesis", "recall_epochs", [0, 1], [-1]),
     ("digest_synthesis", "server_epochs", [0, 1], [-1]),
     ("digest_synthesis", "server_momentum", [0.0, 0.999], [-0.1, 1.0]),
@@ -139,7 +137,7 @@ def test_frozen_layers_go_with_no_relabelling() -> None:
 def test_words_are_told_apart_by_their_letters() -> None:
     """Words of a file are other objects than those of the program."""
     for text, message in (
-        ("{base: fedavg, estimator: reconstruct, on_flag: exclude}", "on_flag"),
+        ("{base: fedavg, estimator: reconstruct, held_out: sites}", "held_out"),
         ("{base: serial_ring, estimator: online, exact: true}", "online"),
     ):
         with pytest.raises(ConfigError, match=message):
