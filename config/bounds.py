@@ -9,6 +9,8 @@ from perennial.foundation.block import Block
 MAX_SAMPLES = 1 << 20
 SHARE = 1 / 2
 """No site counts for more than all others together."""
+LEAST_SITES = 4
+"""Sites from which on a share of samples is bounded."""
 CLOSED_FORM = ("registered", "share")
 """Keys that mean something where sites send sums."""
 
@@ -35,8 +37,7 @@ class BoundsConfig(Block):
     """The share of all samples that one site counts for at most; 1: no bound.
 
     null: SHARE where sites send updates, and none with closed form, whose model is that of all data in one
-    place. Less than a half holds from three sites on as a half, and in full where it leaves the others a
-    share each. With closed form it holds from four sites of a task on.
+    place. It holds from four sites on, with closed form of a task.
     """
 
     @property
