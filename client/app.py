@@ -119,15 +119,18 @@ def _answer(
 
 
 def attempt(
-    message: Message, context: Context, act: Callable[[Identity], Done], known: Identity | None = None
+    message: Message,
+    context: Context,
+    act: Callable[[Identity], Done],
+    who: Callable[[Context], Identity] = identify,
 ) -> Done | Message:
     """The reply that act makes for the message's site, or a Refusal with the reason why it made none.
 
-    known: the site, if it has been identified already.
+    who: finds out which site it is.
     """
     site, deployed = "unknown", True
     try:
-        identity = known or identify(context)
+        identity = who(context)
         site, deployed = identity.name, identity.deployed
         return act(identity)
     except PerennialError as error:
