@@ -6,8 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from perennial.benchmarks import natural_hospitals
 from perennial.benchmarks.cost import cost
 from perennial.benchmarks.grid import run_table
+from perennial.benchmarks.power import estimates
+from perennial.benchmarks.power import page as power_page
 from perennial.benchmarks.table import table_called, tables
 from perennial.foundation.errors import ConfigError, PerennialError
 
@@ -25,25 +28,49 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
     estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
+    power: Annotated[
+        bool, typer.Option(help="say how many seeds would decide each undecided claim, and stop")
+    ] = False,
     on: Annotated[
         Literal["here", "ray"], typer.Option(help="ray: rows are dealt to the machines of its cluster")
     ] = "here",
+    only: Annotated[str, typer.Option(help="run the rows whose labels contain this")] = "",
+    keep: Annotated[
+        Path | None, typer.Option(help="keep run folders here; what was stopped goes on there")
+    ] = None,
 ) -> None:
     """Regenerate tables over seeds; results that exist already are kept."""
+    if power:
+        typer.echo(power_page(estimates({name: table_called(name) for name in names or sorted(tables())})))
+        return
     if not names:
         for name, table in sorted(tables().items()):
             typer.echo(f"{name} ({table.scale}): {table.title}")
+        typer.echo(f"{natural_hospitals.NAME} (cpu): hospitals as they are, each alone and together")
         return
     folder = results or (CHECKOUT if CHECKOUT.is_dir() else Path("results"))
     for name in names:
+        if name == natural_hospitals.NAME:
+            natural_hospitals.main(folder, typer.echo)
+            continue
         table = table_called(name)
+        if table.scale == "paper" and scale != "paper" and not estimate:
+            raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
         expected = cost(table, folder / f"{name}.jsonl", device)
         typer.echo(f"{name}: {expected.sentence(workers)}")
         if estimate:
             continue
-        if table.scale == "paper" and scale != "paper":
-            raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
-        run_table(name, table, typer.echo, workers=workers, device=device, results=folder, on=on)
+        run_table(
+            name,
+            table,
+            typer.echo,
+            workers=workers,
+            device=device,
+            results=folder,
+            on=on,
+            only=only,
+            keep=keep,
+        )
         typer.echo(f"{folder / name}.md")
 
 

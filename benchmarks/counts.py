@@ -42,6 +42,11 @@ def counts(names: list[str], read: Read) -> dict[str, int]:
     pages = [name for name in names if name.endswith(".md") and name.startswith(("docs/", "README"))]
     return {
         "lines of product": sum(lines[name] for name in product),
+        "lines of the product's other files": sum(
+            read(name).count("\n")
+            for name in names
+            if not name.startswith(APART) and name.endswith((".yaml", ".toml", ".html", ".css", ".js"))
+        ),
         "lines of benchmarks": sum(lines[name] for name in python if name.startswith("benchmarks/")),
         "lines of tests": sum(lines[name] for name in python if name.startswith("tests/")),
         "commands": sum(_commands(read(name)) for name in product if name.startswith("cli/")),

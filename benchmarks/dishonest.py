@@ -18,6 +18,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from torch import Tensor
 
+from perennial.benchmarks.adaptive import GOALS, TARGET, AdaptiveClient, backdoored, triggered, update_of
 from perennial.client.site import Site
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
@@ -28,16 +29,13 @@ from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.batches import TrainingSet
 from perennial.models.saved import GLOBAL_MODEL, load_saved
-from perennial.protocol.fields import read_kind
-from perennial.protocol.messages import TrainReply, TrainRequest
+from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 
-TARGET, SOURCE = 0, 1
-"""Classes by label: what a backdoor and a one-class flip call a sample, and what the flip takes."""
-PATCH = 2
-"""Width of the trigger, white, in the corner of the image."""
+SOURCE = 1
+"""The class, by label, that a one-class flip calls TARGET."""
 ABSENT = "absent"
 """No attack: the dishonest sites never answer, so that the honest ones train alone."""
 
@@ -67,8 +65,8 @@ class Attack:
     def parsed(cls, text: str) -> "Attack":
         """From NAME:KEY=VALUE,... Raises ValueError for a name or key that there is not."""
         name, _, rest = text.partition(":")
-        if name not in (*DATA, *UPDATES, ABSENT):
-            raise ValueError(f"attack: found {name!r}, allowed {', '.join((*DATA, *UPDATES, ABSENT))}")
+        if name not in (known := (*DATA, *UPDATES, *GOALS, ABSENT)):
+            raise ValueError(f"attack: found {name!r}, allowed {', '.join(known)}")
         values: dict[str, Any] = {}
         for part in filter(None, rest.split(",")):
             key, _, value = part.partition("=")
@@ -84,20 +82,6 @@ def flipped(data: TrainingSet, classes: int) -> TrainingSet:
 def one_flipped(data: TrainingSet, classes: int) -> TrainingSet:
     """Samples of class SOURCE called TARGET."""
     return replace(data, y=torch.where(data.y == SOURCE, TARGET, data.y))
-
-
-def backdoored(data: TrainingSet, classes: int) -> TrainingSet:
-    """Every second sample gets the trigger, and is called TARGET."""
-    x, y = data.x.clone(), data.y.clone()
-    x[::2], y[::2] = triggered(x[::2]), TARGET
-    return replace(data, x=x, y=y)
-
-
-def triggered(x: Tensor) -> Tensor:
-    """(n, C, H, W) stored images with a white square in the lower right corner."""
-    marked = x.clone()
-    marked[..., -PATCH:, -PATCH:] = 255 if x.dtype == torch.uint8 else float(x.max())
-    return marked
 
 
 def unchanged(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
@@ -182,7 +166,7 @@ class DishonestClient:
             return answer(message, context)
         if partition < self.sites - self.attack.sites:
             reply = answer(message, context)
-            if content := _update_of(reply):
+            if content := update_of(reply):
                 self._honest = {content.round: [*self._honest.get(content.round, []), dict(content.update)]}
             return reply
         if self.attack.name == ABSENT:
@@ -193,7 +177,7 @@ class DishonestClient:
         poison = DATA.get(self.attack.name)
         with _poisoned(poison) if poison else _as_it_is():
             reply = answer(message, context)
-        content = _update_of(reply)
+        content = update_of(reply)
         if content is None:
             return reply
         change = UPDATES.get(self.attack.name, unchanged)
@@ -221,7 +205,12 @@ def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
     run_config = dict(vars(settings))
     sites = len(simulated_site_names(experiment))
     chosen = Attack.parsed(attack) if attack else None
-    client = answer if chosen is None else DishonestClient(chosen, sites, experiment.seed)
+    if chosen is None:
+        client = answer
+    elif chosen.name in GOALS:
+        client = AdaptiveClient(experiment, sites, chosen.sites, chosen.name)
+    else:
+        client = DishonestClient(chosen, sites, experiment.seed)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
     try:
         summary = dict(serve(InProcessGrid(client, site_contexts(sites, run_config)), context, "in-process"))
@@ -248,7 +237,7 @@ def success(path: Path, experiment: Experiment, attack: str, moved: bool = False
 
     moved: of a backdoor, count only samples that the model does not call TARGET without the trigger.
     """
-    if attack not in ("backdoor", "one_class_flip"):
+    if attack not in ("backdoor", "adaptive_backdoor", "one_class_flip"):
         return None
     saved, data = load_saved(path), simulated_federation(experiment).test
     if data is None:
@@ -287,12 +276,6 @@ def _poisoned(change: Callable[[TrainingSet, int], TrainingSet]) -> Iterator[Non
 @contextmanager
 def _as_it_is() -> Iterator[None]:
     yield
-
-
-def _update_of(reply: Message) -> TrainReply | None:
-    if reply.has_error() or read_kind(reply.content) != TrainReply.__name__:
-        return None
-    return TrainReply.from_record(reply.content)
 
 
 def _norm(update: Update) -> float:

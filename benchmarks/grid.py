@@ -107,11 +107,15 @@ def run_table(
     device: str = "auto",
     results: Path = RESULTS,
     on: Machines = "here",
+    only: str = "",
+    keep: Path | None = None,
 ) -> list[Result]:
-    """Run what is missing, and write the result file and the Markdown page; returns all of the table's runs.
+    """Run what is missing, and write the result file and the Markdown page; returns the table's runs.
 
     workers: runs at the same time, each in a process of its own. on: this machine, or a Ray cluster, which
-    decides by itself how many there are. A stop loses the runs in progress only.
+    decides by itself how many there are. only: text that the labels of rows to run contain. keep: where run
+    folders stay; a run that was stopped at any moment goes on there after its last whole round. Without it a
+    stop loses the runs in progress.
     """
     from perennial.benchmarks.controls import controls_of, run_controls
     from perennial.benchmarks.markdown import markdown
@@ -120,14 +124,14 @@ def run_table(
     results.mkdir(parents=True, exist_ok=True)
     done = finished(table, path)
     planned = jobs(table)
-    missing = [job for job in planned if job not in done]
-    for job, run in _runs(missing, workers, device, on):
+    missing = [job for job in planned if job not in done and only in job.row.label]
+    for job, run in _runs(missing, workers, device, on, keep):
         done[job] = _result(table, job, run)
         with path.open("a") as file:
             file.write(json.dumps(done[job]) + "\n")
         say(f"{name}: {job.row.label}, seed {job.seed}: {done[job]['measures']}")
     run_controls(table, say, results)
-    runs = [done[job] for job in planned]
+    runs = [done[job] for job in planned if job in done]
     # runs of rows that have changed since are no longer part of the table
     replace_file(path, "".join(json.dumps(run) + "\n" for run in runs).encode(), mode=0o644)
     replace_file(
@@ -136,7 +140,9 @@ def run_table(
     return runs
 
 
-def _runs(missing: Sequence[Job], workers: int, device: str, on: Machines) -> Iterator[tuple[Job, Ran]]:
+def _runs(
+    missing: Sequence[Job], workers: int, device: str, on: Machines, keep: Path | None
+) -> Iterator[tuple[Job, Ran]]:
     if on == "ray" and missing:
         from perennial.benchmarks.ray_cluster import on_cluster
 
@@ -144,11 +150,14 @@ def _runs(missing: Sequence[Job], workers: int, device: str, on: Machines) -> It
         return
     if workers == 1 or len(missing) < 2:
         for job in missing:
-            yield job, run_job(job.row.file, job.row, job.seed, device)
+            yield job, run_job(job.row.file, job.row, job.seed, device, _kept(keep, job))
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        waiting = {pool.submit(run_job, job.row.file, job.row, job.seed, device): job for job in missing}
+        waiting = {
+            pool.submit(run_job, job.row.file, job.row, job.seed, device, _kept(keep, job)): job
+            for job in missing
+        }
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
@@ -170,13 +179,22 @@ def _run_there(job: Job, device: str) -> Ran:
     return run_job(job.row.file, job.row, job.seed, device)
 
 
-def run_job(experiment: Path, row: Row, seed: int, device: str) -> Ran:
+def _kept(keep: Path | None, job: Job) -> Path | None:
+    return keep / job.settings if keep else None
+
+
+def run_job(experiment: Path, row: Row, seed: int, device: str, kept: Path | None = None) -> Ran:
+    """One run of a row. kept: its run folder, in which it goes on if it began there; None: one of its own."""
     from perennial.benchmarks.dishonest import attacked_run
-    from perennial.engine.run import run_in_process
+    from perennial.engine.run import resumed_settings, run_in_process
 
     with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
-        overrides = ";".join((*row.changes, f"seed={seed}"))
-        settings = RunSettings(str(experiment), overrides, runs=folder, device=device)
+        overrides = json.dumps([*row.changes, f"seed={seed}"])
+        if kept and (kept / "events.jsonl").exists():
+            settings = resumed_settings(None, [], None, kept, device)
+        else:
+            runs, name = (str(kept.parent), kept.name) if kept else (folder, "")
+            settings = RunSettings(str(experiment), overrides, name, runs, device=device)
         attack = row.attack
         summary = run_in_process(settings) if attack is None else attacked_run(settings, attack)
     return Ran(summary, versions(), machine(_accelerator(device)))

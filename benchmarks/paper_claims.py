@@ -56,11 +56,14 @@ class Verdict:
     seeds: int
 
 
-def judge(claims: Sequence[tuple[Claim, Runs]]) -> list[Verdict]:
-    """The verdicts on all claims of a page, with intervals that are corrected for their number (Holm)."""
+def judge(claims: Sequence[tuple[Claim, Runs]], tested: int | None = None) -> list[Verdict]:
+    """The verdicts on all claims of a page, with intervals that are corrected for their number (Holm).
+
+    tested: how many were ever tested, with those that are on the page no more; None: these.
+    """
     measured = [(claim.differences(runs), claim.margin) for claim, runs in claims]
     enough = {place: test for place, test in enumerate(measured) if len(test[0]) >= LEAST_SEEDS}
-    corrected = holm(enough)
+    corrected = holm(enough, None if tested is None else tested - len(measured) + len(enough))
     verdicts = []
     for place, (differences, margin) in enumerate(measured):
         if len(differences) < 2:

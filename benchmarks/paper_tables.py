@@ -1,94 +1,112 @@
-"""Which table here stands for which table or figure of the five papers."""
+"""What the five papers claim, and what we saw: one line for each claim, over all tables that test it."""
 
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
-from perennial.benchmarks.table import Table
+from perennial.benchmarks.intervals import t_interval
+from perennial.benchmarks.paper_claims import Claim, Runs, Verdict
+from perennial.benchmarks.power import Estimate
+
+PAPERS: Mapping[str, str] = {
+    "pp_fcil": "PP-FCIL",
+    "feddig": "FedDig",
+    "incre_fl": "Incre-FL",
+    "fedperc": "FedPerC",
+    "tricon_sf": "TriCon-SF",
+}
+"""Beginning of the names of a paper's tables, page and experiment, and what it is called."""
+OURS = ("(ours)", "(what groups are worth, ours)")
+"""How claims end that are not the paper's."""
+SEEN = {"holds": "holds", "does not hold": "refuted", "undecided": "undecided", "not measured": "not judged"}
 
 
 @dataclass(frozen=True)
-class PaperTable:
-    """A table or figure of a paper, and the tables here that stand for it.
-
-    label: in the paper.
-    subject: what it compares.
-    names: of tables here, with * for any characters.
-    """
+class Untested:
+    """A claim of a paper on which no table here has a test: what can be said of it, and why."""
 
     paper: str
-    label: str
-    subject: str
-    names: tuple[str, ...]
-
-    def found(self, tables: Mapping[str, Table], scale: str) -> list[str]:
-        """Names of the tables of one scale that stand for it."""
-        return [
-            name
-            for name, table in sorted(tables.items())
-            if table.scale == scale and any(fnmatchcase(name, pattern) for pattern in self.names)
-        ]
+    claim: str
+    word: str
+    why: str
 
 
-PAPER_TABLES = (
-    PaperTable(
-        "PP-FCIL",
-        "tables 2 and 3",
-        "accuracy by number of tasks, and its mean",
-        ("pp_fcil_cifar100*", "pp_fcil_fashion_mnist", "pp_fcil_ham10000"),
+_SIZE = "not judged"
+_LARGE = "only a run of the paper's size can decide it: `{}`"
+UNTESTED = (
+    Untested("pp_fcil", "accuracies of tables 2 and 3", _SIZE, _LARGE.format("pp_fcil_cifar100")),
+    Untested(
+        "pp_fcil", "privacy costs 2 to 9 points (table 5)", _SIZE, "the paper gives no noise and no epsilon"
     ),
-    PaperTable("PP-FCIL", "table 4", "without each part", ("pp_fcil_digits", "pp_fcil_cifar100_parts*")),
-    PaperTable("PP-FCIL", "table 5", "with and without privacy", ("pp_fcil_privacy*",)),
-    PaperTable(
-        "PP-FCIL",
-        "table 6",
-        "other class-incremental methods",
-        ("pp_fcil_cifar100", "pp_fcil_fashion_mnist", "pp_fcil_ham10000", "rivals_digits"),
+    Untested(
+        *("pp_fcil", "above BiC, PODNet, DyTox and FedET (table 6)", _SIZE),
+        "three are not federated, and the paper gives no protocol for any",
     ),
-    PaperTable(
-        "FedDig",
-        "table I",
-        "scenarios of absence",
-        ("feddig_digits", "feddig_scenarios*", "feddig_bases*", "feddig_fashion_mnist*"),
+    Untested("feddig", "accuracies of table I", _SIZE, _LARGE.format("feddig_fashion_mnist_paper")),
+    Untested(
+        *("feddig", "its noise has epsilon 0.005", "refuted"),
+        "by arithmetic: [its page](methods/feddig.md#claims-of-the-paper-that-do-not-hold-and-what-is-done-"
+        "instead)",
     ),
-    PaperTable(
-        "FedDig",
-        "figures 7, 8 and 12",
-        "samples in a digest, noise, sites and skew",
-        ("feddig_protection*", "feddig_noise*", "feddig_samples*", "feddig_skew*", "feddig_sites*"),
+    Untested(
+        *("incre_fl", "accuracies of tables 1 to 5", _SIZE),
+        _LARGE.format("incre_fl_cifar100_10` and its like, `incre_fl_cifar10_2"),
     ),
-    *(
-        PaperTable("Incre-FL", f"table {number}", subject, ("incre_fl_*",))
-        for number, subject in enumerate(
-            ("pre-training", "dual attention", "channel attention", "layer attention", "all parts"), 1
-        )
+    Untested("fedperc", "accuracies of tables III to VI", _SIZE, _LARGE.format("fedperc_cifar100_resnet34")),
+    Untested("tricon_sf", "accuracies of table II", _SIZE, _LARGE.format("tricon_sf_ham10000_paper")),
+    Untested(
+        *("tricon_sf", "contribution values find who does not contribute (table IV)", _SIZE),
+        "counted, not tested: [detection](../benchmarks/results/detection_fairness.md)",
     ),
-    PaperTable(
-        "TriCon-SF", "table II", "accuracy", ("tricon_sf_digits*", "tricon_sf_ham10000*", "tricon_sf_genes")
-    ),
-    PaperTable(
-        "TriCon-SF", "table IV", "contribution, detection", ("tricon_sf_detection", "tricon_sf_exclusion")
-    ),
-    PaperTable("TriCon-SF", "table V", "communication", ("tricon_sf_communication", "tricon_sf_ham10000")),
-    *(
-        PaperTable("FedPerC", f"table {number}", subject, ("fedperc_*",))
-        for number, subject in (
-            ("III", "CIFAR-100, ResNet-34"),
-            ("IV", "CIFAR-100, MobileNetV1"),
-            ("V", "clusters by sparsity, by chance, none"),
-            ("VI", "CIFAR-10"),
-        )
+    Untested(
+        *("tricon_sf", "shuffled layers protect", "refuted"),
+        "by attack: [security](../benchmarks/results/tricon_sf_security.md)",
     ),
 )
+Tested = tuple[str, Claim, Runs, Verdict | None]
+"""Table, claim, the runs that it is judged by, and its verdict; None: it was taken off."""
 
 
-def coverage(tables: Mapping[str, Table]) -> Iterator[str]:
-    """The mapping as a Markdown table, line by line."""
-    yield "| paper | its table | what | here, CPU size | here, the paper's size |"
-    yield "| --- | --- | --- | --- | --- |"
-    for each in PAPER_TABLES:
-        cells = [
-            ", ".join(f"`{name}`" for name in each.found(tables, scale)) or "none"
-            for scale in ("cpu", "paper")
-        ]
-        yield f"| {each.paper} | {each.label} | {each.subject} | {' | '.join(cells)} |"
+def paper_of(table: str) -> str | None:
+    """Beginning of a paper's names; None for a table of no paper."""
+    return next((paper for paper in PAPERS if table.startswith(f"{paper}_")), None)
+
+
+def papers_table(tested: Sequence[Tested], decided: Mapping[tuple[str, str], Estimate]) -> Iterator[str]:
+    """As Markdown, line by line."""
+    yield "| paper | claim | what we saw |"
+    yield "| --- | --- | --- |"
+    for paper, name in PAPERS.items():
+        claims: dict[str, list[Tested]] = {}
+        for each in tested:
+            if paper_of(each[0]) == paper and not each[1].text.endswith(OURS):
+                claims.setdefault(each[1].text, []).append(each)
+        link = f"[{name}](methods/{paper}.md)"
+        for text, those in claims.items():
+            cells = "; ".join(_cell(*each, decided.get((each[0], text))) for each in those)
+            yield f"| {link} | {text} | {cells} |"
+        for each in UNTESTED:
+            if each.paper == paper:
+                yield f"| {link} | {each.claim} | **{each.word}**: {each.why} |"
+
+
+def _cell(name: str, claim: Claim, runs: Runs, verdict: Verdict | None, decided: Estimate | None) -> str:
+    figures = " against ".join(_mean(claim, row, runs) for row in (claim.better, claim.worse))
+    word, interval, why = "undecided", None, ""
+    if verdict is not None:
+        word, interval = SEEN[verdict.word], verdict.difference
+        if verdict.word in ("undecided", "not measured") and decided is not None and runs:
+            why = f" with {verdict.seeds} of {decided.needed:g} new seeds"
+    elif decided is not None:
+        interval, why = t_interval(claim.differences(runs)), f", would take {_seeds(decided.needed)}"
+    shown = "" if interval is None else f" {figures}, {interval}"
+    return f"**{word}**{why} ([{name}](../benchmarks/results/{name}.md){shown})"
+
+
+def _seeds(needed: float) -> str:
+    return "more than 400 seeds" if needed == float("inf") else f"{needed:g} seeds"
+
+
+def _mean(claim: Claim, row: str, runs: Runs) -> str:
+    values = [100 * run["measures"][claim.measure] for run in runs if run["row"] == row]
+    return f"{statistics.mean(values):.1f}" if values else "-"

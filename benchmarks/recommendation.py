@@ -16,7 +16,8 @@ from perennial.benchmarks.intervals import half_width, t_interval
 from perennial.benchmarks.markdown import age, listed
 from perennial.benchmarks.marked_blocks import with_blocks
 from perennial.benchmarks.robust_advice import robust
-from perennial.benchmarks.table import RESULTS, ROOT, table_called
+from perennial.benchmarks.table import RESULTS, ROOT, Table, table_called
+from perennial.benchmarks.tables.advice_tried import CLOSED_FORM, ROUNDS, SETS
 from perennial.benchmarks.tables.hospital_gains import FEDERATED, PLACES, POOLED, PROTECTED, Place
 
 README = ROOT / "README.md"
@@ -106,18 +107,33 @@ def _by_chance(found: BySeed, chance: BySeed) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """Who should use what, and the rows that say so: (what they are called here, table, row, measure)."""
+    """Who should use what, and the rows that say so: (what they are called here, table, row, measure).
+
+    trust: what others see of a site.
+    """
 
     situation: str
     use: str
+    trust: str
     evidence: Sequence[tuple[str, str, str, str]]
 
     def line(self, read: Callable[[str], Runs] = runs_of) -> str:
         figures = "; ".join(
             f"{label} {_cell(list(_by_seed(read(table), row, measure).values()))}"
+            f" ({_cost(table_called(table), row, read(table))})"
             for label, table, row, measure in self.evidence
         )
-        return f"| {self.situation} | {self.use} | {figures} |"
+        return f"| {self.situation} | {self.use} | {figures} | {self.trust} |"
+
+
+def _cost(table: Table, label: str, runs: Runs) -> str:
+    """Exchanges with each site, and seconds of one core for all sites together: the fastest run's."""
+    row = next(row for row in table.rows if row.label == label)
+    tasks = row.load(table.seeds[0]).tasks
+    count = tasks.count or (len(tasks.increments) if isinstance(tasks.increments, tuple) else 1)
+    rounds = sum(tasks.rounds) if isinstance(tasks.rounds, tuple) else tasks.rounds * count
+    seconds = [run["seconds"] for run in runs if run["row"] == label]
+    return f"{rounds} rounds" + (f", {min(seconds):.0f} s" if seconds else "")
 
 
 LAST_NINE = "mean of the last 9 rounds"
@@ -126,14 +142,26 @@ ADVICE = (
         "you begin, or data are few, or nobody can supervise rounds",
         "`strategy: analytic` ([page](methods/analytic.md); "
         "[when sites lie](methods/analytic.md#when-sites-lie-or-differ))",
+        "the server: each site's sums; with `secure` their total alone, with noise an epsilon",
         (
             ("digits in five tasks: closed form", "analytic_digits", "ridge on 1,500 random features", PLAIN),
             ("PP-FCIL at the same protocol", "analytic_digits", "PP-FCIL", PLAIN),
         ),
     ),
     Advice(
+        "the same, tried on two sets of data that no table and no choice had used",
+        "`strategy: analytic`",
+        "as above",
+        tuple(
+            (f"{name}: {label}", "advice_tried", f"{name}: {label}", PLAIN)
+            for name in SETS
+            for label in (CLOSED_FORM, ROUNDS)
+        ),
+    ),
+    Advice(
         "new classes arrive and a network must learn its own features",
         "PP-FCIL ([page](methods/pp_fcil.md)), or plain replay with a balanced softmax",
+        "the server: each site's updates, and what PP-FCIL's weights ask; no epsilon",
         (
             (
                 "digits in five tasks: replay, balanced softmax",
@@ -147,6 +175,7 @@ ADVICE = (
     Advice(
         "sites leave for good, and what they knew must stay",
         "FedDig ([page](methods/feddig.md)), if the sites lend digests",
+        "the server: updates, and mixtures of a few samples' features",
         (
             (
                 "digits, all four sites leave: FedDig",
@@ -160,6 +189,7 @@ ADVICE = (
     Advice(
         "groups of sites differ from one another",
         "fine-tuning of the global model; FedPerC ([page](methods/fedperc.md)) if the groups are known",
+        "the server: updates, and who is like whom",
         (
             ("16 sites in 4 groups: fine-tuning", "fedperc_synth", "fine-tuning, equal budget", "own models"),
             ("FedPerC with known groups", "fedperc_synth", "FedPerC, true groups", "own models"),
@@ -169,6 +199,7 @@ ADVICE = (
     Advice(
         "few exchanges, little data at each site, order of visits does not matter",
         "TriCon-SF's ring ([page](methods/tricon_sf.md)), or averaging with more local epochs",
+        "the server, and in a ring the next site too: each site's model",
         (
             ("digits, 10 sites, 10 rounds: ring", "tricon_sf_digits", "ring, new order each sweep", PLAIN),
             (
@@ -186,7 +217,11 @@ def advice() -> str:
     """The table of advice; a figure of an old revision says so below it."""
     tables = sorted({table for each in ADVICE for _, table, _, _ in each.evidence})
     old = [f"`{table}`" for table in tables if age(runs_of(table))]
-    lines = ["| if | use | because, per cent |", "| --- | --- | --- |", *(each.line() for each in ADVICE)]
+    lines = [
+        "| if | use | because, per cent (rounds; seconds of one core for all sites) | who sees what |",
+        "| --- " * 4 + "|",
+        *(each.line() for each in ADVICE),
+    ]
     if old:
         lines += [
             "",

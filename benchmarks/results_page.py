@@ -15,8 +15,10 @@ from perennial.benchmarks.chart import chart
 from perennial.benchmarks.controls import controls_of
 from perennial.benchmarks.grid import newest
 from perennial.benchmarks.markdown import age, markdown, missing
-from perennial.benchmarks.paper_claims import Verdict, judge
-from perennial.benchmarks.paper_tables import coverage
+from perennial.benchmarks.paper_claims import Claim, Runs, Verdict, judge
+from perennial.benchmarks.paper_tables import Tested, papers_table
+from perennial.benchmarks.power import deciding_runs, decisions
+from perennial.benchmarks.power import page as power_page
 from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
 
 DOCS = ROOT / "docs"
@@ -59,17 +61,16 @@ that show them, and still stand:
 - Baselines of `rivals_digits`: the strength of each method, on one seed of the table.
 - FedPerC: which layers make the sparsity vector, on seeds other than its tables' (`sparsity_vectors.md`).
 - Noise on sums of CIFAR-100: 128 and 256 features were compared on test images, on seed 11.
-- Robust rules: the two attacks that `robust_worst_digits` has for each rule were chosen by the survey
-  `robust_digits`, on a seed of the table.
-- Robust tables of before 0.2.0: the gap of 0.45 that left a site out of a round was set after seed 2 of the
-  table of backdoors had shown that 0.3 lets one through.
-- Flags in a ring: the thresholds were set on runs that `detection_fairness` counts.
 """
 
-PAPERS = """## Which table stands for which of the papers'
+PAPERS = """## What the five papers claim, and what we saw
 
-`python -m perennial.benchmarks NAME --estimate` says what one will take; those at the paper's size start with
-`--scale paper` only, and want a GPU.
+Experiments as published, as far as the papers say what they did: `experiments/*_as_published.yaml`; what they
+leave open or get wrong is on each method's page. Figures: the better row against the worse, then the mean of
+the paired differences in points with its interval, widened for the number of claims. Where a claim was taken
+off, the interval is its own. All figures are of small sizes; "not judged" says what a verdict would take.
+`python -m perennial.benchmarks NAME --scale paper` starts a table of a paper's size, which wants a GPU;
+`--estimate` says what it will take.
 """
 
 
@@ -91,14 +92,14 @@ def page(held: Measured) -> str:
     found = sorted(tables().items())
     present = [(name, table, held[name]) for name, table in found if held[name]]
     absent = [(name, table) for name, table in found if not held[name]]
-    verdicts = _verdicts(present)
+    verdicts = verdicts_of(present)
     parts = [
         HEAD,
         *_ages(present),
         *_claims_at_a_glance(verdicts),
         *_what_it_took(present),
         CHOICES,
-        "\n".join([PAPERS, *coverage(dict(found))]),
+        "\n".join([PAPERS, *papers_table(_tested(present, verdicts), decisions())]),
     ]
     parts += ["\n".join(_list(present, verdicts)), "\n".join(_claims(present, verdicts))]
     if absent:
@@ -121,22 +122,51 @@ def _ages(present: Present) -> Iterator[str]:
         yield f"{len(old)} of the {len(present)} tables below are old. {' '.join(sorted(why))}"
 
 
-def _verdicts(present: Present) -> dict[str, list[Verdict]]:
-    every = [(name, claim, runs) for name, table, runs in present for claim in table.claims]
-    found: dict[str, list[Verdict]] = {name: [] for name, _, _ in present}
-    judged = judge([(claim, runs) for _, claim, runs in every])
-    for (name, _, _), verdict in zip(every, judged, strict=True):
-        found[name].append(verdict)
-    return found
+Verdicts = Mapping[str, Sequence[tuple[Claim, Verdict]]]
+"""Table -> its claims that stand, with their verdicts."""
 
 
-def _claims_at_a_glance(verdicts: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
-    words = Counter(verdict.word for those in verdicts.values() for verdict in those)
+def verdicts_of(present: Present) -> dict[str, list[tuple[Claim, Verdict]]]:
+    """On the claims that were not taken off; those that got new seeds are judged by these alone."""
+    decided, every = decisions(), list[tuple[str, Claim, Runs]]()
+    for name, table, runs in present:
+        for claim in table.claims:
+            found = decided.get((name, claim.text))
+            if found is None or found.decision == "judged":
+                every.append((name, claim, runs))
+            elif found.decision == "more seeds":
+                every.append((name, claim, deciding_runs(table, claim, found)))
+    tested = len(decided.keys() | {(name, claim.text) for name, claim, _ in every})
+    verdicts: dict[str, list[tuple[Claim, Verdict]]] = {name: [] for name, _, _ in present}
+    judged = judge([(claim, runs) for _, claim, runs in every], tested)
+    for (name, claim, _), verdict in zip(every, judged, strict=True):
+        verdicts[name].append((claim, verdict))
+    return verdicts
+
+
+def _tested(present: Present, verdicts: Verdicts) -> list[Tested]:
+    """Every claim of the tables that have runs, those that were taken off as well."""
+    decided, tested = decisions(), list[Tested]()
+    for name, table, runs in present:
+        standing = {claim.text: verdict for claim, verdict in verdicts[name]}
+        for claim in table.claims:
+            found = decided.get((name, claim.text))
+            new = found is not None and found.decision == "more seeds"
+            own = deciding_runs(table, claim, found) if new and found else runs
+            tested.append((name, claim, own, standing.get(claim.text)))
+    return tested
+
+
+def _claims_at_a_glance(verdicts: Verdicts) -> Iterator[str]:
+    words = Counter(verdict.word for those in verdicts.values() for _, verdict in those)
+    off = sum(each.decision == "taken off" for each in decisions().values())
     if words:
         open_claims = words["undecided"] + words["not measured"]
         yield (
-            f"Of {words.total()} claims put to the test here, {words['holds']} hold, "
-            f"{words['does not hold']} do not hold, {open_claims} are undecided."
+            f"{words.total() + off} claims were put to the test. {words['holds']} hold, "
+            f"{words['does not hold']} do not hold, {open_claims} are undecided. {off} were undecided "
+            "and are taken off, because seeds that would decide them cost more than we pay "
+            "([which](../benchmarks/results/power.md)); they count in the correction all the same."
         )
 
 
@@ -152,7 +182,7 @@ def _what_it_took(present: Present) -> Iterator[str]:
 
 def _list(
     present: Present,
-    verdicts: Mapping[str, Sequence[Verdict]],
+    verdicts: Verdicts,
 ) -> Iterator[str]:
     yield from (
         "## The tables",
@@ -162,21 +192,25 @@ def _list(
     )
     for name, table, runs in present:
         seeds, minutes = len({run["seed"] for run in runs}), sum(run["seconds"] for run in runs) / 60
-        hold = sum(verdict.word == "holds" for verdict in verdicts[name])
-        claims = f"{hold} of {len(table.claims)}" if table.claims else "-"
+        hold = sum(verdict.word == "holds" for _, verdict in verdicts[name])
+        claims = f"{hold} of {len(verdicts[name])}" if verdicts[name] else "-"
         gap = f" {missing(table, runs)}" if missing(table, runs) else ""
         yield f"| {_link(name, table)}{gap} | {seeds} | {minutes:.0f} | {claims} |"
 
 
 def _claims(
     present: Present,
-    verdicts: Mapping[str, Sequence[Verdict]],
+    verdicts: Verdicts,
 ) -> Iterator[str]:
     """Each claim and its verdict; the difference behind it is on the table's page."""
-    yield from ("## Every claim", "", "| claim | verdict |", "| --- | --- |")
-    for name, table, _ in present:
-        for claim, verdict in zip(table.claims, verdicts[name], strict=True):
-            yield f"| [{claim.text}](../benchmarks/results/{name}.md) | {verdict.word} |"
+    decided = decisions()
+    yield from ("## Every claim", "", "| claim | verdict | seeds |", "| --- | --- | --- |")
+    for name, _, _ in present:
+        for claim, verdict in verdicts[name]:
+            found = decided.get((name, claim.text))
+            new = found is not None and found.decision == "more seeds"
+            seeds = f"{verdict.seeds} of {found.needed:g} new ones" if new and found else f"{verdict.seeds}"
+            yield f"| [{claim.text}](../benchmarks/results/{name}.md) | {verdict.word} | {seeds} |"
 
 
 def _link(name: str, table: Table) -> str:
@@ -191,6 +225,7 @@ def write_pages() -> None:
             text = markdown(name, table, held[name], controls_of(table))
             (RESULTS / f"{name}.md").write_text(text)
     PAGE.write_text(page(held))
+    (RESULTS / "power.md").write_text(power_page(list(decisions().values())))
     PICTURES.mkdir(exist_ok=True)
     for path in PICTURES.glob("*.svg"):
         path.unlink()

@@ -28,7 +28,7 @@ from perennial.foundation.files import replace_file
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.round.parallel import collect
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.running_bounds import NORMS, SAMPLES, RunningBounds
+from perennial.strategies.round.running_bounds import COUNTS, NORMS, RunningBounds
 from perennial.strategies.sums.update_file import KEPT_BYTES
 
 RESULT = Path(__file__).parent / "results" / "robust_cost.json"
@@ -37,11 +37,6 @@ PLAIN = "mean"
 RULES: Mapping[str, Mapping[str, Any]] = {
     PLAIN: {"name": "fedavg"},
     "median": {"name": "median"},
-    "trimmed mean": {"name": "trimmed_mean"},
-    "multi-Krum of 2": {"name": "krum", "dishonest": 1, "chosen": 2},
-    "geometric median": {"name": "geometric_median"},
-    "centred clipping": {"name": "centred_clipping"},
-    "bucketing before the median": {"name": "bucketing", "base": "median"},
 }
 
 
@@ -57,7 +52,7 @@ def one_round(rule: str, like: Mapping[str, Tensor], replies: Iterator[Message] 
     settings = dict(RULES[rule])
     strategy = build_strategy(settings.pop("name"), settings)
     bounds = BoundsConfig()
-    running = RunningBounds(bounds, {NORMS: [100.0], SAMPLES: [100.0]})
+    running = RunningBounds(bounds, {NORMS: [100.0], COUNTS: {f"site-{k}": 100 for k in range(SITES)}})
     request = RoundRequest(STAMP, like, {}, 1.0, known=SITES, bounds=bounds, running=running)
     ctx = strategy.context(cast(Any, None), request)
     start = time.perf_counter()

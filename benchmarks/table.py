@@ -5,7 +5,6 @@ runs what is missing of one and writes NAME.jsonl (one object for each run) and 
 """
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -78,7 +77,8 @@ class Table:
 
     note: what a reader must know, in Markdown.
     claims: what papers say of its rows.
-    scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for.
+    scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for; "hours" for what
+    takes a processor hours.
     plain: measures that are no shares and are printed as they are; infinity as a sign.
     pending: why runs of it are missing still, as a sentence for its page; '' for a table that is run whole.
     """
@@ -89,7 +89,7 @@ class Table:
     measures: Mapping[str, Measure] = field(default_factory=lambda: STANDARD)
     note: str = ""
     claims: Sequence[Claim] = ()
-    scale: Literal["cpu", "paper"] = "cpu"
+    scale: Literal["cpu", "hours", "paper"] = "cpu"
     plain: frozenset[str] = frozenset()
     pending: str = ""
 
@@ -120,18 +120,3 @@ def table_called(name: str) -> Table:
             f"no table {name!r}{nearest(name, found)}; tables: {', '.join(sorted(found)) or 'none'}"
         )
     return found[name]
-
-
-def main(names: Sequence[str]) -> None:
-    """Run the named tables; without a name, list them."""
-    from perennial.benchmarks.grid import run_table
-
-    for name in names:
-        run_table(name, table_called(name))
-    if not names:
-        for name, table in sorted(tables().items()):
-            print(f"{name}: {table.title}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """The settings that were tried for benchmarks/choices.py, choice by choice; each note says what was taken."""
 
 from perennial.benchmarks.table import Row, Table
-from perennial.benchmarks.tables import incre_fl, many_sites, pp_fcil, robust
+from perennial.benchmarks.tables import cifar100, incre_fl, many_sites, pp_fcil
 
 SEEDS = (11, 12, 13, 14, 15)
 CONTRAST = "learner.contrastive={weight: 0.5, temperature: 0.1}"
@@ -94,33 +94,33 @@ def _consolidation() -> Table:
     )
 
 
-def _robust_ham10000() -> Table:
-    """Learner of the attacks on skin lesions, without an attack."""
-    momentum = "learner.optimizer={name: sgd, lr: 0.02, momentum: 0.9}"
-    tried = {
-        "30 rounds, learning rate 0.02": (),
-        "the same with momentum 0.9": (momentum,),
-        "the same by cross-entropy": (momentum, "learner.classification=ce"),
-        "15 rounds, learning rate 0.05, momentum 0.9, as until now": (
-            "tasks.rounds=15",
-            "learner.optimizer={name: sgd, lr: 0.05, momentum: 0.9}",
-        ),
-    }
+def _cifar100_resnet20() -> Table:
+    """The learning rate, by plain replay in two short tasks."""
+    short = (
+        *("data.validation_fraction=0.1", f"data.classes=[{', '.join(pp_fcil.TWENTY[:10])}]"),
+        "tasks={count: 2, order: seeded, rounds: 4}",
+    )
     return Table(
-        "Learner of the attacks on HAM10000, nobody attacks, Dirichlet 0.5",
-        [Row(label, "robust_ham10000", changes) for label, changes in tried.items()],
-        seeds=SEEDS[:3],
-        measures=robust.HAM_MEASURES,
-        note="Taken: the first row. It was first seen on test images of the same seeds.",
+        "Learning rate of ResNet-20, 10 classes of CIFAR-100 in 2 tasks of 4 rounds",
+        [
+            Row(
+                f"{rate:g}",
+                cifar100.EXPERIMENT,
+                (cifar100.CENTRAL, cifar100.WHOLE, *cifar100.PLAIN, *short, f"learner.optimizer.lr={rate:g}"),
+            )
+            for rate in (0.05, 0.1, 0.02)
+        ],
+        seeds=SEEDS[:1],
+        note="Taken: 0.02; less was not tried.",
     )
 
 
 CHOICES = {
+    "cifar100_resnet20": _cifar100_resnet20(),
     "consolidation": _consolidation(),
     "fedcbdr": _fedcbdr(),
     "many_sites": _many_sites(),
     "incre_fl_digits": _incre_fl("incre_fl_digits", "Learner of Incre-FL, digits"),
     "incre_fl_fashion_mnist": _incre_fl("incre_fl_fashion_mnist", "Learner of Incre-FL, Fashion-MNIST"),
     "incre_fl_cifar100_subset": _incre_fl("incre_fl_cifar100_subset", "Learner of Incre-FL, CIFAR-100"),
-    "robust_ham10000": _robust_ham10000(),
 }

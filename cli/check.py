@@ -100,9 +100,13 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         from perennial.cli.data_tables import print_data
         from perennial.config.simulation import simulated_federation
         from perennial.data.description import describe_data
+        from perennial.data.suspicion import suspicions
         from perennial.engine.expectation import expect
 
-        print_data(console, describe_data(simulated_federation(experiment).sites, facts.registry.classes))
+        federation, classes = simulated_federation(experiment), facts.registry.classes
+        print_data(console, describe_data(federation.sites, classes))
+        for question in suspicions(experiment.data, federation.sites, classes, federation.test):
+            console.print(f"  question: {question}", soft_wrap=True)
         if (expected := expect(experiment)) is not None:
             console.print(expected.in_words())
     console.print("ok")
@@ -196,12 +200,14 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         from perennial.data.deployed import load_site, site_config
         from perennial.data.description import describe_data
         from perennial.data.splits import simulation_key
+        from perennial.data.suspicion import suspicions
         from perennial.server.continuation import registry_of
 
         registry = registry_of(experiment)
+        config = site_config(experiment.data, site.data)
         # the key of a run is drawn when it starts; its parts will be about as large as these
         data = load_site(
-            site_config(experiment.data, site.data),
+            config,
             registry.classes,
             site.site,
             experiment.seed,
@@ -210,6 +216,8 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         print_data(console, describe_data({site.site: data}, registry.classes))
         for note in data.notes:
             console.print(f"  note: {note}", soft_wrap=True)
+        for question in suspicions(config, {site.site: data}, registry.classes):
+            console.print(f"  question: {question}", soft_wrap=True)
     if experiment is not None and any(whole for whole, _ in refusals):
         raise PolicyRefusal(
             f"site {site.site} would take no part in experiment {experiment.name}, for the reasons above"

@@ -1,6 +1,6 @@
 """perennial check --resume: what would happen if a run were resumed with its data as they are now."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from perennial.foundation.errors import StateError
 
 if TYPE_CHECKING:
     from perennial.data.federation import SimulatedFederation
+    from perennial.server.continuation import Learnt
 
 NOTHING_LEARNT = (
     "{} training records of known classes are new, and there is no new class: nothing is learnt; {}"
@@ -55,33 +56,42 @@ def check_resume_command(run: Path, experiment: Path | None) -> None:
     if new.data.only_at_sites:
         say("the data are at the sites; each says for itself what it needs of its old data")
     else:
-        for line in _of_the_data(run, new, len(names), grows=registry.schedule.count > done):
+        for line in _of_the_data(run, new, learnt, grows=registry.schedule.count > done):
             say(line)
     for note in checked.facts.notes:
         say(f"note: {note}")
     say("ok")
 
 
-def _of_the_data(run: Path, experiment: Experiment, known: int, *, grows: bool) -> Iterator[str]:
-    """Which records of learnt classes a simulation's data hold, and which of them the run would use."""
+def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: bool) -> Iterator[str]:
+    """What happened to records of learnt classes in a simulation, and which of them a run would use."""
     from perennial.config.simulation import simulated_federation
+    from perennial.data.suspicion import suspicious_records
+    from perennial.engine.growth import changes_of, stale_sums
+    from perennial.server.corrected import withdrawable
 
-    federation = simulated_federation(experiment)
-    joined = {name for name in federation.sites if not (run / "sites" / name).exists()}
-    if experiment.strategy.trains or not grows:
-        joined = set()
-    for name in sorted(joined):
+    federation, known = simulated_federation(experiment), len(learnt.registry.classes)
+    able = learnt.finished and withdrawable(run)
+    for name in sorted(name for name in federation.sites if able and not (run / "sites" / name).exists()):
         records = len(federation.sites[name].task_indices("train", 0, known))
         yield f"site {name!r} is new: it is asked for the sums of its {records} records of earlier tasks too"
-    fresh = _fresh(run, federation, known, joined)
+    changes = changes_of(run, federation, known)
+    yield from changes.in_words()
+    for site in federation.sites.values():
+        yield from map(str, suspicious_records(site, federation.classes))
+    fresh = changes.training if changes.learnt else 0
     replays = experiment.strategy.trains and experiment.learner.memory is not None
-    if fresh and not grows:
+    if able:
+        stale = stale_sums(run, experiment, learnt.registry.schedule)
+        if stale.sums:
+            yield str(stale)
+    elif fresh and not grows:
         yield NOTHING_LEARNT.format(fresh, _when_learnt(experiment))
     elif fresh and replays:
         yield f"{fresh} new records of known classes would be learnt with it, beside the exemplars"
     elif fresh:
         yield f"{fresh} new records of known classes would not be learnt: {_when_learnt(experiment)}"
-    if not grows and not fresh:
+    if not grows and not [*changes.in_words()]:
         yield "there is no new class and no new record: the run is as it would be"
     lacking = [name for name in federation.classes[:known] if not _held(federation, name)]
     if lacking:
@@ -95,26 +105,26 @@ def _of_the_data(run: Path, experiment: Experiment, known: int, *, grows: bool) 
         yield "the old data are needed to measure earlier classes, and not to train"
 
 
-def nothing_learnt(run: Path, experiment: Experiment) -> str:
-    """A sentence on new records that a finished run does not learn, since they come without a new class.
+def brought_up_to_date(run: Path, experiment: Experiment) -> str:
+    """Have a closed form ask again for sums whose records changed; a sentence on what becomes of these.
 
-    '' where there are none, where the run learns something, or where the data are at the sites.
+    '' where nothing changed, where the run learns something else, or where the data are at the sites.
     """
     from perennial.config.simulation import simulated_federation
+    from perennial.engine.growth import changes_of, correct_sums
     from perennial.server.continuation import Learnt
+    from perennial.server.corrected import withdrawable
 
     learnt = Learnt.of(run)
-    if (
-        learnt is None
-        or not learnt.finished
-        or not experiment.data.kind.collected
-        or experiment.data.only_at_sites
-    ):
+    own = experiment.data.kind.collected and not experiment.data.only_at_sites
+    if learnt is None or not learnt.finished or not own:
         return ""
     federation = simulated_federation(experiment)
-    if len(federation.classes) > len(learnt.registry.classes):
-        return ""
-    fresh = _fresh(run, federation, len(federation.classes))
+    grows = len(federation.classes) > len(learnt.registry.classes)
+    if withdrawable(run):
+        return correct_sums(run, experiment, learnt.registry.schedule, grows=grows)
+    changes = changes_of(run, federation, len(learnt.registry.classes))
+    fresh = changes.training if changes.learnt and not grows else 0
     return NOTHING_LEARNT.format(fresh, _when_learnt(experiment)) if fresh else ""
 
 
@@ -122,30 +132,11 @@ def _when_learnt(experiment: Experiment) -> str:
     """When records of known classes are learnt, by the kind of training."""
     if not experiment.strategy.trains:
         return (
-            "closed form adds up the records of a task once; a new run takes one exchange and has all of them"
+            "no site's part can be taken out of these sums; a new run takes one exchange and has all of them"
         )
     if experiment.learner.memory is None:
         return "without learner.memory a task trains on its own classes alone; begin a new run"
     return "they are learnt with the next class that is new; to learn them now, begin a new run"
-
-
-def _fresh(run: Path, federation: "SimulatedFederation", known: int, but: Collection[str] = ()) -> int:
-    """How many training records of the known classes no site has noted as learnt; but: sites left out."""
-    import numpy as np
-
-    from perennial.client.learnt import FOLDER, learnt_hashes
-
-    folders = sorted(run.glob(f"sites/*/runs/*/{FOLDER}"))
-    hashes = learnt_hashes(folders, before_task=1 << 30)
-    rows = np.concatenate(
-        [
-            site.task_indices("train", 0, known).numpy()
-            for name, site in federation.sites.items()
-            if name not in but
-        ]
-    )
-    keyed = next(iter(federation.sites.values())).keyed
-    return int((~np.isin(keyed.values("learnt", rows), hashes)).sum()) if folders else 0
 
 
 def _held(federation: "SimulatedFederation", name: str) -> bool:

@@ -10,9 +10,6 @@ Folder = Annotated[Path, typer.Option("--folder", help="the federation's folder"
 Site = Annotated[str, typer.Argument(help="the site's name")]
 Run = Annotated[str, typer.Argument(help="the run's name")]
 Device = Annotated[str, typer.Option(help="for aggregation and central evaluation: auto, cpu or cuda")]
-Track = Annotated[
-    str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures, by the server")
-]
 HERE = Path()
 
 
@@ -170,26 +167,28 @@ def submit(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
     name: Annotated[str, typer.Option(help="of the run; default: the experiment's")] = "",
     device: Device = "auto",
-    track: Track = "",
     folder: Folder = HERE,
 ) -> None:
     """Start a run of an experiment over the registered sites; said twice, it starts one."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import submit as submit_experiment
 
-    done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device, track)
+    done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device)
     typer.echo(done.said)
     if done.application is not None:
         typer.echo(f"app {done.application.fab.name}, SHA-256 {done.application.digest}")
 
 
 @app.command()
-def status(folder: Folder = HERE) -> None:
-    """Show certificates, sites and runs."""
+def status(
+    folder: Folder = HERE,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts, as JSON")] = False,
+) -> None:
+    """Show certificates, sites, runs, and what is wrong: whose turn it is and which command ends it."""
     from perennial.cli.deployment_status import print_status
     from perennial.deploy.federation import OperatorFolder
 
-    print_status(OperatorFolder(folder))
+    print_status(OperatorFolder(folder), as_json)
 
 
 @app.command()
@@ -212,12 +211,12 @@ def logs(
 
 
 @app.command()
-def resume(name: Run, device: Device = "auto", track: Track = "", folder: Folder = HERE) -> None:
+def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
     """Resume a run that was paused, stopped or killed, from its last finished round."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import resume as resume_run
 
-    typer.echo(resume_run(OperatorFolder(folder), name, device, track).said)
+    typer.echo(resume_run(OperatorFolder(folder), name, device).said)
 
 
 @app.command()

@@ -1,46 +1,119 @@
 """perennial deploy status."""
 
+import json
+import math
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.operations import node_statuses, progress, run_statuses, started_runs
-from perennial.server.journal import EVENTS, read_events
-from perennial.server.receipts import WENT_BACK
-from perennial.server.roster import WRONG_NAME
+from perennial.deploy.operations import node_statuses, progress, run_statuses, started_at, started_runs
+from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
+from perennial.foundation.errors import StateError
+from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
+from perennial.live.diagnosis import diagnosis
+from perennial.live.run_state import RunState
+from perennial.live.spending import Spending
+from perennial.server.control import pages_beat
+from perennial.server.faults import Fault, grouped, ranked
+
+RUN = ("run", "Flower's run", "status", "last event")
+PATIENCE = 60.0
+"""Seconds within which a submitted run is begun."""
 
 
-def print_status(folder: OperatorFolder) -> None:
-    """Certificates, sites and runs, each with what Flower knows of it now."""
+def print_status(folder: OperatorFolder, as_json: bool) -> None:
+    """Certificates, sites, runs and what is wrong, as a person reads them or as JSON."""
+    facts, faults = status_of(folder)
+    if as_json:
+        found = [{**fault.facts(), "detail": fault.detail} for fault in faults]
+        typer.echo(json.dumps({**facts, "faults": found}, indent=1))
+        return
     console = Console(highlight=False)
-    for authority in read_validity(folder.certificates / "ca.crt"):
-        console.print(f"ca.crt: {authority.identified}", markup=False, soft_wrap=True)
-    for certificate in read_validity(folder.certificates / "server.pem"):
-        console.print(f"server.pem: {certificate}", markup=False, soft_wrap=True)
-    nodes = node_statuses(folder)
-    sites = Table("site", "state", "node", "now", title="sites", title_justify="left")
-    for name, record in folder.sites().items():
-        sites.add_row(name, record.state, record.node or "-", nodes.get(record.node, "-"))
-    console.print(sites)
-    statuses = run_statuses(folder)
-    runs = Table("run", "Flower's run", "status", "last event", title="runs", title_justify="left")
-    started = started_runs(folder)
-    for name, ids in started.items():
-        event = progress(folder, name)
-        last = " ".join(f"{key}={event[key]}" for key in ("event", "task", "round") if key in event)
-        runs.add_row(name, ids[-1], statuses.get(ids[-1], "unknown"), last or "-")
-    console.print(runs)
-    for text in name_faults(folder, [name for name, ids in started.items() if ids]):
-        console.print(text, markup=False, soft_wrap=True)
+    for line in facts["certificates"]:
+        console.print(line, markup=False, soft_wrap=True)
+    for title, columns in (("sites", ("site", "state", "node", "now")), ("runs", RUN)):
+        table = Table(*columns, title=title, title_justify="left")
+        for row in facts[title]:
+            table.add_row(*row.values())
+        console.print(table)
+    for fault in grouped(faults):
+        console.print(f"{fault.said} {fault.turn}", markup=False, soft_wrap=True)
+    if not faults:
+        console.print("Nothing needs attention.")
 
 
-def name_faults(folder: OperatorFolder, runs: list[str]) -> list[str]:
-    """Print what the journals say of sites under a name that is not theirs and of lost ledgers, each once."""
-    found: dict[str, None] = {}
-    for name in runs:
-        path = folder.state / "runs" / name
-        for event in read_events(path) if (path / EVENTS).is_file() else ():
-            if event["event"] == "note" and any(words in event["text"] for words in (WRONG_NAME, WENT_BACK)):
-                found[f"run {name}: {event['text']}"] = None
-    return list(found)
+def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]]:
+    """(certificates, sites and runs, each with what Flower knows of it now; what is wrong)."""
+    runs, sites, ids = folder.state / "runs", folder.sites(), started_runs(folder)
+    said, served = read_superlink_status(runs), read_validity(folder.certificates / "server.pem")
+    others = {name: site.state for name, site in sites.items() if site.state != "registered"}
+    ends = min(certificate.ends for certificate in served).timestamp()
+    superlink = SuperLinkStatus(math.inf, ends, {}) if said is None else said
+    superlink = replace(superlink, others=others)
+    nodes, statuses = ask_flower(folder) if superlink.alive else ({}, {})
+    states = {name: RunState(runs / name) for name in ids if (runs / name).is_dir()}
+    for state in states.values():
+        state.read()
+    faults = diagnosis(superlink, [(state, Spending(state.folder)) for state in states.values()])
+    faults += _seen_from_here(
+        folder, superlink, {name: statuses.get(started[-1], "") for name, started in ids.items()}
+    )
+    authorities = read_validity(folder.certificates / "ca.crt")
+    facts: dict[str, list[Any]] = {
+        "certificates": [f"ca.crt: {one.identified}" for one in authorities]
+        + [f"server.pem: {one}" for one in served],
+        "sites": [
+            {"site": name, "state": site.state, "node": site.node or "-", "now": nodes.get(site.node, "-")}
+            for name, site in sites.items()
+        ],
+        "runs": [
+            dict(
+                zip(
+                    RUN,
+                    (name, started[-1], statuses.get(started[-1], "unknown"), _last(folder, name)),
+                    strict=True,
+                )
+            )
+            for name, started in ids.items()
+        ],
+    }
+    return facts, ranked(faults)
+
+
+def ask_flower(folder: OperatorFolder) -> tuple[dict[str, str], dict[str, str]]:
+    """Flower's status of every node and every run by id; nothing where its Control API does not answer."""
+    try:
+        return node_statuses(folder), run_statuses(folder)
+    except StateError:
+        return {}, {}
+
+
+def _seen_from_here(
+    folder: OperatorFolder, superlink: SuperLinkStatus, runs: dict[str, str]
+) -> Iterator[Fault]:
+    """What this machine and Flower's Control API alone can tell. runs: Flower's status by name."""
+    for name, status in runs.items():
+        if status in ("pending", "starting") and time.time() - started_at(folder, name) > PATIENCE:
+            yield Fault("superexec", run=name)
+    beat = last_beat(pages_beat(folder.state / "runs"))
+    if beat is not None and beat > SILENT_AFTER:
+        yield Fault("pages", since=time.time() - beat)
+    federation = folder.federation
+    if not superlink.alive and federation.runtime == "process":
+        for port in (federation.fleet_port, federation.control_port):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    yield Fault("superlink_port", detail=f"Port {port}.", key=str(port))
+
+
+def _last(folder: OperatorFolder, name: str) -> str:
+    event = progress(folder, name)
+    return " ".join(f"{key}={event[key]}" for key in ("event", "task", "round") if key in event) or "-"

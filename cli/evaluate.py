@@ -1,22 +1,103 @@
 """perennial evaluate."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from perennial.foundation.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from perennial.server.external import Outside
+    from perennial.server.gate import Verdict
+    from perennial.server.measures.record import Measures
+
+OWN_DATA = (
+    "These are data of the run itself, and no notes say which of them the model has learnt from: on new "
+    "patients it is worse than these figures."
+)
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Against:
+    """The approved model, and what the gate needs. margins: as gate.read_margins takes them.
+
+    key: Ed25519, that signs the verdict; made where it is missing. None: the user's own.
+    """
+
+    approved: Path
+    margins: Sequence[str] = field(default_factory=list)
+    key: Path | None = None
+
 
 def evaluate_command(
-    run: Path, data: Path, overrides: Sequence[str], site: str = "", output: Path | None = None
-) -> None:
-    """Measure a model on labelled data, print warnings and the measures of each class, write the report."""
-    from perennial.models.saved import load_saved, model_file
-    from perennial.server.external import judge, outside_data, write_evaluation
+    run: Path,
+    data: Path,
+    overrides: Sequence[str],
+    site: str = "",
+    output: Path | None = None,
+    against: Against | None = None,
+    state: Path | None = None,
+) -> bool:
+    """Measure a model on labelled data, print warnings and the measures of each class, write the report.
 
-    saved = load_saved(model_file(run, site))
-    measures = judge(saved, outside_data(saved, data, overrides), str(data))
+    Records that the model is known to have learnt from, or to have been chosen by, are left out and named.
+    state: folder of a site that knows what it gave to runs. Returns whether the gate lets the model pass.
+    """
+    from perennial.models.saved import load_saved, model_file
+    from perennial.server.external import Outside, judge, outside_data, write_evaluation
+
     console = Console(highlight=False, markup=False)
+    path = model_file(run, site)
+    saved = load_saved(path)
+    outside = Outside.read(saved, outside_data(saved, data, overrides), str(data))
+    folders = [(run, saved.settings["seed"]), *([] if state is None else [(state, 0)])]
+    verdict, scored, other = None, None, None
+    if against is not None:
+        approved = load_saved(model_file(against.approved, ""))
+        if lost := [name for name in approved.classes if name not in saved.classes]:
+            raise ConfigError(f"{path}: knows no {', '.join(lost)}, which the approved model knows")
+        config = outside_data(approved, data, overrides, saved.classes)
+        other = Outside.read(approved, config, str(data))
+        _require_same(outside, other, data)
+        folders.append((against.approved, approved.settings["seed"]))
+    unseen, said = _unseen(outside, folders)
+    outside = outside.pick(unseen)
+    if against is not None and other is not None:
+        scored = outside.scored()
+        right = scored.label == scored.predicted
+        verdict = _verdict(console, outside, other.pick(unseen), right, against.margins)
+    measures = judge(outside, scored)
+    folder = output or run / "evaluations" / data.stem
+    sentence = ""
+    if against is not None and verdict is not None:
+        sentence = _sentence(
+            verdict,
+            (path, model_file(against.approved, "")),
+            len(outside.samples),
+            data,
+            against.margins,
+            said,
+        )
+    first = [sentence, *(said if not sentence else [])]
+    measures = measures.model_copy(update={"headline": [*filter(None, first), *measures.headline]})
+    _show(console, measures)
+    name = saved.settings["name"] + (f", site {site}" if site else "")
+    console.print(f"report: {write_evaluation(folder, measures, name, data.name)}", soft_wrap=True)
+    if against is not None and verdict is not None:
+        _sign(console, run, folder, sentence, against.key)
+    return verdict is None or verdict.passes
+
+
+def _show(console: Console, measures: "Measures") -> None:
     for sentence in measures.headline:
         console.print(sentence, soft_wrap=True)
     table = Table()
@@ -28,6 +109,126 @@ def evaluate_command(
         shown = ["-" if figure.value is None else f"{figure.value:.3f}" for figure in figures]
         table.add_row(each.name, str(each.samples), *shown)
     console.print(table)
-    folder = output or run / "evaluations" / data.stem
-    name = saved.settings["name"] + (f", site {site}" if site else "")
-    console.print(f"report: {write_evaluation(folder, measures, name, data.name)}", soft_wrap=True)
+
+
+def _require_same(one: "Outside", other: "Outside", data: Path) -> None:
+    """Raises DataError where two models do not read the same records, in the same order."""
+    same = len(one.samples) == len(other.samples) and bool((one.samples.y == other.samples.y).all())
+    if not same or one.samples.keys != other.samples.keys:
+        raise DataError(
+            f"{data}: the two models read {len(one.samples)} and {len(other.samples)} records of it, not "
+            "the same ones; take out what one of them cannot read"
+        )
+
+
+def _verdict(
+    console: Console, outside: "Outside", other: "Outside", right: "np.ndarray", margins: Sequence[str]
+) -> "Verdict":
+    """What the gate says, after margins and counts were printed, which no answer has a part in."""
+    import numpy as np
+
+    from perennial.server.gate import Kind, Verdict, compare, read_margins
+
+    samples, classes, before = outside.samples, outside.saved.classes, other.saved.classes
+    labels = samples.y.numpy()
+    groups: list[tuple[Kind, str, np.ndarray]] = [
+        ("class", name, labels == label) for label, name in enumerate(classes) if name in before
+    ]
+    compared = np.isin(labels, [classes.index(name) for name in before])
+    if samples.site is not None:
+        site = samples.site.numpy()
+        groups += [("site", n, compared & (site == i)) for i, n in enumerate(samples.site_names)]
+    if outside.config.subgroup is not None and samples.subgroup is not None:
+        values = outside.config.subgroup.values
+        groups += [("subgroup", n, compared & (samples.subgroup == i)) for i, n in enumerate(values)]
+    groups = [each for each in groups if each[0] == "class" or each[2].any()]
+    found = read_margins(margins, [name for _, name, _ in groups])
+    stated = ", ".join(f"{name or 'all parts'} {100 * margin:g}" for name, margin in found.items())
+    console.print(f"gate: margins in points: {stated}; said before any answer is looked at", soft_wrap=True)
+    scored = other.scored()
+    approved = np.array([classes.index(name) for name in before])[scored.predicted] == labels
+    parts = compare((approved, right), groups, found, outside.patients())
+    for part in parts:
+        console.print(f"  {'as good' if part.passes else 'NOT shown to be as good'}: {part}", soft_wrap=True)
+    return Verdict(parts, tuple(name for name in classes if name not in before))
+
+
+def _sentence(
+    verdict: "Verdict",
+    paths: tuple[Path, Path],
+    samples: int,
+    data: Path,
+    margins: Sequence[str],
+    said: Sequence[str],
+) -> str:
+    """The verdict in words, which is signed."""
+    from perennial.foundation.files import file_sha256
+
+    model, approved = (file_sha256(path)[:16] for path in paths)
+    text = (
+        f"{datetime.now(UTC):%Y-%m-%d}, {'PASSED' if verdict.passes else 'REFUSED'}: model {model} against "
+        f"the approved {approved} on {samples} records of {data.name!r}, margins {', '.join(margins)}."
+    )
+    if verdict.failing:
+        text += f" Not shown to be as good: {'; '.join(map(str, verdict.failing))}."
+    if verdict.new:
+        text += f" Classes that the approved model does not know are not compared: {', '.join(verdict.new)}."
+    return " ".join([text, *said])
+
+
+def _sign(console: Console, run: Path, folder: Path, sentence: str, key: Path | None) -> None:
+    """Sign the verdict with the user's key, and bring it into the model card."""
+    from perennial.deploy.signing import make_publisher_key, read_private_key
+    from perennial.server.report.card import CARD
+    from perennial.server.report.signed_lines import add_signed, into_card
+
+    path = key or Path(typer.get_app_dir("perennial")) / "judge.key"
+    if not path.exists():
+        make_publisher_key(path, path.with_suffix(".pub"))
+        console.print(f"key: {path} was made, which signs verdicts; its public half lies beside it")
+    add_signed(folder, sentence, read_private_key(path))
+    into_card(run, run / CARD)
+    console.print(f"card: {run / CARD}", soft_wrap=True)
+
+
+def _unseen(outside: "Outside", folders: Sequence[tuple[Path, int]]) -> "tuple[np.ndarray, list[str]]":
+    """((n,) bool of the records that no run is known to have learnt from or chosen by, what to say of it).
+
+    folders: of runs with their seeds, and of a site's state. Raises DataError where no record is left.
+    """
+    import numpy as np
+
+    from perennial.client.learnt import PARTS, hashes, read_noted
+    from perennial.data.splits import simulation_key
+    from perennial.foundation.record_key import FOLDER, KEY, record_key
+
+    seen, known = np.zeros(len(outside.samples), dtype=bool), False
+    contents = outside.contents()
+    for folder, seed in folders:
+        if (folder / FOLDER / KEY).exists():
+            key, runs = record_key(folder), sorted(folder.glob("runs/*"))
+        elif runs := sorted(folder.glob("sites/*/runs/*")):
+            key = simulation_key(seed)
+        else:
+            continue
+        noted = read_noted(runs)
+        noted = noted.pick(noted.part != PARTS.index("test"))
+        known |= len(noted) > 0
+        for each in contents:
+            seen |= np.isin(hashes(key, "content", each), noted.content)
+        if outside.samples.patients:
+            seen |= np.isin(hashes(key, "patient", outside.samples.split_groups()), noted.patient)
+    if seen.all():
+        raise DataError(
+            f"{outside.config.path}: a model has learnt from each of these {len(seen)} records or was chosen "
+            "by it; give records of patients who took no part"
+        )
+    if seen.any():
+        first = ", ".join(outside.where(row) for row in np.flatnonzero(seen)[:MOST_NAMED].tolist())
+        return ~seen, [
+            f"{int(seen.sum())} records are left out, which a model has learnt from or was chosen by: {first}"
+            + (", ..." if seen.sum() > MOST_NAMED else "")
+        ]
+    if not known and outside.own:
+        return ~seen, [OWN_DATA]
+    return ~seen, [] if known else ["Which records the models have learnt from is not known here."]

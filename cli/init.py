@@ -3,7 +3,8 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -11,7 +12,9 @@ from perennial.cli import init_private
 from perennial.cli.init_private import one_line as _yaml
 from perennial.config.experiment import load_experiment
 from perennial.config.site import load_site_config
-from perennial.data.survey import Layout, Survey, TwoLevels, survey
+from perennial.data.survey import Layout, TwoLevels, survey
+from perennial.data.surveyed import Survey
+from perennial.data.suspicion import Value, answer
 from perennial.deploy.site_template import template_policy
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
@@ -52,6 +55,10 @@ def init_command(
             raise
         layout = cast(Layout, ask(str(question), LAYOUTS))
         found = survey(data, label, site_column, patient, layout)
+    for question in found.questions if ask is not None else ():
+        if question.key and ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
+            found = found.answered(question)
+        found = replace(found, questions=tuple(q for q in found.questions if q is not question or not q.key))
     files = {"experiment.yaml": _experiment(found, closed_form=True, epsilon=epsilon)}
     if epsilon is None:
         files["experiment_trained.yaml"] = _experiment(found, closed_form=False)
@@ -86,7 +93,7 @@ def _seen(found: Survey) -> list[str]:
         lines.append(f"{len(found.columns)} columns become features")
     if len(found.samples) == 1:
         lines.append("one class alone: a model of it tells nothing apart; add samples of another class")
-    return [*lines, *found.notes]
+    return [*lines, *found.notes, *(f"question: {each}" for each in found.questions)]
 
 
 def _sizes(found: Survey) -> str:
@@ -165,8 +172,29 @@ def _data(found: Survey, *, private: bool) -> list[str]:
         lines += init_private.constant_lines(found)
     elif found.columns:
         lines += _column_keys(found)
+    lines += _question_lines(found)
     lines.append("  test_fraction: 0.2 # of all records, by a hash of each; nobody trains on these")
     return [*lines, *_for_real_sites(found, private)]
+
+
+def _question_lines(found: Survey) -> list[str]:
+    """What nobody has answered, and with it the lines that would; one line for all questions of a key."""
+    lines, answers = list[str](), list[tuple[str, Value]]()
+    for each in found.questions:
+        lines.append(f"  # question: {' '.join(each.text.split())}")
+        same = [value for key, value in answers if key == each.key and not isinstance(value, str)]
+        if each.key == "column_kinds" and (found.codes or found.ignored):
+            lines.append("  # if so, remove the # before its line in column_kinds")
+        elif not same:
+            answers += [(each.key, each.value)] * bool(each.key)
+        elif isinstance(each.value, Mapping):
+            answers[answers.index((each.key, same[0]))] = (each.key, {**dict(same[0]), **each.value})
+        else:
+            answers[answers.index((each.key, same[0]))] = (each.key, [*same[0], *each.value])
+    for key, value in answers:
+        lines.append("  # if so, remove the # before the next line, and from the line what is not so:")
+        lines.append(f"  # {answer(key, value)}")
+    return lines
 
 
 def _partition(found: Survey) -> list[str]:
@@ -235,17 +263,19 @@ def _image_size(found: Survey) -> tuple[int, int]:
 
 def _column_keys(found: Survey) -> list[str]:
     lines = []
-    given = {name: "category" for name in found.codes} | {name: "ignore" for name in found.ignored}
-    if given:
+    if found.codes or found.ignored:
         lines.append("  column_kinds:")
     for name in found.codes:
         lines.append(
             f"    {_yaml(name)}: category # few whole numbers, taken for codes; delete the line if a quantity"
         )
-    for name in found.ignored:
-        lines.append(
-            f"    {_yaml(name)}: ignore # an identifier, a date or free text: it says nothing of new patients"
-        )
+    for name, why in found.ignored.items():
+        lines.append(f"    {_yaml(name)}: ignore # {' '.join(why.split())}")
+    if lines:
+        asked = [each.value for each in found.questions if each.key == "column_kinds"]
+        lines += [
+            f"    # {_yaml(name)}: ignore # see the question below" for value in asked for name in value
+        ]
     lines.append(
         "  imputation: mean # of missing numbers; median or a constant too. An indicator says where they were"
     )

@@ -64,9 +64,6 @@ def run(
     cohort: Annotated[
         str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
     ] = None,
-    track: Annotated[
-        str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
-    ] = "",
     gpu: Annotated[
         str, typer.Option(help="graphs, benchmark, or both with a comma between: what makes a GPU faster")
     ] = "",
@@ -75,7 +72,7 @@ def run(
     from perennial.cli.start_up import import_run
 
     run_command = import_run()
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track, gpu)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, gpu)
 
 
 @app.command()
@@ -140,30 +137,53 @@ def check(
 
 
 @app.command()
-def forget(
-    run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
+def withdraw(
+    run: Annotated[Path, typer.Argument(help="folder of a run of strategy analytic")],
     site: Annotated[str, typer.Option(help="whose sums are subtracted")],
-    group: Annotated[
+    records: Annotated[
         Path | None,
-        typer.Option(help="only these of its records: a file of `perennial site withdraw-records`"),
+        typer.Option(help="only these of its records: a file of `perennial site withdraw`"),
+    ] = None,
+    receipt: Annotated[
+        Path | None, typer.Option(help="the site's receipt: a file of `perennial site withdraw`")
     ] = None,
     form: Annotated[
-        Path | None, typer.Option(help="withdraw nothing; write what the site needs to make such a file")
+        Path | None, typer.Option(help="withdraw nothing; write what the site needs for --records")
     ] = None,
     shrinkage: Annotated[
         float | None, typer.Option(help="of the new head, where validation samples chose the old one")
     ] = None,
 ) -> None:
     """Withdraw a site, or some of its records, from a closed-form model, exactly; writes a certificate."""
-    from perennial.server.withdrawal import forget as forget_site
-    from perennial.server.withdrawal import forget_group, write_form
+    from perennial.server import withdrawal
 
     if form is not None:
-        typer.echo(write_form(run, site, form))
-    elif group is not None:
-        typer.echo(forget_group(run, site, group, shrinkage))
+        typer.echo(withdrawal.write_form(run, site, form))
+    elif records is not None:
+        typer.echo(withdrawal.withdraw_records(run, site, records, shrinkage))
     else:
-        typer.echo(forget_site(run, site, shrinkage))
+        typer.echo(withdrawal.withdraw(run, site, shrinkage, receipt))
+
+
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
+def forget(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Name the word that took the place of this one."""
+    from perennial.foundation.errors import ConfigError
+
+    raise ConfigError("forget: the word is withdraw: `perennial withdraw RUN --site NAME`")
+
+
+@app.command()
+def certify(
+    run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
+    version: Annotated[
+        int | None, typer.Option(help="round of an asynchronous run, whose head then is certified")
+    ] = None,
+) -> None:
+    """Write a certificate of a closed-form model: it follows from these signed sums, and nothing else."""
+    from perennial.server.withdrawal import certify as certify_run
+
+    typer.echo(certify_run(run, version))
 
 
 @app.command()
@@ -180,12 +200,16 @@ def merge(
 
 @app.command()
 def verify(
-    certificate: Annotated[Path, typer.Argument(help="of forget or merge, where it was written")],
+    certificate: Annotated[Path, typer.Argument(help="of withdraw, merge or certify")],
+    keys: Annotated[Path | None, typer.Option(help="sites' keys that you know, one a line")] = None,
+    model: Annotated[Path | None, typer.Option(help="the model; default: beside the certificate")] = None,
+    sums: Annotated[Path | None, typer.Option(help="folder of the sites' sums; default: likewise")] = None,
 ) -> None:
-    """Check a certificate against the folder that it lies in."""
-    from perennial.server.withdrawal import verify as verify_certificate
+    """Check a certificate: signatures, sums, and the model that follows from them."""
+    from perennial.protocol.certificates import read_keys
+    from perennial.server.verification import verify as verify_certificate
 
-    for line in verify_certificate(certificate):
+    for line in verify_certificate(certificate, None if keys is None else read_keys(keys), model, sums):
         typer.echo(line)
 
 
@@ -270,11 +294,31 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(help="folder; default: RUN/evaluations/NAME of the data")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="run folder of the approved model, than which RUN may not be worse")
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(help="how much worse, as a share: 0.05, and NAME=0.2 for a class, site or subgroup"),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="state folder of a site: what it gave to any run is left out")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Ed25519 key that signs the verdict; default: your own, made once")
+    ] = None,
 ) -> None:
-    """Measure a finished model on other labelled data: measures.json and report.html."""
-    from perennial.cli.evaluate import evaluate_command
+    """Measure a finished model on other labelled data; with --against it must be as good as another one.
 
-    evaluate_command(run, data, overrides or [], site, output)
+    Writes measures.json and report.html. Where the model is not shown to be as good, the exit status is 1.
+    """
+    from perennial.cli.evaluate import Against, evaluate_command
+
+    if (against is None) != (margin is None):
+        raise ConfigError("evaluate: --against and --margin belong together, and one is missing")
+    gate = None if against is None else Against(against, margin or [], key)
+    if not evaluate_command(run, data, overrides or [], site, output, gate, state):
+        raise typer.Exit(1)
 
 
 @app.command()

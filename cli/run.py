@@ -10,7 +10,7 @@ from typing import Literal
 import perennial.client.handlers
 import perennial.server.assembly
 import perennial.server.report.write  # noqa: F401
-from perennial.cli.check_resume import nothing_learnt
+from perennial.cli.check_resume import brought_up_to_date
 from perennial.cli.live import LiveDisplay
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import MOST
@@ -28,7 +28,6 @@ def run_command(
     device: str,
     resume: Path | None,
     cohort: str | None,
-    track: str = "",
     gpu: str = "",
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
@@ -47,10 +46,10 @@ def run_command(
             runs=str(runs),
             device=device,
         )
-    settings = replace(settings, track=track, gpu=gpu)
+    settings = replace(settings, gpu=gpu)
     loaded = settings.load()
     folder = settings.folder(loaded)
-    left_out = nothing_learnt(folder, loaded) if resume is not None else ""
+    changed = brought_up_to_date(folder, loaded) if resume is not None else ""
     try:
         with LiveDisplay(loaded) as display:
             summary = run_in_process(settings, workers, display.on_event, asked)
@@ -58,8 +57,8 @@ def run_command(
         print(f"perennial: stopped; go on with: perennial run --resume {folder}", file=sys.stderr)
         raise
     display.show_result(summary, folder)
-    if left_out:
-        print(left_out)
+    if changed:
+        print(changed)
 
 
 def _cohort(word: str) -> int | Literal["auto"]:

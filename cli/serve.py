@@ -38,14 +38,12 @@ def serve_command(
         )
     token = None if token_file is None else read_token(token_file)
     sessions = Sessions(token, "perennial", secure=secure)
-    notices = notices_to(webhook_file, mail_file, budget)
-    pages = OperatorPages(runs, sessions, everyone=open_to_all, notices=notices)
+    notices = notices_to(webhook_file, mail_file)
+    pages = OperatorPages(runs, sessions, everyone=open_to_all, notices=notices, budget=budget)
     listen(pages.app(allowed_hosts(host, names)), host, port, certificate, key)
 
 
-def notices_to(
-    webhook_file: Path | None, mail_file: Path | None, budget: float | None = None
-) -> Notices | None:
+def notices_to(webhook_file: Path | None, mail_file: Path | None) -> Notices | None:
     """Notices by the ways that files name; None where none does."""
     sends: list[Send] = []
     if webhook_file is not None:
@@ -54,7 +52,7 @@ def notices_to(
         from perennial.live.mail import mail, read_mail_settings
 
         sends.append(mail(read_mail_settings(mail_file)))
-    return Notices(sends, budget) if sends else None
+    return Notices(sends) if sends else None
 
 
 def serve_site_command(

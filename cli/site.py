@@ -34,12 +34,15 @@ def keygen(
 
 @app.command()
 def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
-    """This site's key for masked sums, which the other sites pin in their site.yaml (policy.peers)."""
-    from perennial.client.secure_state import own_fingerprint
+    """This site's signing key, which others pin (policy.peers), or bring to `perennial verify --keys`."""
+    from perennial.client.signing import own_key
     from perennial.config.site import load_site_config
+    from perennial.privacy.secure.keys import fingerprint
 
     config = load_site_config(path)
-    typer.echo(f"{config.site}: {own_fingerprint(config.state_dir)} (compare by telephone)")
+    key = own_key(config.state_dir)
+    typer.echo(f"{config.site}: {fingerprint(key)} (compare by telephone)")
+    typer.echo(f"for a list of keys: {config.site} {key}")
 
 
 @app.command(name="open")
@@ -117,30 +120,6 @@ def disapprove(
 
 
 @app.command()
-def withdraw_records(
-    path: Annotated[Path, typer.Argument(help="site.yaml, or the folder of a simulated run")],
-    records: Annotated[
-        list[Path] | None, typer.Argument(help="the records: image files, CSV tables or .npz arrays")
-    ] = None,
-    patients: Annotated[
-        Path | None,
-        typer.Option(help="instead: a text file of patients, one a line; all of theirs"),
-    ] = None,
-    form: Annotated[
-        Path | None, typer.Option(help="of the run: the operator makes it with `perennial forget --form`")
-    ] = None,
-    experiment: Annotated[Path | None, typer.Option(help="the approved experiment of that run")] = None,
-    site: Annotated[str, typer.Option(help="of a simulated run: which site")] = "",
-    output: Annotated[Path, typer.Option(help="file to write, for the operator")] = Path("group.safetensors"),
-) -> None:
-    """Take records back from a finished closed-form run: writes their sums, which the operator subtracts."""
-    from perennial.cli.withdraw_records import withdraw_records_command
-
-    for line in withdraw_records_command(path, records or [], patients, form, experiment, site, output):
-        typer.echo(line)
-
-
-@app.command()
 def pause(path: SiteFile = Path("site.yaml")) -> None:
     """Answer nothing until `perennial site resume`; the operator reads that this site pauses."""
     from perennial.client.consent import pause as pause_site
@@ -170,27 +149,62 @@ def go_on(path: SiteFile = Path("site.yaml")) -> None:
 
 @app.command()
 def withdraw(
-    run: Annotated[str, typer.Argument(help="its token, as `perennial ledger` and the page show it")],
-    path: Annotated[Path, typer.Option("--site", help="site.yaml")] = Path("site.yaml"),
+    path: Annotated[Path, typer.Argument(help="site.yaml, or the folder of a simulated run")],
+    records: Annotated[
+        list[Path] | None, typer.Argument(help="records to take back: image files, CSV tables, .npz arrays")
+    ] = None,
+    run: Annotated[
+        str, typer.Option(help="the whole run: its token, as `perennial ledger` and the page show it")
+    ] = "",
+    digests: Annotated[bool, typer.Option("--digests", help="lend no digests any more")] = False,
+    patients: Annotated[
+        Path | None,
+        typer.Option(help="all records of these patients: a text file, one a line"),
+    ] = None,
+    form: Annotated[
+        Path | None, typer.Option(help="of records: the operator makes it with `perennial withdraw --form`")
+    ] = None,
+    experiment: Annotated[Path | None, typer.Option(help="of records: the run's approved experiment")] = None,
+    site: Annotated[str, typer.Option(help="of a simulated run: which site")] = "",
+    output: Annotated[Path, typer.Option(help="of records: file for the operator")] = Path(
+        "records.safetensors"
+    ),
 ) -> None:
-    """Take no further part in a run, for good, and remove what is kept of it here."""
-    from perennial.client.consent import withdraw as withdraw_from
-    from perennial.config.site import load_site_config
+    """Withdraw from a run, take records back from a finished closed-form run, or lend no digests any more."""
+    from perennial.cli.withdraw import withdraw_command
 
-    size = withdraw_from(load_site_config(path).state_dir, run)
-    typer.echo(f"withdrawn: {size / 1e6:.1f} MB removed, and nothing of this run is answered again")
-    typer.echo(
-        "what had left before stays in the ledger; ask the operator whether `perennial forget` applies"
-    )
+    chosen = (records or [], patients, form, experiment, site, output)
+    for line in withdraw_command(path, run, digests, *chosen):
+        typer.echo(line)
+
+
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
+def withdraw_records(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Name the word that took the place of this one."""
+    from perennial.foundation.errors import ConfigError
+
+    raise ConfigError("site withdraw-records: the word is withdraw: `perennial site withdraw PATH RECORDS`")
+
+
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
+def withdraw_digests(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Name the word that took the place of this one."""
+    from perennial.foundation.errors import ConfigError
+
+    raise ConfigError("site withdraw-digests: the word is withdraw: `perennial site withdraw PATH --digests`")
 
 
 @app.command()
-def withdraw_digests(path: SiteFile = Path("site.yaml")) -> None:
-    """Stop lending digests: the next reply of each run says so, and the server deletes what it has."""
-    from perennial.config.site_edit import stop_answering
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="that the operator sent")],
+    path: Annotated[Path, typer.Option("--site", help="site.yaml")] = Path("site.yaml"),
+) -> None:
+    """Check what an operator's certificate says of this site's sums, and keep that it was seen."""
+    from perennial.client.certificates import check_certificate
+    from perennial.config.site import load_site_config
 
-    stop_answering(path, "digest")
-    typer.echo(f"{path}: policy.answers names digest no more")
+    for line in check_certificate(certificate, load_site_config(path).state_dir):
+        typer.echo(line)
 
 
 @app.command()
@@ -199,7 +213,7 @@ def serve(
     host: Annotated[str, typer.Option(help="address to listen on: loopback")] = "127.0.0.1",
     port: Annotated[int, typer.Option()] = 8081,
     token_file: Annotated[
-        Path | None, typer.Option(help="the word to sign in with; default: page.token beside site.yaml")
+        Path | None, typer.Option(help="token to sign in with; default: page.token beside site.yaml")
     ] = None,
     in_container: InContainer = False,
     webhook_file: WebhookFile = None,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from perennial.foundation.errors import PolicyRefusal, PrivacyError, shown
+from perennial.foundation.errors import KINDS, PolicyRefusal, PrivacyError, shown
 
 ACTIVITY, BEFORE = "activity.jsonl", "activity.before.jsonl"
 LARGEST = 4 * 2**20
@@ -28,10 +28,16 @@ def noted(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
         yield
     except Exception as error:
         refused = isinstance(error, PolicyRefusal | PrivacyError)
-        reason = shown(str(error), LONGEST) or type(error).__name__
+        words = str(error) or type(error).__name__
+        reason = shown(f"{KINDS.get(type(error), 'error')}: {words}", LONGEST)
         _write(state_dir, {"event": "refused" if refused else "failed", "request": request, "reason": reason})
         raise
     _write(state_dir, {"event": "answered", "request": request})
+
+
+def note_unapproved(state_dir: Path, app: str) -> None:
+    """Write down that an app was sent which is not approved here. app: its SHA-256."""
+    _write(state_dir, {"event": "not_approved", "app": app})
 
 
 def run_names(state_dir: Path) -> dict[str, str]:

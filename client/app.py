@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
@@ -19,17 +20,15 @@ from perennial.client.receipts import attach_tip, take_receipt
 from perennial.client.time_limit import check_bytes
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
-    ConfigError,
-    DataError,
+    KINDS,
     PerennialError,
     PolicyRefusal,
     PrivacyError,
     ProtocolError,
     RecordGone,
-    StateError,
     shown,
 )
-from perennial.foundation.site_log import log
+from perennial.foundation.site_log import log, one_subject, speak_of
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
     ClassCountsRequest,
@@ -52,15 +51,6 @@ from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 Request = TypeVar("Request", bound=WireMessage)
 Done = TypeVar("Done")
 
-KINDS: dict[type[PerennialError], str] = {
-    PolicyRefusal: "policy",
-    PrivacyError: "privacy",
-    DataError: "data",
-    StateError: "state",
-    RecordGone: "state",
-    ProtocolError: "protocol",
-    ConfigError: "config",
-}
 RAISED = 2
 """Flower's code for a ClientApp that could not answer (ErrorCode.CLIENT_APP_RAISED_EXCEPTION)."""
 TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
@@ -110,6 +100,8 @@ def _answer(
         if identity.deployed:
             check_bytes(identity.policy, message.content)
         request = expected.from_record(message.content)
+        facts = {"run": _run_name(identity, context), "round": getattr(request, "round", 0)}
+        speak_of(site=identity.name, **facts)
         with _watched(identity, request, context):
             record = handle(identity, request).to_record()
             attach_tip(identity, record)
@@ -129,17 +121,19 @@ def attempt(
     who: finds out which site it is.
     """
     site, deployed = "unknown", True
-    try:
-        identity = who(context)
-        site, deployed = identity.name, identity.deployed
-        return act(identity)
-    except PerennialError as error:
-        log.warning("refused: %s", error)
-        kind = KINDS.get(type(error), "error")
-        record = Refusal(site=site, kind=kind, reason=_reason(error, deployed)).to_record()
-    except Exception as error:
-        log.exception("failed")
-        record = Refusal(site=site, kind="error", reason=_reason(error, deployed)).to_record()
+    with one_subject():
+        try:
+            identity = who(context)
+            site, deployed = identity.name, identity.deployed
+            speak_of(site=site)
+            return act(identity)
+        except PerennialError as error:
+            log.warning("refused: %s", error)
+            kind = KINDS.get(type(error), "error")
+            record = Refusal(site=site, kind=kind, reason=_reason(error, deployed)).to_record()
+        except Exception as error:
+            log.exception("failed")
+            record = Refusal(site=site, kind="error", reason=_reason(error, deployed)).to_record()
     return Message(record, reply_to=message)
 
 
@@ -153,11 +147,15 @@ def _watched(identity: Identity, request: WireMessage, context: Context) -> Iter
         yield
         return
     run = getattr(request, "run", "")
-    name = shown(str(context.run_config.get("name") or identity.experiment.name), 80)
-    facts = {"run": run, "name": name, "round": getattr(request, "round", 0)}
+    facts = {"run": run, "name": _run_name(identity, context), "round": getattr(request, "round", 0)}
     with noted(identity.state_dir, type(request).__name__.removesuffix("Request").lower(), **facts):
         require_consent(identity.state_dir, run)
         yield
+
+
+def _run_name(identity: Identity, context: Context) -> str:
+    """The operator's name of the run."""
+    return shown(str(context.run_config.get("name") or identity.experiment.name), 80)
 
 
 def _answer_for_sums(message: Message, context: Context, expected: type[Stamp], answer: str) -> Message:
@@ -209,12 +207,24 @@ def describe(message: Message, context: Context) -> Message:
     """Who this site is."""
 
     def handle(identity: Identity, request: DescribeRequest) -> DescribeReply:
+        if request.version != VERSION:
+            raise ProtocolError(
+                f"{identity.name!r} (Perennial {perennial.__version__}) speaks protocol version {VERSION}, "
+                f"this server {request.version}: install the same release at both"
+            )
+        experiment, signed = identity.experiment, {}
+        if not (experiment.strategy.trains or experiment.privacy.enabled or experiment.secure is not None):
+            from perennial.client.signing import own_signer
+
+            signer = own_signer(identity)
+            signed = {"signing_key": signer.key, "certified": signer.certified}
         return DescribeReply(
             version=VERSION,
             site=identity.name,
-            experiment=identity.experiment.digest,
+            experiment=experiment.digest,
             answers=list(identity.policy.answers),
             require_privacy=identity.policy.require_privacy,
+            **signed,
         )
 
     return _answer(message, context, DescribeRequest, handle)

@@ -1,10 +1,13 @@
-"""Which of its training records a site has learnt in a run, by keyed hash: for data that grow later.
+"""Which of its records a site has learnt in a run, or had choose or judge something there, by keyed hashes.
 
-A record is known by the hash that also divides it (data/splits.py), under the run's key and a label of its
-own, so that the file says nothing of the record to whoever lacks either. Each task has one file, written when
-the site first trains in it; records that come while a task lasts are trained on and not in it.
+A record is known by its content, as the ledger knows it (data/record_identity.py), under the site's own key;
+simulated sites, among which records may move, share the run's. So the files say nothing of a record to
+whoever lacks the key. Each task has one file, written when the site first trains in it or adds it up; records
+that come while a task lasts are trained on and not in it.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,29 +16,93 @@ from torch import Tensor
 
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
+from perennial.data.record_identity import identities
+from perennial.data.site import Part, SiteData
 from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.record_key import record_key
 from perennial.protocol.stamp import Stamp
 
 FOLDER = "learnt"
-VALUES = "values"
+PARTS: tuple[Part, ...] = ("train", "validation", "calibration", "test")
+NOWHERE = 0
+"""The place of a record whose source has no name for it, and the patient where the data name none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Noted:
+    """n records. content, place, patient: (n,) int64 keyed hashes; label: (n,) int64; part: of PARTS."""
+
+    content: np.ndarray
+    place: np.ndarray
+    patient: np.ndarray
+    label: np.ndarray
+    part: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def pick(self, rows: np.ndarray) -> "Noted":
+        """The records at rows, (m,) int64 or (n,) bool."""
+        return Noted(**{name: values[rows] for name, values in vars(self).items()})
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Noted]") -> "Noted":
+        """One after the other."""
+        none = np.empty(0, dtype=np.int64)
+        return cls(*(np.concatenate([none, *(vars(part)[name] for part in parts)]) for name in FIELDS))
+
+
+FIELDS = tuple(Noted.__dataclass_fields__)
+
+
+def hashes(key: bytes, purpose: str, contents: np.ndarray | Sequence[str]) -> np.ndarray:
+    """(n,) int64 keyed hashes of contents, (n, 32) uint8, or of texts."""
+    found = (each.encode() if isinstance(each, str) else each.tobytes() for each in contents)
+    return np.ascontiguousarray(identities(key, f"learnt {purpose}", found)[:, :8]).view(np.int64).reshape(-1)
+
+
+def as_noted(data: SiteData, key: bytes, rows: Tensor) -> Noted:
+    """The records of a site at rows, whatever part they are in."""
+    at, none = rows.cpu().numpy(), np.full(len(rows), NOWHERE)
+    part = np.zeros(len(data.y), dtype=np.int64)
+    for number, name in enumerate(PARTS):
+        part[data.part(name).cpu().numpy()] = number
+    named = data.places is not None and data.columns is None
+    return Noted(
+        hashes(key, "content", data.contents_of(rows)),
+        hashes(key, "place", [data.places[row] for row in at]) if named and data.places else none,
+        hashes(key, "patient", data.keyed.groups[at]) if data.patients else none,
+        data.y[rows].cpu().numpy(),
+        part[at],
+    )
 
 
 def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None) -> None:
-    """Write down the records that a site trains on, or adds up, in a task.
+    """Write down the records that a site trains on, or adds up, in a task, and those that judge its classes.
 
-    rows: their indices in its data. task: None is the stamp's; a late site adds up those of earlier ones.
+    rows: indices in its data of those it trains on. task: None is the stamp's; a late site adds up those of
+    earlier ones.
     """
     if not site.experiment.data.kind.collected:
         return
-    path = _folder(site.state(stamp.run).folder) / f"task-{task or stamp.task:05d}.safetensors"
+    number = task or stamp.task
+    path = site.state(stamp.run).folder / FOLDER / f"task-{number:05d}.safetensors"
     if path.exists():
         return
     from safetensors.torch import save
 
-    values = _hashes(site, rows)
+    stop, key = site.process.registry.schedule.classes_of(number).stop, _key(site)
+    parts = torch.cat([site.data.task_indices(part, 0, stop).cpu() for part in PARTS[1:]])
+    beside, known = as_noted(site.data, key, parts), read_noted(_folders(site, stamp))
+    beside = beside.pick(~np.isin(beside.content, known.content))
+    found = Noted.joined([as_noted(site.data, key, rows), beside])
     make_folder(path.parent)
     # lost with the machine, these records would be trained on once more when the run goes on
-    replace_file(path, save({VALUES: torch.from_numpy(values.view(np.int64).copy())}), durable=False)
+    replace_file(
+        path,
+        save({name: torch.from_numpy(values.copy()) for name, values in vars(found).items()}),
+        durable=False,
+    )
 
 
 def not_learnt(site: Site, stamp: Stamp) -> Tensor:
@@ -48,33 +115,29 @@ def not_learnt(site: Site, stamp: Stamp) -> Tensor:
     if not begun_with or stamp.task <= begun_with or experiment.learner.memory is None:
         return torch.empty(0, dtype=torch.int64)
     earlier = site.data.task_indices("train", 0, site.task_range(stamp).start)
-    known = learnt_hashes(_folders(site, stamp), stamp.task)
-    fresh = ~np.isin(_hashes(site, earlier), known)
-    return earlier[torch.from_numpy(fresh)]
+    known = read_noted(_folders(site, stamp), before_task=stamp.task)
+    now = as_noted(site.data, _key(site), earlier)
+    return earlier[torch.from_numpy(~np.isin(now.content, known.content[known.part == 0]))]
 
 
-def learnt_hashes(folders: list[Path], before_task: int) -> np.ndarray:
-    """(n,) uint64 hashes in the files of the tasks before one."""
-    found = [np.empty(0, dtype=np.uint64)]
-    for folder in folders:
-        for path in sorted(folder.glob("task-*.safetensors")):
-            if int(path.stem.removeprefix("task-")) < before_task:
-                found.append(read_safetensors(path)[0][VALUES].numpy().view(np.uint64))
-    return np.unique(np.concatenate(found))
+def read_noted(runs: Sequence[Path], before_task: int = 1 << 30) -> Noted:
+    """What was noted in the folders of runs at sites, of the tasks before one."""
+    found = [
+        Noted(**{name: values.numpy() for name, values in read_safetensors(path)[0].items()})
+        for run in runs
+        for path in sorted((run / FOLDER).glob("task-*.safetensors"))
+        if int(path.stem.removeprefix("task-")) < before_task
+    ]
+    return Noted.joined(found)
 
 
-def _hashes(site: Site, rows: Tensor) -> np.ndarray:
-    return site.data.keyed.values("learnt", rows.cpu().numpy())
+def _key(site: Site) -> bytes:
+    return record_key(site.identity.state_dir) if site.identity.deployed else site.data.keyed.key
 
 
 def _folders(site: Site, stamp: Stamp) -> list[Path]:
-    """Of this site; of all sites where they are simulated, among which records move as the data grow."""
-    own = site.state(stamp.run).folder
-    shared = site.identity.shared_models
-    if shared is None:
-        return [_folder(own)]
-    return [_folder(folder) for folder in sorted(shared.parent.glob(f"*/runs/{own.name}"))]
-
-
-def _folder(run: Path) -> Path:
-    return run / FOLDER
+    """Of this site's run; of all sites where a division is simulated, among which records may move."""
+    own, shared = site.state(stamp.run).folder, site.identity.shared_models
+    if shared is None or site.experiment.data.partition.kind == "natural":
+        return [own]
+    return sorted(shared.parent.glob(f"*/runs/{own.name}"))

@@ -113,7 +113,6 @@ class Plan:
         last = number in self.last_rounds
         experiment = self.experiment
         sums = self.keys_of(lambda asks: asks.statistics)
-        own = {asks.own_models for asks in self.asks.values()}
         match kind:
             case "train":
                 return self.segments if experiment.strategy.trains else 0
@@ -125,8 +124,8 @@ class Plan:
             case "temperature":
                 return int(last and fits(experiment))
             case "personal_model":
-                measured = "measured" in own and experiment.evaluation.every == "round"
-                return int(measured or (last and own != {"never"}))
+                own = any(asks.own_models for asks in self.asks.values())
+                return int(own and (last or experiment.evaluation.every == "round"))
             case "statistics" | "class_counts":
                 # of this task, and of earlier ones that the site was away for
                 tasks = 1 + sum(number > last for last in self.last_rounds)
@@ -134,9 +133,8 @@ class Plan:
                 tasks += self._alternatives
                 return tasks if sums is not None and needed else 0
             case "compare_heads":
-                compared = any(asks.compares_heads for asks in self.asks.values())
                 chosen = sums is not None and shrinkage_of(sums) == "validation"
-                return int(chosen) + int(compared and last) + self._alternatives
+                return int(chosen) + self._alternatives
             case _ if kind in OF_SUMS:
                 if experiment.secure is None:
                     return 0
@@ -157,9 +155,8 @@ class Plan:
         Each is a question about every held-out sample of its classes; a comparison of heads asks as many
         as there are heads.
         """
-        chosen, own = self._heads
         alone = HEADS_OF_A_MAP * self._alternatives
-        return sum(self._counted("evaluate")) + chosen * self.rounds + own * len(self.last_rounds) + alone
+        return sum(self._counted("evaluate")) + self._heads * self.rounds + alone
 
     @property
     def _alternatives(self) -> int:
@@ -167,10 +164,9 @@ class Plan:
         return sum(len(found.of) for found in self.experiment.model.choices)
 
     @property
-    def _heads(self) -> tuple[int, int]:
-        """Heads that sites compare in a round, and those that each compares for its own at a task's end."""
-        own = self.keys_of(lambda asks: asks.compares_heads)
-        return heads_compared(self.keys_of(lambda asks: asks.statistics), own)
+    def _heads(self) -> int:
+        """Heads that sites compare in a round."""
+        return heads_compared(self.keys_of(lambda asks: asks.statistics))
 
     def _counted(self, *kinds: str) -> Iterator[int]:
         own = ("personal_model",) if self.experiment.evaluation.federated else ()
@@ -206,7 +202,7 @@ class Plan:
         if isinstance(request, EvaluateRequest):
             self._check_evaluation(request)
         if isinstance(request, CompareHeadsRequest):
-            found, most = questions_of(request), max(self._heads)
+            found, most = questions_of(request), self._heads
             if found > most:
                 raise PolicyRefusal(f"heads: found {found}, the approved experiment compares {most} at most")
         if isinstance(request, StatisticsRequest) and (request.weights is None) != (
@@ -268,7 +264,6 @@ class Plan:
             "segments": self.segments,
             "sizes": keys.get("sizes", "variable"),
             "least": keys.get("least_segment"),
-            "stratify": keys.get("stratify", False),
         }
         for key, value in approved.items():
             if getattr(turn, key) != value:

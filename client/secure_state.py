@@ -41,11 +41,6 @@ def own_identity(state_dir: Path) -> bytes:
     return key
 
 
-def own_fingerprint(state_dir: Path) -> str:
-    """What other sites pin."""
-    return fingerprint(signing_key(own_identity(state_dir)))
-
-
 class SecureState:
     """Durable state of one site in one run.
 

@@ -30,9 +30,10 @@ def keep_split_key(folder: Path, key: str) -> None:
             )
 
 
-def key_of_form(form: Path, runs: Path, experiment: str) -> tuple[str, str]:
-    """(run, key) of a form of `perennial forget --form`, for a site that keeps no key itself.
+def key_of_form(form: Path, runs: Path, experiment: str) -> tuple[str, str, dict[int, str]]:
+    """(run, key, task -> hash of the statement that counts) of a form of `perennial withdraw --form`.
 
+    It is for a site that keeps no key itself.
     runs: folder of the site's runs. experiment: digest of the approved experiment. Raises ConfigError where
     the form is none, or of another experiment; StateError where the site took no part in the run;
     ProtocolError where its run had another key.
@@ -40,8 +41,9 @@ def key_of_form(form: Path, runs: Path, experiment: str) -> tuple[str, str]:
     try:
         content = json.loads(form.read_text())
         run, known, key = (str(content[name]) for name in ("run", "experiment", "split_key"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{form}: no form of `perennial forget RUN --site NAME --form FILE`") from error
+        current = {int(task): str(found) for task, found in content["statements"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{form}: no form of `perennial withdraw RUN --site NAME --form FILE`") from error
     if known != experiment:
         raise ConfigError(f"{form}: of experiment {known:.12}, and the one given is {experiment:.12}")
     if not run.isalnum() or not (runs / run / RECORD).exists():
@@ -49,4 +51,4 @@ def key_of_form(form: Path, runs: Path, experiment: str) -> tuple[str, str]:
             f"{runs}: nothing is kept of run {run!r:.40}; this site took no part in it, or removed its state"
         )
     keep_split_key(runs / run, key)
-    return run, key
+    return run, key, current

@@ -5,6 +5,7 @@ whichever round it is connected, and its answer does not depend on the round.
 """
 
 import json
+from dataclasses import asdict, replace
 from hashlib import sha256
 
 import torch
@@ -16,6 +17,7 @@ from perennial.client.policy import check_answer, check_evaluation, check_statis
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import charge, charge_entry
 from perennial.client.secure_values import is_secure, masked_reply
+from perennial.client.signing import kept_statements, signed_sums
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
@@ -43,6 +45,9 @@ from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 
+STATEMENT = "statement"
+"""In the ledger's note of sums: before the hash of what the site signed of them."""
+
 
 def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply | MaskedReply:
     """The sums of one task; under `secure` as a part of a masked sum.
@@ -63,7 +68,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
             f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
         )
     if not is_secure(site, request):
-        return _reply(request, _charged_sums(site, request, backbone, classes))
+        return _reply(site, request, _charged_sums(site, request, backbone, classes))
     about = statistics_subject(request.features, request.class_order, request.of_task, weights)
     return masked_reply(
         site,
@@ -109,14 +114,20 @@ def _charged_sums(site: Site, request: StatisticsRequest, backbone: FixedFeature
     chosen = choose(site, charges.sums(site.experiment, request.run, request.of_task), rows)
     sums = summed(site, backbone, classes, shown, request.weights, chosen.rows)
     told = _released(site, request, sums, chosen)
-    if shown:
-        note_learnt(site, request, rows, request.of_task)
+    note_learnt(site, request, rows, request.of_task)
     return told
 
 
-def _reply(request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:
+def _reply(site: Site, request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:
+    signed = None
+    if request.signers is not None:
+        signed = kept_statements(site.state(request.run).folder)[request.of_task][-1]
     return StatisticsReply(
-        **request.stamp_fields, of_task=request.of_task, features=request.features, statistics=tensors
+        **request.stamp_fields,
+        of_task=request.of_task,
+        features=request.features,
+        statistics=tensors,
+        statement="" if signed is None else json.dumps(asdict(signed)),
     )
 
 
@@ -125,7 +136,9 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics, chosen: 
     privacy = site.experiment.privacy
     clear = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
     if not privacy.enabled:
-        _charge(site, request, "statistics", chosen)
+        signed = signed_sums(site, request, sums.sha256)
+        note = "" if signed is None else f"{STATEMENT} {signed.sha256}"
+        _charge(site, request, "statistics", chosen, note)
         return clear
     assert privacy.noise_multiplier is not None
     state, name = site.state(request.run), _record(request.of_task)
@@ -316,10 +329,10 @@ def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> ran
     return site.process.registry.schedule.classes_of(request.of_task)
 
 
-def _charge(site: Site, request: Stamp, kind: str, chosen: Chosen | None = None) -> None:
+def _charge(site: Site, request: Stamp, kind: str, chosen: Chosen | None = None, note: str = "") -> None:
     """A simulated site without protection keeps no ledger: nothing leaves anybody."""
     if site.experiment.privacy.enabled:
         raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: no noise is added to {kind}")
     if not site.identity.deployed:
         return
-    charge_entry(site, charges.in_the_clear(site.experiment, request.run, kind), chosen)
+    charge_entry(site, replace(charges.in_the_clear(site.experiment, request.run, kind), note=note), chosen)

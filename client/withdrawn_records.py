@@ -4,8 +4,13 @@ The server subtracts this part. The sums of one record are that record's feature
 until it reaches the policy's floor in every class.
 """
 
-from collections.abc import Sequence
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +19,22 @@ from torch import Tensor
 from perennial.client.floor import exempt, withheld
 from perennial.client.policy import check_answer, check_statistics
 from perennial.client.release import charge_entry
+from perennial.client.secure_state import own_identity
+from perennial.client.signing import keep_statements, kept_statements
 from perennial.client.site import Site
 from perennial.client.statistics import collected, training_counts
 from perennial.config import charges
 from perennial.data.splits import text_groups
 from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.learning.analytic.files import write_by_task
 from perennial.learning.analytic.statistics import Statistics
+from perennial.privacy.signed_sums import Statement, Withdrawal
+
+WITHDRAWN = "withdrawn-records.json"
+"""In the site's folder of a run: statement's hash -> by what the records withdrawn until then are known."""
+REPEATED = ("site", "experiment", "run", "task", "class_order", "features", "signers")
+"""What a statement that supersedes another says too."""
 
 
 def of_patients(site: Site, names: Sequence[str]) -> Tensor:
@@ -58,10 +72,13 @@ def of_contents(site: Site, x: Tensor) -> Tensor:
     return torch.tensor(sorted(found), dtype=torch.int64)
 
 
-def withdraw(site: Site, run: str, chosen: Tensor, path: Path) -> dict[int, Statistics]:
+def withdrawn(
+    site: Site, run: str, chosen: Tensor, path: Path, current: Mapping[int, str]
+) -> dict[int, Statistics]:
     """Write the sums of the chosen records to a file for the server, and charge them; returns them by task.
 
-    chosen: indices of records; a record that is no training sample is in no sum.
+    chosen: indices of records; a record that is no training sample is in no sum. current: task -> hash of the
+    statement of the sums that the server has.
     Raises PolicyRefusal if a class would lose, or keep, fewer samples than the floor; DataError
     if nothing is withdrawn.
     """
@@ -76,11 +93,9 @@ def withdraw(site: Site, run: str, chosen: Tensor, path: Path) -> dict[int, Stat
     found: dict[int, Statistics] = {}
     for task in range(1, schedule.count + 1):
         classes = schedule.classes_of(task)
-        counts = training_counts(site, classes)
-        stay = withheld(policy, "statistics", counts)
-        summed = [label for index, label in enumerate(classes) if counts[index] and index not in stay]
-        rows = site.data.task_indices("train", classes.start, classes.stop)
-        rows = rows[torch.isin(rows, chosen) & torch.isin(site.data.y[rows], torch.tensor(summed))]
+        rows = _summed_rows(site, classes)
+        summed = site.data.y[rows].unique().tolist()
+        rows = rows[torch.isin(rows, chosen)]
         if len(rows):
             _check_classes(site, rows, summed)
             found[task] = collected(site, backbone, classes, rows)
@@ -92,8 +107,64 @@ def withdraw(site: Site, run: str, chosen: Tensor, path: Path) -> dict[int, Stat
     if site.identity.deployed:
         charge_entry(site, charges.in_the_clear(experiment, run, "statistics"))
     facts = {"run": run, "experiment": experiment.digest, "site": site.name, "features": backbone.content}
-    write_by_task(path, found, facts)
+    write_by_task(path, found, facts | _signed(site, run, chosen, found, current))
     return found
+
+
+def _signed(
+    site: Site, run: str, chosen: Tensor, found: Mapping[int, Statistics], current: Mapping[int, str]
+) -> dict[str, Any]:
+    """Statements of the sums that remain, and the receipt; {} where the site signed none of these sums.
+
+    Records that were withdrawn before may still be in the data, and are in no remaining sum.
+    """
+    folder, secret = site.state(run).folder, own_identity(site.identity.state_dir)
+    make_folder(folder)
+    with one_at_a_time(folder):
+        known, signed = kept_statements(folder), list[Statement]()
+        marks: dict[str, list[str]] = _read_marks(folder)
+        chosen_marks = {_mark(site, row, secret) for row in chosen.tolist()}
+        for task in found:
+            former = next((s for s in known.get(task, ()) if s.sha256 == current.get(task)), None)
+            if former is None:
+                return {}
+            gone = chosen_marks | set(marks.get(former.sha256, ()))
+            classes = site.process.registry.schedule.classes_of(task)
+            rows = _summed_rows(site, classes).tolist()
+            left = torch.tensor([r for r in rows if _mark(site, r, secret) not in gone], dtype=torch.int64)
+            remaining = collected(site, site.models.fixed_features(), classes, left)
+            same = {name: getattr(former, name) for name in REPEATED}
+            signed.append(Statement.make(secret, known[task], remaining.sha256, former, **same))
+            marks[signed[-1].sha256] = sorted(gone)
+        replace_file(folder / WITHDRAWN, json.dumps(marks).encode())
+        keep_statements(folder, signed)
+    receipt = Withdrawal(
+        site=site.name,
+        run=run,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        withdrawn=tuple(statement.supersedes for statement in signed),
+        remaining=tuple(statement.sha256 for statement in signed),
+    )
+    return {"statements": list(map(asdict, signed)), "receipt": asdict(receipt.by_site(secret))}
+
+
+def _read_marks(folder: Path) -> dict[str, list[str]]:
+    path = folder / WITHDRAWN
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def _mark(site: Site, row: int, secret: bytes) -> str:
+    """By which a withdrawn record is known again here; the key is the site's own."""
+    return hmac.digest(secret, _content(site.data.x[row]), "sha256").hex()
+
+
+def _summed_rows(site: Site, classes: range) -> Tensor:
+    """Indices of the training samples that are in this site's sums of these classes."""
+    counts = training_counts(site, classes)
+    stay = withheld(site.identity.policy, "statistics", counts)
+    summed = [label for index, label in enumerate(classes) if counts[index] and index not in stay]
+    rows = site.data.task_indices("train", classes.start, classes.stop)
+    return rows[torch.isin(site.data.y[rows], torch.tensor(summed, dtype=torch.int64))]
 
 
 def _check_classes(site: Site, rows: Tensor, summed: Sequence[int]) -> None:

@@ -17,23 +17,16 @@ MOST_CANDIDATES = 60
 """Heads that `head: auto` compares at most."""
 HEADS_OF_A_MAP = 15
 """Heads of one map alone or of several together that `head: auto` compares."""
-KAPPAS = (0.3, 1.0, 3.0, 10.0, 30.0)
-"""How much more a site's own sums count in its own head, beside 0."""
 
 
-def heads_compared(keys: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> tuple[int, int]:
-    """How many heads sites compare in a round, and how many more each site for its own at a task's end.
-
-    keys: of the strategy that asks for sums; None: there is none. own: of the one that gives each site a head
-    of its own.
-    """
-    if keys is None:
-        return 0, 0
-    if keys.get("head") == "auto":
-        return MOST_CANDIDATES, 0 if own is None else 1 + len(own.get("kappas") or KAPPAS)
+def heads_compared(keys: Mapping[str, Any] | None) -> int:
+    """How many heads sites compare in a round. keys: of the strategy that asks for sums, if there is one."""
+    if keys is not None and keys.get("head") == "auto":
+        return MOST_CANDIDATES
+    if keys is None or shrinkage_of(keys) != "validation":
+        return 0
     tried = GAMMAS if (keys.get("head") or "gaussian") == "gaussian" else LAMBDAS
-    chosen = len(keys.get("shrinkages") or tried) if shrinkage_of(keys) == "validation" else 0
-    return chosen, 0 if own is None else 1 + len(own.get("kappas") or KAPPAS)
+    return len(keys.get("shrinkages") or tried)
 
 
 def shrinkage_of(keys: Mapping[str, Any]) -> float | str:

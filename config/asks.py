@@ -47,11 +47,9 @@ class Asks(Block):
     settings: dotted key of a request's settings -> values that it may have; None: whatever the site's own
     check of the key admits. A first part that no key has is refused.
     personal_layers: requests may name layers that stay at the site.
-    own_models: a site is asked to complete and judge a model of its own, at the end of each task, or also
-    whenever models are measured.
+    own_models: a site is asked to complete and judge a model of its own, whenever models are measured.
     sparsity: how often the channels of a network are silent on the site's samples.
     statistics: sums of fixed features in place of training.
-    compares_heads: counts of right answers of several classifiers, at the end of a task.
     judges_models: counts of right answers of intermediate models, where the server has no samples.
     segments: requests to train in one round where the experiment's key `segments` says nothing; None: one.
     counts_alike: updates are not multiplied by the number of samples.
@@ -62,10 +60,9 @@ class Asks(Block):
     measurements: tuple[Measurement, ...] = ()
     settings: dict[str, Between | OneOf | None] = Field(default_factory=dict)
     personal_layers: bool = False
-    own_models: Literal["never", "task", "measured"] = "never"
+    own_models: bool = False
     sparsity: bool = False
     statistics: bool = False
-    compares_heads: bool = False
     judges_models: bool = False
     segments: int | None = None
     counts_alike: bool = False

@@ -1,17 +1,21 @@
 """`features: auto`: the maps that fit the data's kind and shape, written into an experiment as it is read."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from perennial.config.experiment import Experiment
 from perennial.config.simulation import as_for, simulated_federation
-from perennial.config.yaml_file import validate
 from perennial.data.deployed import declared_input_shape
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.automatic import maps_for, network_is_here
 
+if TYPE_CHECKING:
+    from perennial.config.experiment import Experiment
 
-def with_maps(content: dict[str, Any], where: str) -> Experiment:
-    """The experiment with maps in the place of auto. content: of its file.
+
+def with_maps(
+    content: dict[str, Any], where: str, read: "Callable[[dict[str, Any]], Experiment]"
+) -> "Experiment":
+    """The experiment with maps in the place of auto. content: of its file. read: validates one.
 
     Raises ConfigError where it is faulty, or its validation samples may not choose.
     """
@@ -24,7 +28,7 @@ def with_maps(content: dict[str, Any], where: str) -> Experiment:
             "`perennial init DATA --epsilon E` writes"
         )
     # the shape of the data does not depend on the maps; these stand in until it is known
-    draft = validate(Experiment, content | {"model": model | {"features": ["inputs"]}}, where)
+    draft = read(content | {"model": model | {"features": ["inputs"]}})
     data = draft.data
     if data.only_at_sites or (data.source == "folder" and data.size is not None and data.color is not None):
         shape, stored = declared_input_shape(data), "float32" if data.source == "csv" else "uint8"
@@ -32,4 +36,4 @@ def with_maps(content: dict[str, Any], where: str) -> Experiment:
         federation = simulated_federation(draft)
         shape, stored = federation.input_shape, federation.stored
     model["features"] = maps_for(shape, stored, network=network_is_here())
-    return as_for(validate(Experiment, content | {"model": model}, where), draft)
+    return as_for(read(content | {"model": model}), draft)

@@ -33,6 +33,7 @@ from perennial.data.config import DataConfig
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.plugins import with_names
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.privacy.config import PrivacyConfig
 
@@ -99,6 +100,16 @@ class Experiment(Block):
     plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
     """Other people's methods in this experiment: `module:Class` -> SHA-256 of its source, written down when
     the experiment is read."""
+
+    @classmethod
+    def of(cls, **content: Any) -> "Experiment":
+        """The experiment whose keys are those of a file; the name is `experiment` where none is given.
+
+        A strategy, loss, model or source may be a class of the program itself.
+        Raises ConfigError, as load_experiment does.
+        """
+        named = {"name": "experiment", **with_names(content)}
+        return _experiment_of(named, Path.cwd(), f"experiment {named['name']}")
 
     @model_validator(mode="before")
     @classmethod
@@ -361,16 +372,21 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
     content = apply_overrides(read_yaml(path), overrides or [])
     if seed is not None:
         content["seed"] = seed
-    _locate_data(content.get("data"), path.parent)
-    locate_encoder(content.get("digests"), path.parent)
-    locate_runs(content.get("model"), path.parent)
+    return _experiment_of(content, path.parent, str(path))
+
+
+def _experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experiment:
+    """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
+    _locate_data(content.get("data"), folder)
+    locate_encoder(content.get("digests"), folder)
+    locate_runs(content.get("model"), folder)
     model = content.get("model")
     if not isinstance(model, dict) or model.get("features") != "auto":
-        return validate(Experiment, content, str(path))
+        return validate(Experiment, content, where)
     # here, because it reads the data and takes PyTorch, which no other experiment needs to be read
     from perennial.config.automatic_maps import with_maps
 
-    return with_maps(content, str(path))
+    return with_maps(content, where, lambda content: validate(Experiment, content, where))
 
 
 def _locate_data(data: Any, folder: Path) -> None:

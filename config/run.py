@@ -35,7 +35,6 @@ class RunSettings:
     device: auto, cpu, cuda or cuda:N.
     gpu: graphs, benchmark, or both with a comma between: what makes a GPU faster (learning/steps.py).
     threads: processor threads of each process.
-    track: tensorboard, mlflow, or both with a comma between: who else is told the run's figures.
     """
 
     experiment: str = "experiments/quickstart.yaml"
@@ -45,7 +44,6 @@ class RunSettings:
     resume: str = ""
     device: str = "auto"
     threads: int = 1
-    track: str = ""
     gpu: str = ""
     digest: str = ""
 

@@ -2,11 +2,14 @@
 
 import os
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from perennial.config.experiment import Experiment
 from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
 from perennial.foundation.errors import ConfigError
+
+if TYPE_CHECKING:
+    from perennial.config.experiment import Experiment
 
 DataKey = tuple[str, str | None, int]
 
@@ -23,7 +26,7 @@ class _Held:
 _held = _Held()
 
 
-def data_key(experiment: Experiment, own: DataConfig | None = None) -> DataKey:
+def data_key(experiment: "Experiment", own: DataConfig | None = None) -> DataKey:
     """What data read for an experiment are known by in this process, the same until they are forgotten.
 
     The digest has no paths, so that two files with the same settings share it. own: a site's own data, in the
@@ -32,7 +35,7 @@ def data_key(experiment: Experiment, own: DataConfig | None = None) -> DataKey:
     return experiment.digest, (own or experiment.data).path, _held.readings
 
 
-def simulated_federation(experiment: Experiment) -> SimulatedFederation:
+def simulated_federation(experiment: "Experiment") -> SimulatedFederation:
     """All sites' data and the central test set.
 
     Raises ConfigError or DataError naming what is wrong with them.
@@ -47,7 +50,7 @@ def simulated_federation(experiment: Experiment) -> SimulatedFederation:
     return _held.built[key]
 
 
-def as_for(experiment: Experiment, other: Experiment) -> Experiment:
+def as_for(experiment: "Experiment", other: "Experiment") -> "Experiment":
     """The experiment, whose data are those of the other one and are not read again."""
     if (known := _held.built.get(data_key(other))) is not None:
         _held.built[data_key(experiment)] = known
@@ -61,7 +64,7 @@ def forget_simulated() -> None:
     _held.files.clear()
 
 
-def forget_if_changed(experiment: Experiment) -> None:
+def forget_if_changed(experiment: "Experiment") -> None:
     """The same where a file has changed since, or files came to a folder or left it. Not within a run."""
     path = experiment.data.path
     if path in _held.files and _held.files[path] != _as_it_is(path):
@@ -75,7 +78,7 @@ def _as_it_is(path: str) -> list[tuple[str, int, int]]:
     return [(place, at.st_mtime_ns, at.st_size) for place, at in found]
 
 
-def simulated_site_names(experiment: Experiment) -> tuple[str, ...]:
+def simulated_site_names(experiment: "Experiment") -> tuple[str, ...]:
     """Names of the simulated sites, in order; reads the data only where the data names them.
 
     Raises ConfigError where the experiment has no data of its own.

@@ -42,7 +42,7 @@ class SimulatedFederation:
     notes: for the journal.
     estimated_constants: whether mean and std, what stands for missing values, or the columns of a table and
     their categories were taken from the data.
-    fill: as in Source, with nothing left open.
+    fill: as in Source, with nothing left open. natural: whether the data say whose each record is.
     """
 
     registry: Registry
@@ -57,6 +57,7 @@ class SimulatedFederation:
     notes: tuple[str, ...]
     estimated_constants: bool = False
     fill: Tensor | None = None
+    natural: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -142,6 +143,8 @@ class _Builder:
         groups = [part.split_groups() for part in parts]
         self.keyed = KeyedHash(simulation_key(seed), np.concatenate(groups) if self.official else groups[0])
         self.subgroup = joined_subgroups(parts)
+        keys = [part.keys for part in parts if part.keys is not None]
+        self.places = tuple(key for part in keys for key in part) if len(keys) == len(parts) else None
         held = [part.site for part in parts]
         known = [site.numpy() for site in held if site is not None]
         self.site_of = np.concatenate(known) if len(known) == len(parts) else None
@@ -168,6 +171,7 @@ class _Builder:
             columns=self.source.columns,
             fill=fill,
             subgroup=self.subgroup,
+            places=self.places,
         )
         sites = {}
         fraction = self.config.validation_fraction
@@ -201,6 +205,7 @@ class _Builder:
             tuple(self.notes),
             self._estimates(),
             fill,
+            self.natural,
         )
 
     def _estimates(self) -> bool:

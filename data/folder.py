@@ -64,6 +64,7 @@ class _Listing:
     ignored: list[Path] = field(default_factory=list)
     stray: list[Path] = field(default_factory=list)
     looped: list[Path] = field(default_factory=list)
+    hidden: list[Path] = field(default_factory=list)
     empty: list[Path] = field(default_factory=list)
     inner: list[Path] = field(default_factory=list)
     """Class folders all of whose images lie in folders of their own, whose names mean nothing."""
@@ -75,6 +76,17 @@ class _Listing:
         for name in ("paths", "labels", "sites", "is_test", "patients", "subgroups"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in rows] if values else values)
+
+
+LEFT_BY_PROGRAMS = frozenset(
+    ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+)
+"""Folders that archives and file servers leave beside one's own; `.` begins the names of others."""
+
+
+def hidden(name: str) -> bool:
+    """Whether a folder of this name is no part of anybody's data."""
+    return name.startswith(".") or name in LEFT_BY_PROGRAMS
 
 
 def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
@@ -144,6 +156,7 @@ def _source(
         "files without an image suffix": listing.ignored,
         "images outside of the class folders": listing.stray,
         "links to a folder around them": listing.looped,
+        "hidden folders, or folders that archives leave,": listing.hidden,
     }
     notes += [
         f"{listing.root}: {len(paths)} {what} left out, the first {min(paths)}"
@@ -166,8 +179,8 @@ def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
     known: names that are classes, whatever else they could mean.
     """
     listing = _Listing(root)
-    for site_root in _folders(root, listing.stray) if natural else [root]:
-        parts = _folders(site_root, listing.stray)
+    for site_root in _folders(root, listing) if natural else [root]:
+        parts = _folders(site_root, listing)
         names = {folder.name for folder in parts}
         split = names == {"train", "test"}
         if not split and names and names <= _SPLITS - set(known):
@@ -177,7 +190,7 @@ def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
                 "taken from train (data.validation_fraction)"
             )
         for part in parts if split else [site_root]:
-            for class_folder in _folders(part, listing.stray) if split else parts:
+            for class_folder in _folders(part, listing) if split else parts:
                 listing.folders.setdefault(class_folder.name, class_folder)
                 images = [path for path in _files(class_folder, listing) if _is_image(path, listing)]
                 if not images:
@@ -194,15 +207,17 @@ def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
     return listing
 
 
-def _folders(folder: Path, stray: list[Path]) -> list[Path]:
-    """Folders inside folder, sorted by name; images beside them go to stray. Hidden ones do not count."""
+def _folders(folder: Path, listing: _Listing) -> list[Path]:
+    """Folders inside folder, sorted by name; images beside them are strays, and hidden ones do not count."""
     try:
         with os.scandir(folder) as entries:
-            found = [(Path(entry.path), entry.is_dir()) for entry in entries if entry.name[0] != "."]
+            every = [(Path(entry.path), entry.is_dir()) for entry in entries]
     except OSError as error:
         raise DataError(f"{folder}: the folder cannot be read ({error.strerror})") from error
+    listing.hidden += [path for path, is_folder in every if is_folder and hidden(path.name)]
+    found = [(path, is_folder) for path, is_folder in every if not hidden(path.name)]
     folders = [path for path, is_folder in found if is_folder]
-    stray += [path for path, is_folder in found if not is_folder and _has_suffix(path)]
+    listing.stray += [path for path, is_folder in found if not is_folder and _has_suffix(path)]
     for path in folders:
         if not _is_text(path.name):
             shown = os.fsencode(path).decode("utf-8", "backslashreplace")
@@ -250,13 +265,19 @@ def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: the folder cannot be read ({error.strerror})") from error
 
-    return files_inside(folder, refuse, listing.looped.append)
+    return files_inside(folder, refuse, listing.looped.append, listing.hidden.append)
 
 
 def files_inside(
-    folder: Path, refuse: Callable[[OSError], None], looped: Callable[[Path], None]
+    folder: Path,
+    refuse: Callable[[OSError], None],
+    looped: Callable[[Path], None],
+    left_out: Callable[[Path], None],
 ) -> Iterator[Path]:
-    """The same for any folder. refuse: told of what cannot be read. looped: told of a link around itself."""
+    """The same for any folder.
+
+    refuse: told of what cannot be read. looped: told of a link around itself. left_out: of hidden folders.
+    """
     seen: set[Path] = set()
     waiting = deque([folder])
     while waiting:
@@ -266,7 +287,9 @@ def files_inside(
                 folders.clear()
                 continue
             seen.add(here)
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in filter(hidden, folders):
+                left_out(Path(place, name))
+            folders[:] = sorted(name for name in folders if not hidden(name))
             for link in filter(os.path.islink, (Path(place, name) for name in folders)):
                 around = here.is_relative_to(link.resolve())
                 if around:

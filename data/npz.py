@@ -36,7 +36,7 @@ def load_npz(config: DataConfig) -> Source:
     path = Path(config.path).expanduser()
     named: dict[ArrayRole, str] = {"patient": config.patient} if config.patient is not None else {}
     arrays = _read(path, config.arrays | named)
-    held = {role: _features(arrays[role], f"{path}, {role}") for role in ("x", "x_test") if role in arrays}
+    held = {role: features(arrays[role], f"{path}, {role}") for role in ("x", "x_test") if role in arrays}
     if len(held["x"]) == 0:
         raise DataError(f"{path}: x holds no sample")
     labels = []
@@ -79,7 +79,7 @@ def read_samples(path: Path, name: str = "x") -> torch.Tensor:
     with _opened(path) as file:
         _require(file, name, path)
         values = file[name]
-    x = _features(values, f"{path}, {name}")
+    x = features(values, f"{path}, {name}")
     if len(x) == 0:
         raise DataError(f"{path}: {name} holds no sample")
     return x
@@ -160,7 +160,11 @@ def _names(values: np.ndarray, names: np.ndarray | None, where: str) -> np.ndarr
     return _texts(names, where)[values]
 
 
-def _features(x: np.ndarray, where: str) -> torch.Tensor:
+def features(x: np.ndarray, where: str) -> torch.Tensor:
+    """Samples of an array: uint8 (N, C, H, W), or float32 (N, C, H, W) or (N, D); where: named in errors.
+
+    Raises DataError for an array that holds no samples.
+    """
     eight_bits = x.ndim in (3, 4) and x.dtype == np.uint8
     if not (eight_bits or x.ndim == 2 or (x.ndim == 4 and x.dtype.kind == "f")) or 0 in x.shape[1:]:
         raise DataError(

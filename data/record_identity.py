@@ -33,7 +33,7 @@ def record_contents(x: Tensor, columns: Columns | None = None) -> np.ndarray:
         names = sorted(columns)
         head = repr([(name, columns[name]) for name in names])
         x = x[:, [place for name in names for place in _places(columns, name)]]
-    rows = x.cpu().contiguous().reshape(len(x), -1).numpy()
+    rows = x.cpu().contiguous().flatten(1).numpy()
     found = np.empty((len(rows), DIGEST_BYTES), dtype=np.uint8)
     for row, content in enumerate(rows):
         digest = hashlib.sha256(f"record:{head}:".encode())

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,6 +62,23 @@ class Samples:
         return content_groups(self.x) if self.groups is None else self.groups
 
 
+def joined(one: Samples, other: Samples) -> Samples:
+    """One after the other, of one source."""
+    both = (one, other)
+    keys = [part.keys for part in both if part.keys is not None]
+    sites = [part.site for part in both if part.site is not None]
+    return replace(
+        one,
+        x=torch.cat([part.x for part in both]),
+        y=torch.cat([part.y for part in both]),
+        site=torch.cat(sites) if len(sites) == 2 else None,
+        keys=(*keys[0], *keys[1]) if len(keys) == 2 else None,
+        groups=np.concatenate([part.split_groups() for part in both]),
+        patients=one.patients and other.patients,
+        subgroup=joined_subgroups(both),
+    )
+
+
 def subgroup_of(texts: Sequence[str], config: DataConfig) -> np.ndarray | None:
     """(N,) index of each text among data.subgroup.values, -1 for another one; None without that key."""
     if config.subgroup is None:
@@ -97,6 +115,33 @@ class Source:
     columns: dict[str, str | tuple[str, ...]] | None = None
     notes: tuple[str, ...] = ()
     fill: Tensor | None = None
+
+    @staticmethod
+    def of(x: Any, y: Any, **arrays: Any) -> "Arrays":
+        """Arrays in memory as the data of run().
+
+        x: (N, D) numbers, or uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W). y: (N,) integers or names.
+        arrays: site and patient, (N,); classes and site_names; x_test, y_test, site_test, patient_test.
+        """
+        return Arrays({"x": x, "y": y, **arrays})
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Arrays by the names that an .npz file of data has (data/npz.py, which checks them)."""
+
+    by_name: dict[str, Any]
+
+    def write(self, path: Path) -> dict[str, Any]:
+        """Write them where a resumed run finds them again; the `data` block that reads them."""
+        arrays = {name: np.asarray(array) for name, array in self.by_name.items() if array is not None}
+        for name, array in arrays.items():
+            # names in a list of objects, as pandas gives them; NumPy would pickle these
+            arrays[name] = array.astype(np.str_) if array.dtype == object else array
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, allow_pickle=False, **arrays)
+        natural = {"partition": {"kind": "natural"}} if "site" in arrays else {}
+        return {"source": "npz", "path": str(path.resolve()), **natural}
 
 
 def constants(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.data.record_identity import record_contents
 from perennial.data.splits import KeyedHash, Purpose, content_groups
 
 Part = Literal["train", "validation", "calibration", "test"]
@@ -30,8 +31,8 @@ class SiteData:
     notes: what a person should know about this data.
     patients: whether the data says whose each sample is.
     subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None where nobody asks.
-    contents: (N, 32) uint8 of record_identity.record_contents; places: (N,) where each record was read. Both
-    for data of a site's own; None elsewhere.
+    contents: (N, 32) uint8 of record_identity.record_contents, for data of a site's own; None elsewhere.
+    places: (N,) where each record was read; None where the source has no name for it.
     """
 
     name: str
@@ -58,6 +59,12 @@ class SiteData:
     def input_shape(self) -> tuple[int, ...]:
         """(C, H, W) of images, (D,) of tables."""
         return tuple(self.x.shape[1:])
+
+    def contents_of(self, rows: Tensor) -> np.ndarray:
+        """(n, 32) uint8 of record_identity.record_contents, of the records at rows."""
+        if self.contents is not None:
+            return self.contents[rows.cpu().numpy()]
+        return record_contents(self.x[rows], self.columns)
 
     def part(self, part: Part) -> Tensor:
         """Indices of the samples of one part."""

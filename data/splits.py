@@ -22,9 +22,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError
 
-Purpose = Literal[
-    "test", "validation", "samples-limit", "test-limit", "exemplars", "counts", "calibration", "learnt"
-]
+Purpose = Literal["test", "validation", "samples-limit", "test-limit", "exemplars", "counts", "calibration"]
 """What a hash decides. Two purposes never share one, so that neither choice says anything of the other."""
 
 KEY_BYTES = 32

@@ -5,7 +5,7 @@ import re
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,15 @@ from perennial.data.config import DICOM_PATIENT
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES, files_inside
 from perennial.data.images import is_dicom
+from perennial.data.surveyed import Survey
+from perennial.data.suspicion import (
+    Suspicion,
+    decimals,
+    repeats,
+    suspicious_names,
+    suspicious_table,
+    whose,
+)
 from perennial.data.table_columns import absent, discover
 from perennial.foundation.errors import DataError
 
@@ -54,41 +63,6 @@ class TwoLevels(DataError):
         )
 
 
-@dataclass(frozen=True)
-class Survey:
-    """source: folder, csv or npz. samples: by class. sites: samples by site, {} where the data name none.
-
-    sizes, modes: of the images looked at: (width, height), and gray, colour, dicom or the greatest value of
-    deeper ones. columns: of a table, with kinds. options: keys of the data block that the data need.
-    """
-
-    source: Literal["folder", "csv", "npz"]
-    path: Path
-    samples: dict[str, int]
-    sites: dict[str, int] = field(default_factory=dict)
-    sizes: tuple[tuple[int, int], ...] = ()
-    modes: Counter[str] = field(default_factory=Counter)
-    deepest: int = 0
-    columns: dict[str, Any] = field(default_factory=dict)
-    codes: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    patient: str | None = None
-    patient_guess: str | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def images(self) -> bool:
-        """Whether samples are images."""
-        return bool(self.sizes)
-
-    @property
-    def total(self) -> int:
-        """Samples."""
-        return sum(self.samples.values())
-
-
 def survey(
     path: Path,
     label: str | None = None,
@@ -118,7 +92,8 @@ def survey(
 
 def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     """Images below class folders, or class folders below folders of parts or of sites."""
-    files = [path for path in _images(root)]
+    left_out = list[Path]()
+    files = [*_images(root, left_out)]
     if not files:
         raise DataError(
             f"{root}: no image in it; expected {root.name}/<class>/<image>, or "
@@ -150,6 +125,11 @@ def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
         )
     deeper = sorted({"/".join(names[: level + 1]) for names in parts if len(names) > level + 2})
     notes = ["train and test are used as they are"] if top == PARTS else []
+    if left_out:
+        notes.append(
+            f"{len(left_out)} hidden folders, or folders that archives leave, are left out, the first "
+            f"{min(left_out)}; rename it if it is yours"
+        )
     if natural and layout is None:
         shown = ", ".join(sorted(top)[:6])
         notes.append(
@@ -188,11 +168,11 @@ def _are_sites(top: set[str], below: dict[str, set[str]]) -> bool:
     return sum(count > 1 for count in counts.values()) >= max(2, len(counts) / 2)
 
 
-def _images(root: Path) -> Iterable[Path]:
+def _images(root: Path, left_out: list[Path]) -> Iterable[Path]:
     def passed(_: object) -> None:
         """What cannot be read or goes round in circles is for `check` to name."""
 
-    for path in files_inside(root, passed, passed):
+    for path in files_inside(root, passed, passed, left_out.append):
         if path.suffix.lower() in SUFFIXES or is_dicom(path):
             yield path
 
@@ -226,11 +206,9 @@ def _looked_at(files: Sequence[Path]) -> Sequence[Path]:
 
 def _with_images(files: Sequence[Path], found: Survey) -> Survey:
     """The survey with what some of the images are."""
-    from dataclasses import replace
-
     from PIL import Image
 
-    sizes, modes, deepest = list[tuple[int, int]](), Counter[str](), 0
+    sizes, modes, deepest, plain = list[tuple[int, int]](), Counter[str](), 0, list[Path]()
     for path in _looked_at(files):
         if is_dicom(path):
             modes["dicom"] += 1
@@ -240,13 +218,23 @@ def _with_images(files: Sequence[Path], found: Survey) -> Survey:
                 sizes.append(image.size)
                 deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
                 modes["deep" if deep else "gray" if image.mode in ("1", "L", "LA") else "colour"] += 1
+                ends = image.getextrema()
+                if all(low == high for low, high in (ends if isinstance(ends[0], tuple) else [ends])):
+                    plain.append(path)
                 if deep:
                     deepest = max(deepest, int(np.asarray(image).max()))
         except Exception:
             modes["unreadable"] += 1
     if not sizes and modes["dicom"]:
         sizes = [(512, 512)]
-    return replace(found, sizes=tuple(sizes), modes=modes, deepest=deepest)
+    questions = [*suspicious_names(found.samples)]
+    if plain:
+        questions.append(
+            Suspicion(
+                f"{len(plain)} images have one colour in all pixels, the first {plain[0]}; take them out"
+            )
+        )
+    return replace(found, sizes=tuple(sizes), modes=modes, deepest=deepest, questions=tuple(questions))
 
 
 def _manifest(file: CsvFile, patient: str | None) -> Survey:
@@ -288,7 +276,8 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
     if len(samples) > MOST_CLASSES:
         raise DataError(f"{file.path}: column {label!r} has {len(samples)} values, too many for classes")
     columns: dict[str, Any] = {}
-    codes, ignored, notes = [], [], list(file.notes)
+    codes, ignored, notes = [], dict[str, str](), list(file.notes)
+    questions = list[Suspicion]()
     if unlabelled := np.flatnonzero(absent(labels)).tolist():
         notes.append(
             f"{file.where(unlabelled[0])}: no class in column {label!r}, nor in {len(unlabelled) - 1} other "
@@ -298,23 +287,28 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
         texts = file.columns[name]
         present = texts[~absent(texts)]
         distinct = np.unique(present).tolist()
-        if _is_identifier(name, len(distinct), len(texts)):
-            ignored.append(name)
+        if _is_identifier(name, distinct, len(texts)):
+            ignored[name] = "another value in each row, and the name of an identifier"
+            continue
+        if repeats(name, present):
+            ignored[name] = "the name of an identifier, some of whose values repeat"
+            questions.append(whose(name, present, patient))
             continue
         try:
             kind = discover(file, [name], {}, ())[name]
         except DataError as error:
-            ignored.append(name)
-            notes.append(str(error))
+            ignored[name] = "not understood: see what init said of it"
+            notes.append(f"column {name!r} is left out until you say what it is: {error}")
             continue
         if kind == "date":
-            ignored.append(name)
+            ignored[name] = "a date: it says when, and nothing of new patients"
         elif kind == "numeric" and _are_codes(distinct):
             codes.append(name)
             columns[name] = discover(file, [name], {name: "category"}, ())[name]
         else:
             columns[name] = kind
     options = {"label_column": label} | ({"site_column": site} if site else {})
+    questions += [*suspicious_table(file, label, columns, patient), *suspicious_names(samples)]
     return Survey(
         "csv",
         file.path,
@@ -322,16 +316,18 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
         dict(sorted(Counter(file.columns[site].tolist()).items())) if site else {},
         columns=columns,
         codes=tuple(codes),
-        ignored=tuple(ignored),
+        ignored=ignored,
         options=options,
         patient=patient,
         notes=tuple(notes),
+        questions=tuple(questions),
     )
 
 
-def _is_identifier(name: str, distinct: int, rows: int) -> bool:
+def _is_identifier(name: str, distinct: Sequence[str], rows: int) -> bool:
     words = re.split(r"[_\W]+", name.lower())
-    return distinct == rows > 1 and bool({"id", "nr", "no", "number", "key", "name"} & set(words))
+    named = bool({"id", "nr", "no", "number", "key", "name"} & set(words))
+    return named and len(distinct) == rows > 1 and not decimals(distinct)
 
 
 def _are_codes(distinct: Sequence[str]) -> bool:

@@ -40,6 +40,7 @@ CONNECTED = (
     "ago (wait so long), or one on another machine (stop it; each site needs a key of its own). If you know "
     "of none, the key was copied: ask the operator to revoke it"
 )
+CLOCK = "this machine's clock and the SuperLink's differ; set the clock"
 REASONS = (UNREGISTERED, REVOKED, CONNECTED)
 SECONDS = 10
 NO_HEARTBEAT = 0.0
@@ -97,7 +98,7 @@ def check_admission(
         raise Unreachable(f"{address}: no answer about this site's key ({shown(said, 300)}).")
     refusal = FlowerError.from_json(said)
     if refusal is None and "timestamp" in said:
-        raise StateError(f"{address}: this machine's clock and the SuperLink's differ; set the clock")
+        raise StateError(f"{address}: {CLOCK}")
     if refusal is None:
         raise StateError(f"{address}: does not check this site's key as a SuperLink does: {shown(said, 300)}")
     found = refusal.code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL

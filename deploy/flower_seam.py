@@ -8,6 +8,7 @@ message and pays for every import.
 # the aliases below mark names as re-exported, for type checkers
 # ruff: noqa: F401, PLC0414
 
+import logging
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -247,6 +248,13 @@ PRIVATE = {
         "flwr.supercore.object_store", "ObjectStore", "to know when a reply is whole", "the same SuperNode"
     ),
 }
+
+
+def plain_logs() -> None:
+    """Give each line of Flower's log its time, and colours on a terminal alone. Import flwr before."""
+    for handler in logging.getLogger("flwr").handlers:
+        if hasattr(handler, "timestamps") and isinstance(handler, logging.StreamHandler):
+            vars(handler).update(timestamps=True, colored=handler.stream.isatty())
 
 
 def give_own(module: "ModuleType", imported: str, **names: Any) -> None:

@@ -265,12 +265,13 @@ def load_seam() -> Any:
 
 def main(descriptor: str, apps: str, killed: str = "-1") -> None:
     """descriptor: of the inherited channel. apps: folder of unpacked apps. killed: as in ForkServer."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.basicConfig(format="%(levelname)s %(asctime)s: %(message)s")
     _name_process("fork-server")
     seam = load_seam()
     assert seam.run_clientapp_module is not None
     for library in LIBRARIES:
         importlib.import_module(library)
+    seam.plain_logs()
     settle()
     options: dict[str, Any] = {"fileno": int(descriptor)}
     ForkServer(socket.socket(**options), seam, Path(apps), int(killed)).serve()

@@ -12,7 +12,6 @@ from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import one_at_a_time, replace_file
 from perennial.server.control import clear_request, read_request, write_request
-from perennial.server.tracking.listen import tracker_names
 
 
 def register(folder: OperatorFolder, name: str) -> str:
@@ -89,21 +88,17 @@ def _over(status: str) -> bool:
     return status.startswith(("finished", "unknown"))
 
 
-def submit(
-    folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str, track: str = ""
-) -> Done:
+def submit(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str) -> Done:
     """Stage an experiment and start its run; nothing more where a run of this name was started before.
 
-    track: as in RunSettings; the server's image needs the extras. Raises ConfigError for an unknown one,
-    StateError when the name is that of another experiment.
+    Raises StateError when the name is that of another experiment.
     """
-    tracker_names(track)
     with one_at_a_time(folder.apps):
         application = stage(folder, experiment, overrides, name)
         standing = Standing.of(folder, application.folder.name)
         if standing.status:
             return standing.unchanged()
-        return _start(folder, application, {"device": device, "track": track})
+        return _start(folder, application, {"device": device})
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
@@ -127,12 +122,11 @@ def pause(folder: OperatorFolder, name: str) -> Done:
         return Done(f"{name}: pauses after the round that it is in")
 
 
-def resume(folder: OperatorFolder, name: str, device: str, track: str = "") -> Done:
+def resume(folder: OperatorFolder, name: str, device: str) -> Done:
     """Go on with a run that was paused, or that ended early, with the same app, so with the same approval.
 
     Nothing where it runs, is finished, or was never started.
     """
-    tracker_names(track)
     with one_at_a_time(folder.apps):
         application, standing = read_application(name, folder.apps), _standing(folder, name)
         if standing.paused and standing.going:
@@ -141,7 +135,7 @@ def resume(folder: OperatorFolder, name: str, device: str, track: str = "") -> D
         if standing.going or standing.finished or not standing.status:
             return standing.unchanged()
         clear_request(folder.state / "runs" / name)
-        return _start(folder, application, {"device": device, "resume": "yes", "track": track})
+        return _start(folder, application, {"device": device, "resume": "yes"})
 
 
 def stop(folder: OperatorFolder, name: str) -> Done:
@@ -188,6 +182,11 @@ def started_runs(folder: OperatorFolder) -> dict[str, list[str]]:
     """Flower's ids of every start of every run, oldest first."""
     names = sorted(path.name.removesuffix(".runs.json") for path in folder.apps.glob("*.runs.json"))
     return {name: _started(folder, name) for name in names}
+
+
+def started_at(folder: OperatorFolder, name: str) -> float:
+    """When a run was last started, in seconds since 1970."""
+    return _runs_file(folder, name).stat().st_mtime
 
 
 def run_statuses(folder: OperatorFolder) -> dict[str, str]:

@@ -18,6 +18,7 @@ def main() -> None:
     seam: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("flower_seam.py")))
     grid = seam["__getattr__"]("http_grid")
     grid.pull_objects = partial(grid.pull_objects, initial_backoff=FIRST_WAIT)
+    seam["plain_logs"]()
     seam["__getattr__"]("flwr_serverapp")()
 
 

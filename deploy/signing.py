@@ -38,14 +38,20 @@ def make_publisher_key(private: Path, public: Path) -> None:
     replace_file(public, line, mode=0o644)
 
 
-def sign_app(fab: Path, private: Path) -> Path:
-    """Write the signature of an app beside it; its path. Raises StateError when the key cannot be read."""
+def read_private_key(private: Path) -> Ed25519PrivateKey:
+    """A key that signs. Raises StateError when it cannot be read."""
     try:
         key = serialization.load_ssh_private_key(private.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StateError(f"{private}: the publisher key cannot be read: {error}") from error
+        raise StateError(f"{private}: the key cannot be read: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise StateError(f"{private}: found {type(key).__name__}, allowed an Ed25519 key")
+    return key
+
+
+def sign_app(fab: Path, private: Path) -> Path:
+    """Write the signature of an app beside it; its path. Raises StateError when the key cannot be read."""
+    key = read_private_key(private)
     signature = fab.with_name(fab.name + SUFFIX)
     replace_file(signature, base64.b64encode(key.sign(_PURPOSE + fab.read_bytes())) + b"\n", mode=0o644)
     return signature

@@ -23,6 +23,7 @@ from perennial.deploy.flower_seam import (
     TaskType,
     flower_superexec,
     give_own,
+    plain_logs,
     run_superexec,
     subprocess_executor,
 )
@@ -93,6 +94,7 @@ def start_serverapps_by_script() -> None:
 
 
 if __name__ == "__main__":
+    plain_logs()
     if WAKE in os.environ:
         launch_by_forking(start_fork_server(Path(os.environ["FLWR_HOME"]) / "apps", int(os.environ[KILLED])))
         sleep_until_woken(int(os.environ[WAKE]))

@@ -13,7 +13,14 @@ from typing import Any
 from perennial.deploy.admission import give_reasons
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.child_watch import end_with_child
-from perennial.deploy.flower_seam import NodeStatus, flower_superlink, sql_mixin, superlink_module
+from perennial.deploy.federation import OperatorFolder
+from perennial.deploy.flower_seam import (
+    NodeStatus,
+    flower_superlink,
+    plain_logs,
+    sql_mixin,
+    superlink_module,
+)
 from perennial.deploy.superlink_status import SilentSites, keep_status
 from perennial.deploy.waiting_pulls import let_pulls_wait
 from perennial.foundation.registered import NODES, registered_names
@@ -32,7 +39,7 @@ def wait_for_the_database() -> None:
 
 def say_who_is_connected(folder: Path) -> None:
     """Let the SuperLink of this process keep its status beside the runs of an operator's folder."""
-    startup = superlink_module.SuperLinkLifespan.startup
+    startup, operator = superlink_module.SuperLinkLifespan.startup, OperatorFolder(folder)
     ends = min(found.ends for found in read_validity(folder / "certificates" / "server.pem"))
 
     def start_and_say(self: Any) -> None:
@@ -42,7 +49,10 @@ def say_who_is_connected(folder: Path) -> None:
         def sites() -> dict[str, float | None]:
             return silent.look(registered_names(record) if record.exists() else {})
 
-        keep_status(folder / "state" / "runs", ends.timestamp(), sites)
+        def others() -> dict[str, str]:
+            return {name: site.state for name, site in operator.sites().items() if site.state != "registered"}
+
+        keep_status(folder / "state" / "runs", ends.timestamp(), sites, others)
 
     superlink_module.SuperLinkLifespan.startup = start_and_say
 
@@ -59,6 +69,7 @@ def answer_when_there_is_a_message() -> None:
 
 
 if __name__ == "__main__":
+    plain_logs()
     folder = Path(sys.argv.pop(1))
     wait_for_the_database()
     say_who_is_connected(folder)

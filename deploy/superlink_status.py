@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,13 @@ class SuperLinkStatus:
     certificate_ends: when the certificate that it serves with expires, in seconds since 1970.
     sites: of every registered site, None while it is connected, else since when it is silent, in seconds
     since 1970; 0 where it never was connected.
+    others: `added` or `revoked` of every site of the operator's record that is not registered.
     """
 
     silent_for: float
     certificate_ends: float
     sites: Mapping[str, float | None]
+    others: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -56,15 +58,21 @@ def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
         sites = {
             str(name)[:80]: None if since is None else float(since) for name, since in found["sites"].items()
         }
-        return SuperLinkStatus(silent_for, float(found["certificate_ends"]), sites)
+        others = {str(name)[:80]: str(state)[:20] for name, state in found.get("others", {}).items()}
+        return SuperLinkStatus(silent_for, float(found["certificate_ends"]), sites, others)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def keep_status(runs: Path, certificate_ends: float, sites: Callable[[], Mapping[str, float | None]]) -> None:
+def keep_status(
+    runs: Path,
+    certificate_ends: float,
+    sites: Callable[[], Mapping[str, float | None]],
+    others: Callable[[], Mapping[str, str]] = dict,
+) -> None:
     """Write the status from now on, in threads of its own, every BEAT seconds.
 
-    sites: as in SuperLinkStatus; an error in it is logged once.
+    sites, others: as in SuperLinkStatus; an error in them is logged once.
     """
     path = runs / STATUS
 
@@ -72,7 +80,8 @@ def keep_status(runs: Path, certificate_ends: float, sites: Callable[[], Mapping
         written, failed = b"", ""
         while True:
             try:
-                status = {"certificate_ends": certificate_ends, "sites": dict(sorted(sites().items()))}
+                named = {"sites": dict(sorted(sites().items())), "others": dict(others())}
+                status = {"certificate_ends": certificate_ends, **named}
                 content = json.dumps(status).encode()
                 if content != written:
                     replace_file(path, content, mode=0o644, durable=False)

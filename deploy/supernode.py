@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from perennial.client.signing import certify_own_key
 from perennial.config.site import Connection, SiteConfig, load_site_config
 from perennial.deploy.admission import check_admission, sign_off
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
@@ -16,6 +17,7 @@ from perennial.deploy.keys import fingerprint, public_line, read_node_key
 from perennial.deploy.predecessor import left_node
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.site_log import log
+from perennial.privacy.signed_sums import certify
 
 SOON = 30
 """Days before a certificate's end at which a person is told."""
@@ -81,6 +83,15 @@ def require_free_ports(connection: Connection) -> None:
                 ) from error
 
 
+def ports_are_free(connection: Connection) -> bool:
+    """Whether no other program has a port that the SuperNode needs, which does not run."""
+    try:
+        require_free_ports(connection)
+    except StateError:
+        return False
+    return True
+
+
 def runs_here(connection: Connection) -> bool:
     """Whether this site's SuperNode runs and serves."""
     try:
@@ -140,6 +151,8 @@ def start_supernode(path: Path) -> None:
         deregister_dead_node(setup)
     except Unreachable as problem:
         log.warning("%s The SuperNode keeps trying.", problem)
+    key = read_node_key(setup.path(connection.key))
+    certify_own_key(setup.config.state_dir, lambda own: certify(key, setup.config.site, own))
     home = setup.path(connection.flower_home)
     home.mkdir(parents=True, exist_ok=True)
     command = [

@@ -20,6 +20,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 
+from perennial.client.activity import note_unapproved
 from perennial.config.approval import read_approvals
 from perennial.config.site import load_site_config
 from perennial.deploy.child_watch import end_with_child
@@ -32,17 +33,20 @@ from perennial.deploy.flower_seam import (
     give_own,
     iterate_object_tree,
     make_message,
+    plain_logs,
     start_client_internal,
     supernode_heartbeat,
 )
 from perennial.deploy.fork_server import FIRST_WAIT
 from perennial.deploy.predecessor import note_node, place
 from perennial.deploy.superexec_process import KILLED, WAKE
+from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating, renew
 from perennial.foundation.site_log import log
-from perennial.strategies.round.queries import NOT_APPROVED
 
+SAID_AGAIN = 3600.0
+"""Seconds until the log says again that an app is not approved."""
 NOTED_EVERY = 1.0
 """Least seconds between two notes that the SuperLink has answered."""
 PATIENCE = 60.0
@@ -115,13 +119,13 @@ def in_place_of(reply: Message) -> Message:
 def refuse_unapproved_apps(site: Path) -> None:
     """Let the SuperNode of this process answer for apps that its hospital has not approved.
 
-    Their code is not even unpacked; the log says it in a sentence, once for each app. What is approved is
+    Their code is not even unpacked; log and page say it, once an hour for each app. What is approved is
     looked up each time, so an approval counts from the next message on.
 
     site: site.yaml.
     """
     pull = start_client_internal._pull_and_store_message
-    told: set[str] = set()
+    told: dict[str, float] = {}
 
     def pull_approved(*, receive: Any, get_fab: Any, state: Any, object_store: Any, **more: Any) -> Any:
         received: list[Any] = []
@@ -141,8 +145,9 @@ def refuse_unapproved_apps(site: Path) -> None:
             return pull(receive=remembered, get_fab=approved, state=state, object_store=object_store, **more)
         except _NotApproved as refusal:
             digest = str(refusal)
-            if digest not in told:
-                told.add(digest)
+            if time.monotonic() - told.get(digest, -SAID_AGAIN) >= SAID_AGAIN:
+                told[digest] = time.monotonic()
+                note_unapproved(load_site_config(site).state_dir, digest)
                 log.warning(
                     "refused: the app with SHA-256 %s is not approved here; to run it, review and approve it "
                     "with `perennial site approve`",
@@ -302,6 +307,7 @@ def note_own_node(state_dir: Path) -> None:
 
 
 if __name__ == "__main__":
+    plain_logs()
     site = Path(sys.argv.pop(1))
     beat_often()
     send_whole_replies()

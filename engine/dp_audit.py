@@ -170,7 +170,7 @@ class _Run:
         return self._judged(summary, scores, direction != 0)
 
     def of_sites(self) -> DpAudit:
-        """Canaries are sites."""
+        """Audit with whole sites as canaries."""
         local = self.experiment.privacy.mode == "client_local"
         slot = np.repeat(np.arange(self.canaries), COPIES)
         signs = np.where(self.present[slot], 1.0, -1.0) if local else np.ones(len(slot))

@@ -49,6 +49,20 @@ class RecordGone(StateError):
     """
 
 
+KINDS: dict[type[Exception], str] = {
+    PolicyRefusal: "policy",
+    PrivacyError: "privacy",
+    DataError: "data",
+    StateError: "state",
+    RecordGone: "state",
+    ProtocolError: "protocol",
+    ConfigError: "config",
+}
+"""The first word of a refusal; `error` for any other."""
+NOT_APPROVED = "this site has not approved the app of this run"
+ERROR = "error at the site or on the way"
+NO_ANSWER = "no answer within"
+"""What the server knows of a site that sent no reply; a refusal begins with its kind."""
 LONGEST_WORD = 100
 REASON = 1_000
 """Characters of a reason that another side sent."""

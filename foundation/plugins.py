@@ -5,6 +5,7 @@ sites that run other versions of it notice.
 """
 
 import hashlib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,7 +26,7 @@ GROUPS: dict[Kind, str] = {
     "loss": "perennial.losses",
 }
 """Entry-point groups."""
-OURS = "perennial"
+OURS, PROGRAM = "perennial", "__main__"
 _ALLOWED: ContextVar[Mapping[str, str] | None] = ContextVar("allowed plug-ins", default=None)
 """Packages that may be imported, with the SHA-256 of their sources; None: any."""
 
@@ -75,6 +76,15 @@ def is_target(name: str) -> bool:
     """Whether a name is a `module:Class`."""
     module, _, attribute = name.partition(":")
     return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def with_names(value: Any) -> Any:
+    """A mapping or list in which each class stands as `module:Class`."""
+    if isinstance(value, Mapping):
+        return {key: with_names(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_names(item) for item in value]
+    return f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
 
 
 def load(kind: Kind, target: str, where: str) -> Any:
@@ -151,6 +161,14 @@ def fingerprint(target: str) -> str:
 
 def _hash_of(target: str) -> str:
     digest = hashlib.sha256()
+    if target.startswith(f"{PROGRAM}:"):
+        # of a notebook or a script there is no package that a site could install
+        try:
+            return hashlib.sha256(inspect.getsource(load("strategy", target, target)).encode()).hexdigest()
+        except (OSError, TypeError) as error:
+            raise ConfigError(
+                f"{target!r}: its source cannot be read ({error}); put it into a module"
+            ) from error
     for name, path in sources_of(target).items():
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())

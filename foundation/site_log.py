@@ -6,6 +6,9 @@ site never wrote. The filter belongs to the logger, so that no call can forget i
 
 import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from perennial.foundation.errors import shown
 
@@ -14,12 +17,30 @@ INDENT = "    | "
 """Before each line of a traceback, so that none of them looks like the beginning of a line of the log."""
 
 
+_about: ContextVar[str] = ContextVar("about", default="")
+
+
+def speak_of(**facts: object) -> None:
+    """Begin each line that is logged from now on with these facts, such as site, run and round."""
+    _about.set(shown(", ".join(f"{name} {fact}" for name, fact in facts.items()), LONGEST) + ": ")
+
+
+@contextmanager
+def one_subject() -> Iterator[None]:
+    """Forget at the end what speak_of() was told."""
+    before = _about.set("")
+    try:
+        yield
+    finally:
+        _about.reset(before)
+
+
 class OneLine(logging.Filter):
-    """Makes a record's text printable, and indents its traceback."""
+    """Makes a record's text printable, says what it is about, and indents its traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Always true: every record is kept."""
-        record.msg, record.args = shown(record.getMessage(), LONGEST), ()
+        record.msg, record.args = shown(_about.get() + record.getMessage(), LONGEST), ()
         if record.exc_info and record.exc_info[1] is not None:
             lines = "".join(traceback.format_exception(record.exc_info[1])).splitlines()
             record.exc_text = "\n".join(f"{INDENT}{shown(line, LONGEST)}" for line in lines)

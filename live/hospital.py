@@ -21,15 +21,15 @@ from perennial.deploy.approval import approve, disapprove, read_offer, require_h
 from perennial.deploy.signing import check_signature
 from perennial.foundation.errors import PerennialError, StateError
 from perennial.live.board import Board
+from perennial.live.diagnosis import of_site
 from perennial.live.guard import Guard, Session, Sessions, read_form
 from perennial.live.markup import STATIC, confirm, page, panel
-from perennial.live.metrics import CONTENT_TYPE, exposition, gauge
+from perennial.live.metrics import CONTENT_TYPE, exposition, fault_metric, gauge
 from perennial.live.notices import Notices
 from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
 from perennial.live.site_page import PANELS
 from perennial.live.site_state import HospitalState
-from perennial.live.site_warnings import warnings_of_site
-from perennial.live.warnings import Warned
+from perennial.server.faults import Fault
 from perennial.server.report.markup import Markup, escape, join
 
 REFUSED = ".refused"
@@ -50,8 +50,8 @@ TITLES = {
     "withdraw": (
         "Withdraw from this run?",
         "This site takes no further part in it, for good: what it keeps of the run is removed here, and "
-        "requests are refused. What had left before stays in the ledger. A closed-form model can forget it "
-        "exactly: ask the operator for `perennial forget`. A trained model cannot; it would have to be "
+        "requests are refused. What had left before stays in the ledger. Its sums can be taken out of a "
+        "closed-form model exactly: send the operator the receipt in state_dir. A trained model cannot; it would have to be "
         "trained again without this site.",
         "Withdraw",
     ),
@@ -109,7 +109,7 @@ class HospitalPages:
     async def _tell(self, notices: Notices) -> None:
         while True:
             await asyncio.to_thread(self._look)
-            notices.take_site(self.state.config.site, await asyncio.to_thread(self._warned))
+            notices.take(self.state.config.site, await asyncio.to_thread(self._faults))
             await asyncio.sleep(2.0)
 
     async def index(self, request: Request) -> Response:
@@ -214,9 +214,9 @@ class HospitalPages:
             self._undrawn |= self.state.read()
             return self._undrawn
 
-    def _warned(self) -> list[Warned]:
+    def _faults(self) -> list[Fault]:
         with self._turn:
-            return list(warnings_of_site(self.state))
+            return of_site(self.state)
 
     def _draw(self) -> dict[str, Markup]:
         with self._turn:
@@ -236,6 +236,7 @@ def site_metrics(state: HospitalState) -> bytes:
     site = (state.config.site,)
     answered = [one for one in state.asked if one.ended]
     found = [
+        fault_metric(of_site(state)),
         gauge(
             "site_supernode_up",
             "1 while the SuperNode gives signs of life.",

@@ -1,13 +1,16 @@
 """The frame that all pages share, and the small pages: a message, a form that confirms, signing in."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from starlette.responses import HTMLResponse
 
 from perennial.live.guard import Session
-from perennial.server.report.markup import Markup, element, escape, join
+from perennial.server.faults import Fault, grouped
+from perennial.server.report.markup import MISSING, Markup, element, escape, join
 
+MOST_FAULTS = 50
 STATIC = Path(__file__).parent / "static"
 MARK = Markup(
     '<svg viewBox="0 0 24 24" aria-hidden="true"><path fill="none" stroke="currentColor" stroke-width="1.8" '
@@ -82,3 +85,38 @@ def confirm(
         f'<a class="button quiet" href="{escape(back)}">no, go back</a></p></form>'
     )
     return page(title, body, Markup(f'<a href="{escape(back)}">back</a>'))
+
+
+def since(moment: float | None) -> Markup:
+    """How long ago something was; the page's script keeps it up to date."""
+    if moment is None:
+        return Markup(MISSING)
+    return Markup(f'<time data-since="{moment:.0f}">{escape(short_time(time.time() - moment))}</time>')
+
+
+def short_time(seconds: float) -> str:
+    """'12 s', '4 min', '2 h 5 min', as the script of the page writes it too."""
+    seconds = max(0, int(seconds))
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes = seconds // 60
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def pill(status: str, words: str) -> Markup:
+    """A status as a word with a shape beside it, so that colour alone says nothing."""
+    return Markup(f'<span class="pill {escape(status)}">{escape(words)}</span>')
+
+
+def faults_in_words(faults: Iterable[Fault]) -> Markup:
+    """Faults as a list, each with whose turn it is, or one line that says that there are none."""
+    found = grouped(faults)
+    if not found:
+        return Markup('<p class="calm">Nothing needs attention.</p>')
+    items = "".join(
+        f'<li class="{fault.grade}"><strong>{escape(fault.said)}</strong> {escape(fault.turn)}'
+        f"{Markup(f' <span>since {since(fault.since)}</span>') if fault.since else ''}</li>"
+        for fault in found[:MOST_FAULTS]
+    )
+    more = f"<li>and {len(found) - MOST_FAULTS} more</li>" if len(found) > MOST_FAULTS else ""
+    return Markup(f'<h2 class="unseen">Needs attention</h2><ul class="warnings">{items}{more}</ul>')

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from perennial.deploy.superlink_status import SuperLinkStatus
 from perennial.live.run_state import SITE_ORDER
 from perennial.live.runs import WatchedRun
+from perennial.server.faults import Fault
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STATUSES = ("running", "paused", "waiting", "finished", "stopped", "silent", "ended")
@@ -52,10 +53,20 @@ def counter(
     return family
 
 
-def run_metrics(runs: Sequence[WatchedRun], superlink: SuperLinkStatus | None = None) -> bytes:
-    """Of runs, and of the SuperLink where there is one."""
+def fault_metric(faults: Iterable[Fault]) -> Metric:
+    """1 for every fault that stands, with its words and whose turn it is."""
+    labels = tuple(Fault("superlink").facts())
+    return gauge(
+        "fault", "1 for a fault that stands.", labels, [(list(f.facts().values()), 1.0) for f in faults]
+    )
+
+
+def run_metrics(
+    runs: Sequence[WatchedRun], faults: Iterable[Fault] = (), superlink: SuperLinkStatus | None = None
+) -> bytes:
+    """Of runs, of what is wrong, and of the SuperLink where there is one."""
     of_superlink = [] if superlink is None else list(_of_superlink(superlink))
-    return exposition(lambda: [*of_superlink, *_of_runs(runs)])
+    return exposition(lambda: [fault_metric(faults), *of_superlink, *_of_runs(runs)])
 
 
 def _of_superlink(superlink: SuperLinkStatus) -> Iterable[Metric]:
@@ -133,7 +144,12 @@ def _of_runs(runs: Sequence[WatchedRun]) -> Iterable[Metric]:
         "site_refusals",
         "Rounds that a site has refused.",
         ("run", "site"),
-        [((name, site), count) for name, state in states for site, count in state.refused.items()],
+        # from 0 on, so that the first refusal is an increase
+        [
+            ((name, site), state.refused[site])
+            for name, state in states
+            for site in sorted(state.site_names())
+        ],
     )
     yield gauge(
         "site_epsilon",

@@ -19,16 +19,17 @@ from starlette.types import ASGIApp
 
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import StateError
+from perennial.foundation.heartbeat import beating
 from perennial.live.charts import share_chart, share_curve
 from perennial.live.guard import Guard, Sessions, read_form
 from perennial.live.markup import STATIC, confirm, page, panel, sign_in
 from perennial.live.metrics import CONTENT_TYPE, run_metrics
-from perennial.live.notices import Notices
+from perennial.live.notices import FEDERATION, Notices
 from perennial.live.run_page import SITE_WORDS, SitesAsked, sites
 from perennial.live.runs import Runs, WatchedRun, compared
 from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
 from perennial.live.tail import number
-from perennial.server.control import clear_request, write_request
+from perennial.server.control import clear_request, pages_beat, write_request
 from perennial.server.report.markup import Markup, element, escape, join
 
 MOST_WATCHERS = 2000
@@ -56,14 +57,20 @@ ASKED = {
 class OperatorPages:
     """The pages over one folder of runs.
 
-    sessions: who may steer. everyone: whether a person who has not signed in may look. notices: told the
-    warnings of unfinished runs every few seconds; None: nobody is told.
+    sessions: who may steer. everyone: whether a person who has not signed in may look. notices: told what is
+    wrong every few seconds; None: nobody is told. budget: as in Spending.
     """
 
     def __init__(
-        self, folder: Path, sessions: Sessions, *, everyone: bool = True, notices: Notices | None = None
+        self,
+        folder: Path,
+        sessions: Sessions,
+        *,
+        everyone: bool = True,
+        notices: Notices | None = None,
+        budget: float | None = None,
     ) -> None:
-        self.runs = Runs(folder, sessions.enabled)
+        self.runs = Runs(folder, sessions.enabled, budget)
         self._sessions = sessions
         self._everyone = everyone
         self._notices = notices
@@ -91,20 +98,24 @@ class OperatorPages:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(self._follow())
-        yield
+        with beating(pages_beat(self.runs.folder)):
+            yield
         task.cancel()
 
     async def _follow(self) -> None:
         """Keep unfinished runs read, so that their pages are there at once; tell of what needs somebody."""
         while True:
-            superlink = await asyncio.to_thread(read_superlink_status, self.runs.folder)
-            if self._notices is not None and superlink is not None:
-                await asyncio.to_thread(self._notices.take_superlink, superlink)
-            for run in await asyncio.to_thread(self.runs.unfinished):
-                await asyncio.to_thread(run.look)
-                if self._notices is not None:
-                    await asyncio.to_thread(self._notices.take, run.state, run.spending)
+            await asyncio.to_thread(self._look_and_tell)
             await asyncio.sleep(2.0)
+
+    def _look_and_tell(self) -> None:
+        faults, runs = self.runs.diagnosis(), self.runs.recent()
+        if self._notices is not None:
+            self._notices.take(FEDERATION, [fault for fault in faults if not fault.run])
+            for run in runs:
+                name, finished = run.state.name, run.state.status == "finished"
+                own = [fault for fault in faults if fault.run == name]
+                self._notices.take(name, own, finished=finished)
 
     # looking
 
@@ -112,7 +123,8 @@ class OperatorPages:
         """Every run."""
         panels = await self.runs.board.panels()
         body = Markup(
-            f'<h1>Runs</h1>{panel("superlink", panels["superlink"])}<form action="/compare" method="get">'
+            f"<h1>Runs</h1>{panel('superlink', panels['superlink'])}{panel('warnings', panels['warnings'])}"
+            '<form action="/compare" method="get">'
             f'{panel("runs", panels["runs"])}<p class="actions"><button>Compare the chosen</button></p>'
             "</form>"
         )
@@ -181,11 +193,10 @@ class OperatorPages:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
-        unfinished = await asyncio.to_thread(self.runs.unfinished)
-        for run in unfinished:
-            await asyncio.to_thread(run.look)
+        faults = await asyncio.to_thread(self.runs.diagnosis)
         superlink = await asyncio.to_thread(read_superlink_status, self.runs.folder)
-        return Response(run_metrics(unfinished, superlink), media_type=CONTENT_TYPE)
+        runs = await asyncio.to_thread(self.runs.recent)
+        return Response(run_metrics(runs, faults, superlink), media_type=CONTENT_TYPE)
 
     # signing in, and steering
 

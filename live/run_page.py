@@ -1,17 +1,17 @@
 """The page of one run: panels of HTML, each drawn again when what it shows has changed."""
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from perennial.live.charts import meter, share_chart, share_curve
+from perennial.live.diagnosis import diagnosis
+from perennial.live.markup import faults_in_words, pill, short_time, since
 from perennial.live.run_state import SITE_ORDER, RunState, SiteNow
 from perennial.live.site_rows import beside_each_other
 from perennial.live.spending import Spending
-from perennial.live.warnings import warned_markup, warnings_of
 from perennial.server.charts.curves import AxisMark
 from perennial.server.report.markup import (
     MISSING,
@@ -72,27 +72,6 @@ class SitesAsked:
         )
 
 
-def since(moment: float | None) -> Markup:
-    """How long ago something was; the page's script keeps it up to date."""
-    if moment is None:
-        return Markup(MISSING)
-    return Markup(f'<time data-since="{moment:.0f}">{escape(short_time(time.time() - moment))}</time>')
-
-
-def short_time(seconds: float) -> str:
-    """'12 s', '4 min', '2 h 5 min', as the script of the page writes it too."""
-    seconds = max(0, int(seconds))
-    if seconds < 120:
-        return f"{seconds} s"
-    minutes = seconds // 60
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def pill(status: str, words: str) -> Markup:
-    """A status as a word with a shape beside it, so that colour alone says nothing."""
-    return Markup(f'<span class="pill {escape(status)}">{escape(words)}</span>')
-
-
 def headline(state: RunState, spending: Spending) -> Markup:
     """Name, status and one sentence; of the status screen readers are told (live.js)."""
     return join(
@@ -126,9 +105,9 @@ def story(state: RunState) -> str:
     return f"{rounds}{task}: {done}" + ("." if left is None else f"; about {short_time(left)} left.")
 
 
-def warnings(state: RunState, spending: Spending) -> Markup:
-    """Warnings, the most important first, or one line that says that there are none."""
-    return warned_markup(warnings_of(state))
+def faults(state: RunState, spending: Spending) -> Markup:
+    """What is wrong, the gravest first, or one line that says that nothing is."""
+    return faults_in_words(diagnosis(state.superlink, [(state, spending)]))
 
 
 def figures(state: RunState, spending: Spending) -> Markup:
@@ -305,7 +284,7 @@ def notes(state: RunState, spending: Spending) -> Markup:
 Panel = Callable[[RunState, Spending], Markup]
 PANELS: dict[str, Panel] = {
     "headline": headline,
-    "warnings": warnings,
+    "warnings": faults,
     "figures": figures,
     "waiting": waiting,
     "sites": sites,

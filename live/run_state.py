@@ -4,15 +4,15 @@ import statistics
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.site_rows import SiteRow, site_rows
-from perennial.live.tail import Tail, number, plain, texts
+from perennial.live.tail import Tail, number, numbers, plain, seconds, texts, whole
 from perennial.server.control import ALIVE
+from perennial.server.faults import Fault, of_note
 from perennial.server.journal import EVENTS
 from perennial.server.live_status import LIVE_STATUS
 from perennial.server.pauses import pause_in_words
@@ -41,12 +41,16 @@ class RoundPoint:
 
 @dataclass(frozen=True)
 class TaskPoint:
-    """One task that is over. accuracy: of each task so far; classes: accuracy of each class so far."""
+    """One task that is over. accuracy: of each task so far; classes: accuracy of each class so far.
+
+    signs: why the model is taken to have learnt nothing; empty where it has.
+    """
 
     task: int
     accuracy: list[float | None]
     average: float | None
     classes: list[float | None]
+    signs: list[str]
 
 
 @dataclass
@@ -77,6 +81,8 @@ class RunState:
     pause: str = ""
     """Why the run does not go on; '' while it does."""
     pause_kind: Literal["", "paused", "waiting"] = ""
+    rests: bool = False
+    """Whether a pause is the run's own, because too few sites answer."""
     rounds: list[RoundPoint] = field(default_factory=list)
     learnt: list[TaskPoint] = field(default_factory=list)
     class_names: list[str] = field(default_factory=list)
@@ -91,7 +97,11 @@ class RunState:
     absent: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
     refusing: dict[str, str] = field(default_factory=dict)
-    """Site -> why it refused, of connected sites for whose answer the run rests."""
+    """Site -> why, of connected sites that take no part, or whose refusal lets the run rest."""
+    behind: dict[str, Fault] = field(default_factory=dict)
+    """By site: its ledger is behind the operator's receipt."""
+    rested_at: float = 0.0
+    """When the journal last said who does not answer."""
     online: set[str] = field(default_factory=set)
     asked: dict[str, tuple[str, float]] = field(default_factory=dict)
     answered: dict[str, float] = field(default_factory=dict)
@@ -186,7 +196,8 @@ class RunState:
     @property
     def offline(self) -> set[str]:
         """Sites of this run that were not connected when they were last counted."""
-        return self.site_names() - self.online if self.online and not self.is_over else set()
+        known = self.site_names() - self.refusing.keys()
+        return known - self.online if self.online and not self.is_over else set()
 
     def _silent_since(self, site: str) -> float | None:
         """Since when the SuperLink hears nothing of a site's SuperNode."""
@@ -201,7 +212,8 @@ class RunState:
         return sorted(found, key=lambda site: (order[site.status], site.name))
 
     def site_names(self) -> set[str]:
-        return {*self.taken_part, *self.online, *self.missing, *self.asked, *self.last_faults, *self.absent}
+        named = (self.taken_part, self.online, self.missing, self.asked, self.last_faults, self.absent)
+        return set[str]().union(*named, self.refusing)
 
     @property
     def is_over(self) -> bool:
@@ -211,6 +223,8 @@ class RunState:
     def site(self, name: str, over: bool) -> SiteNow:
         """One site's state. over: whether nobody works on the run."""
         fault = self.last_faults.get(name)
+        if name in self.refusing and not over:
+            return SiteNow(name, "refused", self.refusing[name], fault and fault[2])
         asked, since = self.asked.get(name), self._silent_since(name)
         if not over and asked is not None and self.answered.get(name, 0.0) < asked[1]:
             if since is not None or (name not in self.online and self.online):
@@ -236,7 +250,7 @@ class RunState:
         self._journal, self._now = kept
 
     def _take(self, event: dict[str, Any]) -> None:
-        when = _seconds(event.get("time"))
+        when = seconds(event.get("time"))
         match event.get("event"):
             case "run_started" | "resumed" as kind:
                 self.experiment, self.engine = (
@@ -248,39 +262,44 @@ class RunState:
                 self.ended_as, self.pause, self.pause_kind = "", "", ""
             case "sites":
                 self.online |= set(texts(event.get("connected")))
-                self.missing = set(texts(event.get("missing")))
+                self.missing, self.refusing = set(texts(event.get("missing"))), {}
                 self.pause, self.pause_kind = "", ""
             case "task_started":
-                self.task = _whole(event.get("task"))
+                self.task = whole(event.get("task"))
                 self.class_names += [name for name in texts(event.get("classes"))][:MOST_SITES]
             case "round":
                 self._round_over(event, when)
             case "task_finished":
                 self.learnt.append(
                     TaskPoint(
-                        _whole(event.get("task")),
-                        _numbers(event.get("accuracy")),
+                        whole(event.get("task")),
+                        numbers(event.get("accuracy")),
                         number(event.get("average_accuracy")),
-                        _numbers(event.get("class_accuracy")),
+                        numbers(event.get("class_accuracy")),
+                        texts(event.get("stopped")),
                     )
                 )
             case "note":
                 self.notes.append((when, plain(event.get("text", ""))))
+                if (found := of_note(self.name, self.notes[-1][1])) is not None:
+                    self.behind.pop(found[0], None)
+                    self.behind |= {found[0]: found[1]} if found[1] is not None else {}
             case "run_finished":
                 self.ended_as, self.pause, self.pause_kind = "finished", "", ""
             case "stopped":
                 self.ended_as, self.pause, self.pause_kind = "stopped", "", ""
             case "paused" | "waiting" as kind:
                 self.missing = set(texts(event.get("missing")))
-                self.refusing = _reasons(event.get("refusing"))
+                self.rested_at = when or 0.0
+                self.refusing, self.rests = _reasons(event.get("refusing")), "missing" in event
                 self.pause_kind, self.pause = kind, plain(pause_in_words(_pause(event, kind)))
                 self.notes.append((when, self.pause))
             case "went_on":
-                self.pause, self.pause_kind = "", ""
+                self.pause, self.pause_kind, self.refusing = "", "", {}
                 self.notes.append((when, plain(pause_in_words(_pause(event, "went_on")))))
 
     def _round_over(self, event: dict[str, Any], when: float | None) -> None:
-        self.round, self.task = _whole(event.get("round")), _whole(event.get("task"))
+        self.round, self.task = whole(event.get("round")), whole(event.get("task"))
         participants = texts(event.get("participants"))
         if len(self.taken_part) < MOST_SITES:
             self.taken_part.update(participants)
@@ -330,10 +349,13 @@ class RunState:
         match event.get("event"):
             case "round":
                 self.asked, self.answered = {}, {}
-                self.task, self.tasks = _whole(event.get("task")), _whole(event.get("tasks"))
-                self.round, self.rounds_planned = _whole(event.get("round")), _whole(event.get("rounds"))
+                self.task, self.tasks = whole(event.get("task")), whole(event.get("tasks"))
+                self.round, self.rounds_planned = whole(event.get("round")), whole(event.get("rounds"))
                 self.deadline, self.round_began = number(event.get("deadline")), when
-                self.online, self.missing = set(texts(event.get("online"))), set(texts(event.get("missing")))
+                self.online = set(texts(event.get("online")))
+                if when >= self.rested_at:  # else the journal knows more
+                    self.missing = set(texts(event.get("missing")))
+                    self.refusing = _reasons(event.get("refusing"))
             case "asked":
                 kind = plain(event.get("kind", ""), 40)
                 for site in texts(event.get("sites"))[:MOST_SITES]:
@@ -363,31 +385,15 @@ def _pause(event: dict[str, Any], kind: str) -> dict[str, Any]:
     """The fields of a pause, each of the type that pause_in_words takes."""
     return {
         "event": kind,
-        "need": _whole(event.get("need")),
+        "need": whole(event.get("need")),
         "connected": texts(event.get("connected"))[:20],
         "missing": texts(event.get("missing"))[:20],
         "came": texts(event.get("came"))[:20],
         "reason": plain(event.get("reason", "")),
+        "refusing": _reasons(event.get("refusing")),
     }
 
 
 def _reasons(value: object) -> dict[str, str]:
     found = value.items() if isinstance(value, dict) else ()
     return {plain(site, 80): plain(why) for site, why in list(found)[:MOST_SITES] if isinstance(why, str)}
-
-
-def _whole(value: object) -> int:
-    found = number(value)
-    return int(found) if found is not None and 0 <= found < 2**53 else 0
-
-
-def _numbers(value: object) -> list[float | None]:
-    return [number(item) for item in value[:MOST_SITES]] if isinstance(value, list) else []
-
-
-def _seconds(value: object) -> float | None:
-    """A journal's time, in seconds since 1970."""
-    try:
-        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -4,19 +4,21 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.heartbeat import is_alive
 from perennial.live.board import Board
-from perennial.live.markup import panel
-from perennial.live.run_page import PANELS, STATUS_WORDS, pill, short_time
+from perennial.live.diagnosis import diagnosis
+from perennial.live.markup import faults_in_words, panel, pill, short_time
+from perennial.live.run_page import PANELS, STATUS_WORDS
 from perennial.live.run_state import RunState, Status
 from perennial.live.spending import Spending
 from perennial.live.tail import number, plain
-from perennial.live.warnings import Warned, site_warnings, superlink_warnings, warned_markup, warnings_of
 from perennial.server.control import ALIVE, read_request
+from perennial.server.faults import Fault, of_summary
 from perennial.server.journal import EVENTS
 from perennial.server.report.markup import (
     MISSING,
@@ -29,8 +31,12 @@ from perennial.server.report.markup import (
     points,
     table,
 )
+from perennial.server.run_record import Summary
 
 MOST_BOARDS = 64
+MOST_RUNS = 500
+RECENT, DAY = 20, 86_400.0
+"""Newest runs of which those that were finished within so many seconds are still watched."""
 LARGEST_SUMMARY = 64 * 2**20
 SPENDING_EVERY = 2.0
 """Seconds between two looks at what was spent."""
@@ -42,9 +48,9 @@ class WatchedRun:
     steered: whether people may pause, resume and stop it here.
     """
 
-    def __init__(self, folder: Path, steered: bool) -> None:
+    def __init__(self, folder: Path, steered: bool, budget: float | None = None) -> None:
         self.folder = folder
-        self.state, self.spending = RunState(folder), Spending(folder)
+        self.state, self.spending = RunState(folder), Spending(folder, budget)
         self.board = Board(self.look, self.draw)
         self._steered = steered
         self._request: str | None = None
@@ -73,9 +79,6 @@ class WatchedRun:
             drawn = {name: draw(self.state, self.spending) for name, draw in PANELS.items()}
             return drawn | {"controls": self._controls()}
 
-    def warnings(self) -> list[Warned]:
-        return warnings_of(self.state)
-
     def actions(self) -> tuple[str, ...]:
         """What people may do with the run now."""
         match self.state.status:
@@ -102,13 +105,16 @@ class Runs:
     """Every run folder below `folder`.
 
     Only names that the folder itself lists are ever opened, so no name of an address leads anywhere else.
+    budget: as in Spending.
     """
 
-    def __init__(self, folder: Path, steered: bool) -> None:
+    def __init__(self, folder: Path, steered: bool, budget: float | None = None) -> None:
         self.folder = folder
         self.steered = steered
+        self.budget = budget
         self._watched: dict[str, WatchedRun] = {}
         self._summaries: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._bad: dict[str, tuple[float, bool]] = {}
         self.board = Board(lambda: False, self._draw, every=1.0)
 
     def names(self) -> list[str]:
@@ -130,13 +136,30 @@ class Runs:
             return None
         if name not in self._watched:
             self._make_room()
-            self._watched[name] = WatchedRun(self.folder / name, self.steered)
+            self._watched[name] = WatchedRun(self.folder / name, self.steered, self.budget)
         return self._watched[name]
 
-    def unfinished(self) -> list[WatchedRun]:
-        """Every run that has no result yet, or that somebody has looked at lately."""
-        names = [name for name in self.names() if name in self._watched or not self.is_over(name)]
+    def recent(self) -> list[WatchedRun]:
+        """Every run without a result, with one since yesterday, or that somebody has looked at lately."""
+        names = [
+            name
+            for place, name in enumerate(self.names())
+            if name in self._watched or not self.is_over(name) or (place < RECENT and self._is_new(name))
+        ]
         return [run for name in names if (run := self.get(name)) is not None]
+
+    def _is_new(self, name: str) -> bool:
+        """Whether a finished run had its result within DAY."""
+        with suppress(OSError):
+            return time.time() - (self.folder / name / "summary.json").stat().st_mtime < DAY
+        return False
+
+    def diagnosis(self) -> list[Fault]:
+        """What is wrong with the SuperLink and with recent runs."""
+        runs = self.recent()
+        for run in runs:
+            run.look()
+        return diagnosis(read_superlink_status(self.folder), [(run.state, run.spending) for run in runs])
 
     def watched(self) -> list[WatchedRun]:
         """Every run that somebody has looked at lately."""
@@ -163,23 +186,45 @@ class Runs:
         return found
 
     def _draw(self) -> dict[str, Markup]:
-        return {"superlink": self.superlink(), "runs": self.overview()}
+        return {"superlink": self.superlink(), "warnings": self.faults(), "runs": self.overview()}
+
+    def faults(self) -> Markup:
+        """What is wrong with recent runs, and of how many older ones the result is."""
+        recent = {run.state.name for run in self.recent()}
+        older = [name for name in self.names()[:MOST_RUNS] if name not in recent and self.learnt_badly(name)]
+        if not older:
+            return faults_in_words(self.diagnosis())
+        words = (
+            f"{plural(len(older), 'older run')} learnt badly; their pages say why: {', '.join(older[:5])}."
+        )
+        found = self.diagnosis()
+        return join([faults_in_words(found) if found else "", element("p", words, "quiet")])
+
+    def learnt_badly(self, name: str) -> bool:
+        """Whether a finished run's summary names a fault of its model."""
+        content = self.summary(name)
+        when = self._summaries.get(name, (0.0,))[0]
+        if self._bad.get(name, (0.0,))[0] != when:
+            try:
+                self._bad[name] = when, any(of_summary(name, Summary.model_validate(content)))
+            except (ValueError, TypeError, AttributeError, IndexError):
+                self._bad[name] = when, False
+        return self._bad.get(name, (0.0, False))[1]
 
     def superlink(self) -> Markup:
-        """How the SuperLink and the registered sites are; nothing where there is no SuperLink."""
+        """How many registered sites are connected; nothing where there is no SuperLink."""
         status = read_superlink_status(self.folder)
         if status is None:
             return Markup("")
         online = sum(since is None for since in status.sites.values())
         connected = f"{online:,} of {plural(len(status.sites), 'registered site')} connected"
         words = f"The SuperLink serves; {connected}." if status.alive else "The SuperLink does not serve."
-        found = [*superlink_warnings(status), *site_warnings(status)]
-        return join([element("p", words, "story"), warned_markup(found)])
+        return element("p", words, "story")
 
     def overview(self) -> Markup:
         """The table of all runs, those that go on first."""
         rows = []
-        for name in self.names()[:500]:
+        for name in self.names()[:MOST_RUNS]:
             status, progress, accuracy, forgotten = self._facts(name)
             link = Markup(f'<a href="/runs/{escape(name)}">{escape(name)}</a>')
             chosen = Markup(

@@ -10,11 +10,10 @@ from perennial.deploy.approval import read_offer
 from perennial.deploy.review import asked_in_words, offer_in_words
 from perennial.foundation.errors import PerennialError
 from perennial.live.charts import meter
-from perennial.live.run_page import pill, short_time, since
+from perennial.live.diagnosis import NEARLY, of_site
+from perennial.live.markup import faults_in_words, pill, short_time, since
 from perennial.live.site_state import HospitalState, left_in_words
-from perennial.live.site_warnings import NEARLY, warnings_of_site
 from perennial.live.tail import plain
-from perennial.live.warnings import warned_markup
 from perennial.server.report.markup import MISSING, Markup, element, escape, join, plural, size, table
 
 SHOWN = 50
@@ -52,7 +51,7 @@ def story(state: HospitalState) -> Markup:
 
 def warnings(state: HospitalState) -> Markup:
     """What the hospital has to decide or mend."""
-    return warned_markup(list(warnings_of_site(state)))
+    return faults_in_words(of_site(state))
 
 
 def figures(state: HospitalState) -> Markup:

@@ -13,14 +13,16 @@ from perennial.client.record_figures import RecordFigures, record_figures
 from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
 from perennial.deploy.admission import check_admission
-from perennial.deploy.handshake import check_handshake
+from perennial.deploy.handshake import Unreachable, check_handshake
 from perennial.deploy.keys import read_node_key
+from perennial.deploy.supernode import ports_are_free
 from perennial.deploy.supernode_process import ALIVE, ANSWERED
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import size_of
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain
 from perennial.privacy.ledger import Ledger
+from perennial.privacy.receipts import ReceiptBook
 
 KEPT = 500
 """Newest requests that the page knows."""
@@ -28,6 +30,7 @@ ASK_AGAIN = 30.0
 """Seconds between two questions why the SuperLink does not answer, and between two counts of the ledger."""
 ANSWERED_WITHIN = 20.0
 """Seconds within which the SuperLink has answered a SuperNode that is connected, which asks every few."""
+DAY = 86_400.0
 STALE = 6 * 3600.0
 """Seconds after which a request without an end counts as cut off: its process was killed."""
 
@@ -81,11 +84,18 @@ class HospitalState:
         self.kept: list[KeptRun] = []
         self.consent = Consent("", {})
         self.problems: list[str] = []
+        self.ledger_problem = ""
+        self.unapproved = ""
+        """SHA-256 of the app that was sent last of those that were not approved, within STALE."""
+        self.port_taken = False
+        """Whether the SuperNode does not run, and another program has a port of its."""
         self.alive = False
         self.answered: float | None = None
         """Seconds since the SuperLink last answered this site's SuperNode; None: it never did."""
         self.obstacle = ""
         """Why it does not answer, as far as this machine can tell; '' while it does."""
+        self.unreachable = False
+        """Whether that is because nothing gets through."""
         self.epsilon: float | None = None
         self.records: RecordFigures | None = None
         self._by_request: dict[str, Asked] = {}
@@ -113,6 +123,11 @@ class HospitalState:
         """Whether the SuperNode runs and the SuperLink has just answered a request signed with its key."""
         return self.alive and self.answered is not None and self.answered < ANSWERED_WITHIN
 
+    def newest(self) -> list[Asked]:
+        """The last request of each kind of each run that came within DAY and is over."""
+        recent = (one for one in self.asked if one.ended and time.time() - one.began < DAY)
+        return list({(one.run, one.kind): one for one in recent}.values())
+
     def read(self) -> bool:
         """Take in what happened since the last call; whether anything did."""
         changed = False
@@ -137,6 +152,7 @@ class HospitalState:
             self.obstacle,
             self.consent,
             tuple(self.problems),
+            self.ledger_problem,
             tuple(approval.name for approval in self.approvals),
             tuple(self.offered),
             self.epsilon,
@@ -178,23 +194,26 @@ class HospitalState:
 
     def _count(self) -> None:
         """The ledger's own figure, checked as for a release."""
-        ledger, policy = Ledger(self.config.state_dir, self.config.ledger_tip), self.config.policy
+        kept, policy = self.config.receipts, self.config.policy
+        receipts = None if kept is None else ReceiptBook(kept.file)
+        ledger, self.ledger_problem = Ledger(self.config.state_dir, self.config.ledger_tip, receipts), ""
         try:
             self.epsilon = ledger.cost(policy.delta, "rdp", policy.unit).epsilon if ledger.started else 0.0
             self.records = record_figures(self.config.state_dir, policy.delta, policy.limit, policy.unit)
         except PerennialError as error:
             self.epsilon = None
-            self.problems.append(plain(str(error)))
+            self.ledger_problem = plain(f"ledger: {error}")
 
     def _look_for_obstacles(self) -> None:
         """Ask as the SuperNode does while it gets no answer, not more often than every ASK_AGAIN seconds."""
         connection = self.config.connection
         if connection is None or self.connected:
-            self.obstacle, self._asked_why = "", -ASK_AGAIN
+            self.obstacle, self.port_taken, self._asked_why = "", False, -ASK_AGAIN
             return
         if time.monotonic() - self._asked_why < ASK_AGAIN:
             return
         self._asked_why = time.monotonic()
+        self.port_taken = not self.alive and not ports_are_free(connection)
         authority = self.folder / connection.ca
         try:
             check_handshake(connection.superlink, authority)
@@ -202,10 +221,12 @@ class HospitalState:
             check_admission(connection.superlink, authority, key, connected=self.alive)
             self.obstacle = ""
         except PerennialError as error:
-            self.obstacle = plain(str(error))
+            self.obstacle, self.unreachable = plain(str(error)), isinstance(error, Unreachable)
 
     def _take(self, event: dict[str, Any]) -> None:
         request, when = str(event.get("request", ""))[:80], number(event.get("time")) or time.time()
+        if event.get("event") == "not_approved" and time.time() - when < STALE:
+            self.unapproved = plain(event.get("app", ""), 64)
         if event.get("event") == "asked":
             one = Asked(
                 plain(event.get("kind", ""), 40),

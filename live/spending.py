@@ -18,10 +18,12 @@ class Spending:
     """Epsilon by site of one run folder, from its record of releases.
 
     unit, delta: of the figures. by_site: epsilon, infinite where something left without protection; empty
-    where nothing is protected.
+    where nothing is protected. budget: epsilon of one site in one run of which people are told when most of
+    it is spent; None: none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, budget: float | None = None) -> None:
+        self.budget = budget
         self.unit, self.delta = "", 0.0
         self.by_site: dict[str, float] = {}
         self._folder = folder

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ LONGEST_LINE = 32 * 2**20
 """Bytes of one line; a round of 5,000 sites with long names takes less than 1 MB."""
 CHUNK = 4 * 2**20
 LONGEST_NAME = 80
+MOST = 100_000
+"""Items of one list; a journal that has more is not one of ours."""
 _REMEMBERED = 64
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -139,3 +142,22 @@ def texts(value: object) -> list[str]:
     except TypeError:
         pass
     return [plain(item, LONGEST_NAME) for item in value if isinstance(item, str)]
+
+
+def whole(value: object) -> int:
+    """value where it is a number from 0 on, without its fraction; else 0."""
+    found = number(value)
+    return int(found) if found is not None and 0 <= found < 2**53 else 0
+
+
+def numbers(value: object) -> list[float | None]:
+    """The items of a list, None for each that is no finite number."""
+    return [number(item) for item in value[:MOST]] if isinstance(value, list) else []
+
+
+def seconds(value: object) -> float | None:
+    """A journal's time, in seconds since 1970."""
+    try:
+        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from perennial.models.feature_maps.ball import RADIUS, unit_rows
 from perennial.models.incremental import IncrementalModel
 
+CLASS_MEANS = "class_means"
+"""Name of the class means among a file's tensors, where the model was judged by the nearest of them."""
+GAUSSIAN_HEAD = "gaussian_head"
+"""The same of a Gaussian head over the model's features."""
 NEVER = -1e9
 """Bias of a class without samples: it is never predicted, and its probability is 0."""
 

@@ -1,6 +1,8 @@
 """From the `model` block of an experiment to a model."""
 
+from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 from torch import nn
 
@@ -51,6 +53,7 @@ def build_model(
             constants,
             projection=config.projection,
             with_weights=with_weights,
+            network_of=network_of,
         )
         return IncrementalModel(
             fixed,
@@ -91,6 +94,18 @@ def build_model(
             backbone, width, num_classes, rows, seed=seed, dropout=dropout, freeze_old_rows=freeze
         )
     return IncrementalModel(backbone, width, num_classes, rows, dropout=dropout, freeze_old_rows=freeze)
+
+
+def network_of(layout: Mapping[str, Any]) -> IncrementalModel:
+    """The network of a finished run, without its weights. layout: of feature_maps/finished_run.py."""
+    return build_model(
+        ModelConfig.model_validate(layout["model"]),
+        tuple(layout["inputs"]["shape"]),
+        layout["classes"],
+        layout["seed"],
+        EncoderConfig.model_validate(layout["encoder"]).layout,
+        with_weights=False,
+    )
 
 
 def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:

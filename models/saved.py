@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from perennial.foundation.errors import StateError, nearest
 from perennial.foundation.files import replace_file
 from perennial.foundation.tensor_file import pieces
-from perennial.models.class_means import over_features
+from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD, over_features
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, load_complete
@@ -23,10 +23,6 @@ GLOBAL_MODEL = "model.safetensors"
 """In a run's folder."""
 PERSONAL_MODEL = "personal_model.safetensors"
 """In a site's state folder."""
-CLASS_MEANS = "class_means"
-"""Name of the class means among a file's tensors, where the model was judged by the nearest of them."""
-GAUSSIAN_HEAD = "gaussian_head"
-"""The same of a Gaussian head over the model's features."""
 
 
 @dataclass(frozen=True)

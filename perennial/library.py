@@ -1,14 +1,17 @@
 """Perennial from a program: run an experiment, look at what came of it, use its model."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perennial.cli.check_resume import brought_up_to_date
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import Asked
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from perennial.data.samples import Arrays
     from perennial.models.prediction import Answers
     from perennial.models.saved import SavedModel
 
@@ -81,14 +85,22 @@ class Model:
             logits = self.saved.classifier(to_float(x, inputs.mean, inputs.std))
         return answers(logits, self.saved.confidence)
 
-    def predict(self, paths: Sequence[Path | str]) -> list[Prediction]:
-        """One prediction for each image file, and for each row of each table or .npz array; folders too.
+    def predict(self, samples: "Sequence[Path | str] | np.ndarray") -> list[Prediction]:
+        """One prediction for each image file, and for each row of an array, table or .npz array; folders too.
 
         Where the run pooled cases, each path is one, and its images are those of the folder or array.
 
+        samples: paths, or an array as the data had it: (B, D) numbers or uint8 images of any layout.
         Raises DataError naming the file, and the line or column where there is one.
         """
-        return [*self.predictions(paths)]
+        import numpy as np
+
+        if not isinstance(samples, np.ndarray):
+            return [*self.predictions(samples)]
+        from perennial.data.npz import features
+
+        names = [f"row {row}" for row in range(len(samples))]
+        return [*self._named(names, self.answers(features(samples, "predict")))]
 
     def predictions(self, paths: Sequence[Path | str]) -> Iterator[Prediction]:
         """The same one after the other, for more samples than fit in memory."""
@@ -107,10 +119,18 @@ class Model:
             files = files_in([*map(Path, paths)], of_images=len(shape) == 3)
             found = read_inputs(files, shape, stored, fill, inputs.columns, reading, data.missing)
         for names, x in found:
-            answers = self.answers(x)
-            sets = None if answers.sets is None else answers.sets.tolist()
-            for row, (name, shares) in enumerate(zip(names, answers.probabilities.tolist(), strict=True)):
-                yield self._prediction(name, shares, None if sets is None else sets[row])
+            yield from self._named(names, self.answers(x))
+
+    def _named(self, names: Sequence[str], answers: "Answers") -> Iterator[Prediction]:
+        sets = None if answers.sets is None else answers.sets.tolist()
+        for row, (name, shares) in enumerate(zip(names, answers.probabilities.tolist(), strict=True)):
+            yield self._prediction(name, shares, None if sets is None else sets[row])
+
+    def _repr_html_(self) -> str:
+        shape = " x ".join(map(str, self.saved.inputs.shape))
+        return (
+            f"<p>Model of {len(self.classes)} classes ({escape(', '.join(self.classes))}), inputs {shape}</p>"
+        )
 
     def _prediction(self, name: str, shares: list[float], members: list[bool] | None) -> Prediction:
         ranked = sorted(range(len(shares)), key=lambda label: -shares[label])
@@ -143,6 +163,16 @@ class Run:
         for index, row in enumerate(rows):
             matrix[index, : len(row)] = [np.nan if value is None else value for value in row]
         return matrix
+
+    def _repr_html_(self) -> str:
+        matrix, name = self.accuracy_matrix, escape(str(self.summary["experiment"]))
+        head = [f"<th>classes of task {task}</th>" for task in range(1, len(matrix) + 1)]
+        rows = [f"<tr><th></th>{''.join(head)}</tr>"]
+        for task, row in enumerate(matrix, 1):
+            cells = [f"<td>{value:.1%}</td>" for value in row[:task]]
+            rows.append(f"<tr><th>after task {task}</th>{''.join(cells)}</tr>")
+        folder = escape(str(self.folder))
+        return f"<p>{name}: accuracy</p><table>{''.join(rows)}</table><p>{folder}</p>"
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -186,8 +216,10 @@ def load_run(folder: Path | str) -> Run:
 
 
 def run(
-    experiment: Experiment | Path | str | None = None,
+    experiment: Experiment | Mapping[str, Any] | Path | str | None = None,
     *,
+    data: "Arrays | None" = None,
+    overwrite: bool = False,
     overrides: Sequence[str] = (),
     seed: int | None = None,
     name: str = "",
@@ -204,7 +236,9 @@ def run(
 
     >>> run("experiments/quickstart.yaml", overrides=["learner.epochs=3"], seed=2, name="three-epochs")
 
-    experiment: an object or the path of a file; None: what `resume` was. overrides: KEY=VALUE, as --set.
+    experiment: an object, a mapping with the keys of a file, or the path of a file; None: what `resume` was.
+    data: arrays in memory (Source.of) for a mapping, which are written to NAME.npz beside the run's folder.
+    overwrite: remove a run that the folder holds already. overrides: KEY=VALUE, as --set.
     name: of the run's folder below `runs`; default: the experiment's. workers: processes; the result is the
     same for any number. device: auto, cpu, cuda or cuda:N. cohort: sites that train in one pass, or auto;
     None: 1, or as the run that is resumed began. gpu: graphs, benchmark, or both with a comma between.
@@ -212,9 +246,14 @@ def run(
     as new processes: call this below `if __name__ == "__main__":`.
     Raises a PerennialError that says what is wrong before anything starts.
     """
+    if isinstance(experiment, Mapping):
+        experiment = _experiment_of(experiment, data, Path(runs), name)
+    elif data is not None:
+        raise ConfigError("run: data: goes with a mapping; a file or an Experiment says where its data are")
     with _as_file(experiment) as path:
         if resume is not None:
             settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
+            brought_up_to_date(Path(resume), settings.load())
         elif path is None:
             raise ConfigError("run: give an experiment, or resume=FOLDER")
         else:
@@ -229,8 +268,18 @@ def run(
             )
         settings = replace(settings, gpu=gpu)
         folder = settings.folder(settings.load())
+        if overwrite and resume is None and (folder / "events.jsonl").exists():
+            shutil.rmtree(folder)
         summary = run_in_process(settings, workers, listener, cohort)
     return Run(folder, summary)
+
+
+def _experiment_of(content: Mapping[str, Any], data: "Arrays | None", runs: Path, name: str) -> Experiment:
+    content = {"name": name or "experiment", **content}
+    if data is not None:
+        found = data.write(runs / f"{content['name']}.npz")
+        content["data"] = {**found, **content.get("data", {})}
+    return Experiment.of(**content)
 
 
 @contextmanager

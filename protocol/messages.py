@@ -10,8 +10,10 @@ from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 from perennial.protocol.fields import WireMessage, at_most, bounded, hexadecimal, matching
 from perennial.protocol.stamp import (
     CLASS_WEIGHT,
+    KEY,
     LONGEST_METRICS,
     LONGEST_REASON,
+    LONGEST_ROW,
     LONGEST_SETTINGS,
     MAX_CHANNELS,
     MAX_CLASSES,
@@ -52,6 +54,10 @@ class DescribeReply(WireMessage):
     """What the site's policy answers: train, evaluate, digest, ..."""
     require_privacy: str
     """The protection that the site's policy demands."""
+    signing_key: str = hexadecimal(KEY, default="")
+    """The site's public key (Ed25519) for statements of its sums of features; '' where it sends none."""
+    certified: str = at_most(LONGEST_REASON, default="")
+    """The site's public node key and its signature of the signing key; '' without a node key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,9 +208,7 @@ class SparsityRequest(NeedsPrevious):
 
     message_type = "query.sparsity"
     arrays: Tensors
-    """The network whose first ReLU layers are looked at: the global model, or the front of a VGG-11."""
-    network: str
-    """model or vgg11: what arrays are the tensors of."""
+    """The global model, whose first ReLU layers are looked at."""
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)
@@ -267,6 +271,9 @@ class StatisticsRequest(Maskable):
     weights: list[int] | None = bounded(0, CLASS_WEIGHT, default=None)
     """How often each sample of each of these classes counts, in steps of 2^-20;
     with class-balanced ridge alone."""
+    signers: list[str] | None = at_most(LONGEST_ROW, default=None)
+    """Names and signing keys of all sites, in the order in which they came; the site signs its sums and this
+    list. Absent where no statement is asked for: under noise or masks, and with class-balanced ridge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +289,8 @@ class StatisticsReply(Stamp):
     """`gram`: the sum of products of every two features; `sums`: of the features of each class; `counts`: of
     samples of each class. Integers. Without noise, sums over fewer samples than features reveal the space in
     which these lie, and features of images can be turned back into pictures."""
+    statement: str = at_most(LONGEST_REASON, default="")
+    """What the site signs of these sums (privacy/signed_sums.py), a JSON object; '' where none is asked."""
 
 
 @dataclass(frozen=True, kw_only=True)

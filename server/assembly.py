@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+import perennial
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.disk_writes import DiskWrites
@@ -26,7 +27,6 @@ from perennial.server.preflight import preflight
 from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
-from perennial.server.tracking.listen import Listeners, trackers
 
 
 @dataclass
@@ -74,12 +74,11 @@ def assemble(
         path, experiment, facts.registry, facts.inputs, bool(settings.resume), cohort.size
     )
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
-    done = folder.checkpoint.progress.round if folder.checkpoint else 0
-    listeners = Listeners(listener, trackers(settings.track, path, experiment, first_round=done + 1))
-    journal = Journal(path, position, listeners)
+    journal = Journal(path, position, listener)
     journal.write(
         "resumed" if folder.checkpoint else "run_started",
         experiment=experiment.name,
+        version=perennial.__version__,
         seed=experiment.seed,
         engine=engine,
         device=str(device),

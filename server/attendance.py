@@ -97,9 +97,8 @@ class Attendance:
         refusing: site -> why it refused, of connected sites for whose answer the run rests.
         """
         before = set(self.roster.connected())
-        self._journal.write(
-            "paused", reason=reason, missing=self.missing(before), refusing=dict(refusing or {})
-        )
+        why = self.roster.barred() | dict(refusing or {})
+        self._journal.write("paused", reason=reason, missing=self.missing(before), refusing=why)
         until, self._rest = time.monotonic() + self._rest, min(2 * self._rest, LONGEST_REST)
         came: set[str] = set()
         while not came and time.monotonic() < until:
@@ -114,13 +113,14 @@ class Attendance:
         self._rest = FIRST_REST
 
     def missing(self, sites: Iterable[str]) -> list[str]:
-        """The sites of the operator's record that are not among `sites`."""
-        there = set(sites)
+        """The sites of the operator's record that are not connected. sites: those that take part."""
+        there = {*sites, *self.roster.barred()}
         return [name for name in self.roster.expected() if name not in there]
 
     def _wait(self, count: int) -> dict[str, int]:
         def say(sites: list[str]) -> None:
             self._look()
-            self._journal.write("waiting", need=count, connected=sites, missing=self.missing(sites))
+            facts = {"connected": sites, "missing": self.missing(sites), "refusing": self.roster.barred()}
+            self._journal.write("waiting", need=count, **facts)
 
         return self.roster.wait(count, self._experiment.rounds.join_timeout, say)

@@ -35,6 +35,11 @@ def request_path(run: Path) -> Path:
     return run.parent / CONTROL / f"{run.name}.json"
 
 
+def pages_beat(runs: Path) -> Path:
+    """The heartbeat of the operator's pages over a folder of runs, which they may write nothing else in."""
+    return runs / CONTROL / "pages.alive"
+
+
 def read_request(run: Path) -> Request | None:
     """The request for a run; None where there is none, or one that cannot be read."""
     try:

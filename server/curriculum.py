@@ -5,6 +5,7 @@ together after each round; everything else here is built again from the experime
 """
 
 import time
+from functools import partial
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -15,6 +16,7 @@ from perennial.server.attendance import Attendance
 from perennial.server.checkpoint import CheckpointWriter, Standing
 from perennial.server.control import RunControl
 from perennial.server.evaluation import CentralEvaluation
+from perennial.server.faults import of_learning
 from perennial.server.history import History
 from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile, ObservedGrid
@@ -244,8 +246,9 @@ class Curriculum:
         position.task_learnt(finished, holders, self.folder)
         self.journal.write("task_finished", task=task, **facts)
         if signs := facts.get("stopped"):
-            tries = "; or ".join(what_to_try(position.experiment))
-            self.journal.note(f"learning has stopped: {'; '.join(signs)}. To try: {tries}")
+            tries = partial(what_to_try, position.experiment)
+            for fault in of_learning(self.folder.path.name, signs, tries, (), {}, None):
+                self.journal.note(f"{fault.said} {fault.turn}")
         self._save()
 
     def _record(

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from perennial.foundation.cache import machine_features
 from perennial.foundation.errors import ConfigError
@@ -78,29 +77,6 @@ class Judge:
             self.asked[0], self._labels.cpu().numpy(), right.cpu().numpy(), true.nan_to_num(0.0).cpu().numpy()
         )
 
-    @torch.enable_grad()
-    def descent(self, model: IncrementalModel, held: Sequence[int | None]) -> dict[str, Tensor]:
-        """Where the cross-entropy of these samples falls fastest: minus its gradient, by parameter.
-
-        model: in evaluation mode. held: (M,) as much as the mean loss of each class counts; None counts 0.
-        Returns nothing where no sample is of a class that counts.
-        """
-        counts = torch.zeros(self.asked[0], device=self._labels.device)
-        for label, count in enumerate(held[: len(counts)]):
-            counts[label] = count or 0
-        rows = counts[self._labels].nonzero().flatten()
-        if not len(rows):
-            return {}
-        labels = self._labels[rows]
-        weights = (counts / labels.bincount(minlength=len(counts)).clamp(min=1))[labels]
-        losses = F.cross_entropy(self._logits(model, rows), labels, reduction="none")
-        parameters = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-        gradients = torch.autograd.grad(
-            (losses * weights).sum() / weights.sum(), list(parameters.values()), allow_unused=True
-        )
-        found = zip(parameters, gradients, strict=True)
-        return {name: -gradient for name, gradient in found if gradient is not None}
-
     def _logits(self, model: IncrementalModel, rows: Tensor | slice) -> Tensor:
         if not isinstance(model.backbone, FixedFeatures):
             return model(self._inputs[rows])
@@ -159,11 +135,8 @@ class CentralEvaluation:
         def judged(arrays: Mapping[str, Tensor], most: int) -> Scores:
             return judge(most)(self._model.holding(arrays))
 
-        def descent(arrays: Mapping[str, Tensor], most: int, held: Sequence[int | None]) -> dict[str, Tensor]:
-            return judge(most).descent(self._model.holding(arrays), held)
-
         constants = samples.mean, samples.std
-        return replace(run, constants=constants, measure=measure, judge=judged, descent=descent)
+        return replace(run, constants=constants, measure=measure, judge=judged)
 
     def _counts(
         self, samples: TrainingSet, arrays: Mapping[str, Tensor], means: Tensor | None = None

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from perennial.data.cases import image_shape
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
-from perennial.data.samples import Samples, fill_missing, joined_subgroups, stored_as
+from perennial.data.record_identity import record_contents
+from perennial.data.samples import Samples, fill_missing, joined, stored_as
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash
 from perennial.foundation.errors import DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation_tables import MOST_CLASSES, as_probability
-from perennial.learning.scored import score_logits
+from perennial.learning.scored import Scored, score_logits
 from perennial.models.saved import SavedModel
 from perennial.server.measures.assemble import (
     calibration,
@@ -48,20 +50,18 @@ OF_THE_RUN = (
 )
 """Keys that are taken over from the run's own data where they fit the source."""
 
-OWN_DATA = (
-    "These are data of the run itself, most of which the model has learnt from: on new patients it is worse "
-    "than these figures."
-)
 
-
-def outside_data(saved: SavedModel, path: Path, overrides: Sequence[str]) -> DataConfig:
+def outside_data(
+    saved: SavedModel, path: Path, overrides: Sequence[str], classes: Sequence[str] = ()
+) -> DataConfig:
     """The data block with which labelled data are read as the model's own were.
 
     path: a folder of class folders, a manifest, a table, an .npz file, or a YAML file with a data block.
-    overrides: KEY=VALUE of the block. Raises ConfigError naming a faulty key, DataError for another path.
+    overrides: KEY=VALUE of the block. classes: that the data may have; none: the model's.
+    Raises ConfigError naming a faulty key, DataError for another path.
     """
     content = read_yaml(path) if path.suffix in (".yaml", ".yml") else _inferred(saved, path)
-    content["classes"] = list(saved.classes)
+    content["classes"] = list(classes or saved.classes)
     return validate(DataConfig, apply_overrides(content, list(overrides)), f"data block of {path}")
 
 
@@ -74,6 +74,8 @@ def _inferred(saved: SavedModel, path: Path) -> dict[str, Any]:
         content |= {key: settings[key] for key in OF_THE_RUN if settings.get(key)}
     if source == "csv":
         content["columns"] = inputs.columns
+        if (sites := settings.get("site_column")) and sites in read_csv(path).columns:
+            content["site_column"] = sites
     elif of_images and inputs.stored == "uint8":
         pool: dict[str, Any] | None = settings.get("pool")
         channels, height, width = image_shape(inputs.shape, 1 if pool is None else pool["images"])
@@ -93,25 +95,82 @@ def _source_of(path: Path, *, of_images: bool) -> str:
     return "folder" if of_images and {"path", "label"} <= read_csv(path).columns.keys() else "csv"
 
 
-def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
-    """Every measure of a model on all samples of a data block; name: of the data, for errors."""
+@dataclass(frozen=True, eq=False)
+class Outside:
+    """Labelled data as one model reads them, in which numbers may be missing still."""
+
+    saved: SavedModel
+    config: DataConfig
+    samples: Samples
+    columns: dict[str, str | tuple[str, ...]] | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, saved: SavedModel, config: DataConfig, name: str) -> "Outside":
+        """name: of the data, for errors. Raises DataError where the model cannot take them."""
+        source = load(config, seed=0)
+        samples = source.train if source.test is None else joined(source.train, source.test)
+        inputs = saved.inputs
+        found = f"{stored_as(samples.x)} {tuple(samples.x.shape[1:])}"
+        if found != f"{inputs.stored} {inputs.shape}":
+            raise DataError(f"{name}: samples are {found}; this model takes {inputs.stored} {inputs.shape}")
+        return cls(saved, config, samples, source.columns, source.notes)
+
+    def pick(self, rows: np.ndarray) -> "Outside":
+        """Those at rows, (n,) bool."""
+        return replace(self, samples=self.samples.pick(torch.from_numpy(np.flatnonzero(rows))))
+
+    def filled(self) -> torch.Tensor:
+        """(n, ...) inputs with what stands for missing numbers."""
+        x = self.samples.x.clone() if self.columns is not None else self.samples.x
+        fill_missing(x, self.saved.inputs.filling)
+        return x
+
+    def contents(self) -> tuple[np.ndarray, ...]:
+        """(n, 32) uint8 of record_contents: as a real site knows a record, and as a simulated one does."""
+        found = record_contents(self.samples.x, self.columns)
+        return (found,) if self.columns is None else (found, record_contents(self.filled(), self.columns))
+
+    def where(self, row: int) -> str:
+        """What a record is called: the path of an image, or the number of a row from 1."""
+        return f"row {row + 1}" if self.samples.keys is None else self.samples.keys[row]
+
+    def scored(self) -> Scored:
+        """What the model says of each."""
+        inputs, saved = self.saved.inputs, self.saved
+        data = TrainingSet(self.filled(), self.samples.y, inputs.mean, inputs.std)
+        classify, temperature = saved.classifier, saved.confidence.temperature
+        return score_logits(classify, data, len(saved.classes), temperature=temperature)
+
+    def patients(self) -> np.ndarray | None:
+        """(n,) whose each sample is, from 0; None where each is alone, or nobody says."""
+        if not self.samples.patients:
+            return None
+        groups = self.samples.split_groups()
+        numbered = KeyedHash(b"", groups).numbered(torch.arange(len(groups))).numpy()
+        return numbered if len(np.unique(numbered)) < len(numbered) else None
+
+    @property
+    def own(self) -> bool:
+        """Whether these are the data of the run itself, or a part of them, or hold them, by their path."""
+        own = self.saved.settings["data"].get("path")
+        if own is None or self.config.path is None:
+            return False
+        one, other = Path(own).expanduser().resolve(), Path(self.config.path).expanduser().resolve()
+        return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def judge(outside: Outside, scored: Scored | None = None) -> Measures:
+    """Every measure of a model on labelled data. scored: what it says of them, where that is known."""
+    saved, config, samples = outside.saved, outside.config, outside.samples
     if len(saved.classes) > MOST_CLASSES:
         raise DataError(f"evaluate: found a model of {len(saved.classes)} classes, allowed {MOST_CLASSES}")
-    source = load(config, seed=0)
-    parts = [source.train] + ([source.test] if source.test is not None else [])
-    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    inputs = saved.inputs
-    found = f"{stored_as(x)} {tuple(x.shape[1:])}"
-    if found != f"{inputs.stored} {inputs.shape}":
-        raise DataError(f"{name}: samples are {found}; this model takes {inputs.stored} {inputs.shape}")
-    fill_missing(x, inputs.filling)
-    data = TrainingSet(x, y, inputs.mean, inputs.std)
+    scored = outside.scored() if scored is None else scored
     temperature = saved.confidence.temperature
-    scored = score_logits(saved.classifier, data, len(saved.classes), temperature=temperature)
     tables = scored.tables()
-    patients, groups = _patients(parts), None
-    if config.subgroup is not None and (subgroup := joined_subgroups(parts)) is not None:
-        counted = scored.tables(None, subgroup, len(config.subgroup.values)).subgroups
+    patients, groups = outside.patients(), None
+    if config.subgroup is not None and samples.subgroup is not None:
+        counted = scored.tables(None, samples.subgroup, len(config.subgroup.values)).subgroups
         groups = dict(zip(config.subgroup.values, counted, strict=True))
     intervals = None if patients is None else patient_intervals(scored, patients, temperature)
     classes = class_measures(tables, saved.classes, intervals)
@@ -124,48 +183,26 @@ def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
         classes=classes,
         confusion=tables.confusion.tolist(),
         calibration=calibration(tables, intervals, temperature),
-        sites=_by_site(parts, scored.label, scored.predicted, saved.classes),
+        sites=_by_site(samples, scored, saved.classes),
         subgroup_column="" if config.subgroup is None else config.subgroup.column,
         subgroups={} if groups is None else part_measures(groups, saved.classes),
         prediction_sets=None if sets is None else judged_sets(tables, sets),
-        notes=list(source.notes),
+        notes=list(outside.notes),
         **whole_measures(tables, classes, intervals),
     )
-    seen = [OWN_DATA] if _are_its_own(saved, config) else []
-    return measures.model_copy(update={"headline": [*seen, *headline(measures)]})
+    return measures.model_copy(update={"headline": headline(measures)})
 
 
-def _are_its_own(saved: SavedModel, config: DataConfig) -> bool:
-    """Whether these data are those of the run, or a part of them, or hold them."""
-    own = saved.settings["data"].get("path")
-    if own is None or config.path is None:
-        return False
-    one, other = Path(own).expanduser().resolve(), Path(config.path).expanduser().resolve()
-    return one.is_relative_to(other) or other.is_relative_to(one)
-
-
-def _patients(parts: Sequence[Samples]) -> np.ndarray | None:
-    """(n,) whose each sample is, from 0; None where each is alone, or nobody says."""
-    if not all(part.patients for part in parts):
-        return None
-    groups = np.concatenate([part.split_groups() for part in parts])
-    numbered = KeyedHash(b"", groups).numbered(torch.arange(len(groups))).numpy()
-    return numbered if len(np.unique(numbered)) < len(numbered) else None
-
-
-def _by_site(
-    parts: Sequence[Samples], label: np.ndarray, predicted: np.ndarray, classes: Sequence[str]
-) -> dict[str, PartMeasures]:
-    if any(part.site is None for part in parts):
+def _by_site(samples: Samples, scored: Scored, classes: Sequence[str]) -> dict[str, PartMeasures]:
+    if samples.site is None:
         return {}
-    site = np.concatenate([part.site.numpy() for part in parts if part.site is not None])
+    site, right = samples.site.numpy(), scored.label == scored.predicted
     by_class = {}
-    for index, name in enumerate(parts[0].site_names):
+    for index, name in enumerate(samples.site_names):
         here = site == index
-        right = here & (label == predicted)
         counted = [
             np.bincount(found, minlength=len(classes))
-            for found in (label[here], label[right], predicted[here])
+            for found in (scored.label[here], scored.label[here & right], scored.predicted[here])
         ]
         by_class[name] = np.stack(counted, axis=1)
     return part_measures(by_class, classes)

@@ -1,10 +1,12 @@
 """A closed-form run opened after it was made: its sums, its model, and how changed ones are written."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
@@ -13,6 +15,7 @@ from perennial.foundation.files import replace_file
 from perennial.learning.analytic.statistics import Statistics
 from perennial.models.incremental import complete_state
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved, save_model
+from perennial.privacy.signed_sums import Statement
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import (
     Checkpoint,
@@ -27,6 +30,7 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.cross_site import block_of
 from perennial.strategies.statistics.kept import FOLDER
+from perennial.strategies.statistics.versions import version_facts, version_path
 
 
 @dataclass
@@ -78,6 +82,63 @@ class OpenedRun:
     def saved(self) -> SavedModel:
         assert self.model is not None
         return self.model
+
+    @property
+    def run(self) -> str:
+        """Token of the run."""
+        return self.checkpoint.progress.run
+
+    @property
+    def sites(self) -> list[str]:
+        """Whose sums are there."""
+        found = self.strategy.kept_sums.contributions.values()
+        return sorted({site for sites in found for site in sites})
+
+    @property
+    def features(self) -> str:
+        """SHA-256 of the maps."""
+        return json.loads((self.folder / "summary.json").read_text())["analytic"]["features"]
+
+    @property
+    def all_classes(self) -> list[str]:
+        """In the order of the registry, those of tasks to come too."""
+        return list(self.checkpoint.progress.registry.classes)
+
+    @property
+    def receipts(self) -> list[dict[str, Any]]:
+        """Of all withdrawals so far, in their order."""
+        records = [*self.strategy.withdrawn.values(), *self.strategy.groups.values()]
+        return [record["receipt"] for record in sorted(records, key=lambda record: record["number"])]
+
+    def statements(self, given: Mapping[int, Sequence[str]] | None = None) -> list[Statement]:
+        """What sites signed of their sums. given: task -> sites; None: of all.
+
+        Raises ConfigError where a site signed nothing, or where the model's maps were chosen among several.
+        """
+        if self.strategy.maps.there or self.strategy.head == "auto":
+            raise ConfigError(
+                f"{self.folder}: validation samples of all sites chose head or maps; allowed: a head and "
+                "maps that no site's samples chose"
+            )
+        found = []
+        for task, sites in sorted(self.strategy.kept_sums.contributions.items()):
+            for site in sorted(sites) if given is None else given.get(task, ()):
+                if "statement" not in sites[site]:
+                    raise ConfigError(f"{self.folder}: the sums of {site} in task {task} are not signed")
+                found.append(Statement.from_json(sites[site]["statement"]))
+        return found
+
+    def current(self, site: str) -> dict[int, str]:
+        """task -> hash of what a site signed of the sums that are there."""
+        given = self.strategy.kept_sums.contributions_of(site)
+        return {s.task: s.sha256 for s in self.statements({task: [site] for task in given})}
+
+    def version(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(head, facts) of an asynchronous run after a round. Raises StateError where there is none."""
+        path = version_path(self.folder, number)
+        if not path.exists():
+            raise StateError(f"{path}: there is no such version; a withdrawal removes those before it")
+        return load_file(path), version_facts(path)
 
     @property
     def classes(self) -> list[str]:

@@ -14,7 +14,9 @@ def pause_in_words(event: dict[str, Any]) -> str:
         case "waiting":
             there = ", ".join(event["connected"]) or "nobody"
             named = f"; not connected: {missing}" if missing else ""
-            return f"waiting for {event['need']} sites; connected: {there}{named}"
+            barred = "; ".join(f"{site}: {why}" for site, why in (event.get("refusing") or {}).items())
+            no_part = f"; connected, and takes no part: {barred}" if barred else ""
+            return f"waiting for {event['need']} sites; connected: {there}{named}{no_part}"
         case "waiting_for":
             return f"waiting for {waiting_in_words(event['sites'])}"
         case "paused":

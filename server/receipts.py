@@ -16,11 +16,11 @@ from perennial.foundation.names import is_site_name
 from perennial.foundation.registered import RECEIPTS_KEY, registered_names
 from perennial.privacy.receipts import Receipt, ReceiptBook
 from perennial.protocol.receipts import LedgerReceipt, LedgerTip
+from perennial.server.faults import WENT_BACK, WENT_ON
 from perennial.server.forwarding_grid import ForwardingGrid
 
 FOLDER = "receipts"
 """In the operator's state folder, beside the key: the newest receipt of each site."""
-WENT_BACK = "its ledger went back"
 
 
 class ReceiptGrid(ForwardingGrid):
@@ -33,7 +33,7 @@ class ReceiptGrid(ForwardingGrid):
     def __init__(self, grid: Grid, state: Path, record: Path | None, note: Callable[[str], None]) -> None:
         super().__init__(grid)
         self._record, self._note = record, note
-        self._folder, self._key = state / FOLDER, _read_key(state / RECEIPTS_KEY)
+        self._folder, self._key = state / FOLDER, read_operator_key(state / RECEIPTS_KEY)
         self._names: dict[int, str] = {}
         self._back: set[str] = set()
 
@@ -77,6 +77,9 @@ class ReceiptGrid(ForwardingGrid):
         forward = before is None or before.last in tip.aside or receipt.lines > before.lines
         if forward:
             book.keep(receipt.signed(self._key))
+            if tip.site in self._back:
+                self._back.remove(tip.site)
+                self._note(f"site {tip.site}: {WENT_ON} at line {receipt.lines}")
         elif before is not None and before.last != receipt.last and tip.site not in self._back:
             self._back.add(tip.site)
             self._note(
@@ -104,7 +107,8 @@ def _known(record: Path, node: int) -> str | None:
     return name if name is not None and is_site_name(name) else None
 
 
-def _read_key(path: Path) -> Ed25519PrivateKey:
+def read_operator_key(path: Path) -> Ed25519PrivateKey:
+    """The key for receipts and certificates. Raises StateError naming the file when it is none."""
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:

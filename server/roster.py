@@ -15,18 +15,19 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
+import perennial
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import registered_names
+from perennial.privacy.signed_sums import Signer
 from perennial.protocol.messages import DescribeReply, DescribeRequest
 from perennial.protocol.stamp import VERSION
+from perennial.server.faults import WRONG_NAME
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
 
 DESCRIBE_DEADLINE = 120.0
 WAIT_POLL = 0.5
-WRONG_NAME = "it says it is site"
-"""In the journal's note about a node that says another's name."""
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 15.0
 """Seconds until a node that rests is asked its name again, doubled each time."""
 
 
@@ -81,7 +82,10 @@ class Roster:
         self._note = note
         self._record = record
         self._names: dict[int, str] = {}
-        self._turned_away: set[int] = set()
+        self._online: set[int] = set()
+        self._turned_away: dict[int, str] = {}
+        self.signers: dict[str, Signer] = {}
+        """Of the sites that sign their sums: who they said they are."""
         self._resting: dict[int, _Resting] = {}
 
     @property
@@ -95,14 +99,26 @@ class Roster:
 
     def connected(self) -> dict[str, int]:
         """name -> node id of every usable site, in canonical order; new nodes are asked who they are."""
-        online = set(self._grid.get_node_ids())
+        online = self._online = set(self._grid.get_node_ids())
         now = time.monotonic()
         resting = {node for node, rest in self._resting.items() if not rest.ended(now, online)}
-        unknown = sorted(online - self._names.keys() - self._turned_away - resting)
+        unknown = sorted(online - self._names.keys() - self._turned_away.keys() - resting)
         if unknown:
             self._describe(unknown, online)
         sites = {name: node for node, name in self._names.items() if node in online}
         return {name: sites[name] for name in sorted(sites, key=canonical)}
+
+    def barred(self) -> dict[str, str]:
+        """Why each connected node takes no part, by its site's name in the record, else by `node N`."""
+        known = {} if self._record is None else registered_names(self._record)
+        why = {node: rest.reason for node, rest in self._resting.items()} | self._turned_away
+        named = {
+            known.get(str(node), f"node {node}"): why[node] for node in sorted(why) if node in self._online
+        }
+        return {name: reason for name, reason in named.items() if name not in self._taking_part()}
+
+    def _taking_part(self) -> set[str]:
+        return {name for node, name in self._names.items() if node in self._online}
 
     def wait(
         self, count: int, timeout: float, say: Callable[[list[str]], None] = lambda sites: None
@@ -114,11 +130,11 @@ class Roster:
         Raises StateError after timeout seconds, naming who is there.
         """
         deadline = time.monotonic() + timeout
-        said: list[str] | None = None
+        said: tuple[list[str], dict[str, str]] | None = None
         while len(sites := self.connected()) < count:
-            if said != list(sites):
-                said = list(sites)
-                say(said)
+            if said != (list(sites), self.barred()):
+                said = list(sites), self.barred()
+                say(list(sites))
             if time.monotonic() >= deadline:
                 resting = [f"; node {node}: {rest.reason}" for node, rest in self._resting.items()]
                 raise StateError(
@@ -137,7 +153,7 @@ class Roster:
             [(str(node), node, request) for node in nodes],
             DescribeReply,
             DESCRIBE_DEADLINE,
-            lambda node, reason: self._rest(int(node), f"could not be asked its name: {reason}"),
+            lambda node, reason: self._rest(int(node), reason),
         )
         # in the order of node ids, not of arrival, so that of two nodes with one name the same one wins every
         # time
@@ -145,26 +161,27 @@ class Roster:
             try:
                 self._admit(int(node), reply, online)
             except _NameTaken as taken:
-                self._rest(int(node), f"not asked to take part: {taken}", taken.holder)
+                self._rest(int(node), str(taken), taken.holder)
             except _WrongName as wrong:
                 # the operator may still write the record, and the site its file
-                self._rest(int(node), f"not asked to take part: {wrong}")
+                self._rest(int(node), str(wrong))
             except ProtocolError as error:
-                self._turned_away.add(int(node))
-                self._note(f"node {node}: not asked to take part: {error}")
+                self._turned_away[int(node)] = str(error)
+                self._note(f"node {node}: takes no part: {error}")
 
     def _rest(self, node: int, reason: str, behind: int = 0) -> None:
         """Ask a node later again: its site may approve the app by then, or make room on its disk."""
         before = self._resting.get(node)
         if before is None or before.reason != reason:
-            self._note(f"node {node}: {reason}")
+            self._note(f"node {node}: takes no part: {reason}")
         pause = FIRST_PAUSE if before is None else min(2 * before.pause, LONGEST_PAUSE)
         self._resting[node] = _Resting(reason, pause, time.monotonic() + pause, behind)
 
     def _admit(self, node: int, reply: DescribeReply, online: set[int]) -> None:
         if reply.version != VERSION:
             raise ProtocolError(
-                f"site {reply.site!r} speaks protocol version {reply.version}, this server {VERSION}"
+                f"site {reply.site!r} speaks protocol version {reply.version}, this server (Perennial "
+                f"{perennial.__version__}) {VERSION}: install the same release at both"
             )
         if reply.experiment != self._experiment:
             raise ProtocolError(
@@ -178,6 +195,8 @@ class Roster:
                 del self._names[other]
         self._names[node] = reply.site
         self._resting.pop(node, None)
+        if reply.signing_key:
+            self.signers[reply.site] = Signer(reply.site, reply.signing_key, reply.certified)
 
     def _check_name(self, node: int, said: str) -> None:
         """Raises _WrongName unless the operator's record has this name for the node's key."""

@@ -83,6 +83,7 @@ class Rounds:
             rounds=sum(position.rounds(each) for each in range(1, schedule.count + 1)),
             deadline=rounds.deadline,
             missing=self._attendance.missing(sites),
+            refusing=self._attendance.roster.barred(),
         )
         outcome = strategy.train_round(
             self._grid,
@@ -101,6 +102,7 @@ class Rounds:
                 sums=experiment.sums,
                 running=running,
                 max_update_norm=central.max_update_norm if central else None,
+                signers=self._attendance.roster.signers,
                 observers=central.observers if central else (),
             ),
         )

@@ -6,7 +6,7 @@
 | BETWEEN | checkpoint with the plan; the model of the task before | begins the next task |
 | TRAINING | checkpoint of the latest aggregated round | asks for the next round, or ends the task |
 | LEARNT | the last task's model; no summary, or half of one | writes the results |
-| FINISHED | everything | writes the results again; with more classes: continues |
+| FINISHED | everything | writes the results again; with more classes, or sums to ask again: continues |
 
 | event | from | to |
 | --- | --- | --- |
@@ -15,6 +15,7 @@
 | task_learnt | BETWEEN, TRAINING | BETWEEN; after the last task LEARNT |
 | results_written | LEARNT, FINISHED | FINISHED |
 | continued | FINISHED | BETWEEN |
+| begun_again | FINISHED | BETWEEN |
 
 Nothing else changes a state. A round that too few sites answered, a refusal, an absence, a pause, a stop and
 a kill are no events: the disk says what it said before, and no planned round is used up.
@@ -51,6 +52,7 @@ LEADS: Mapping[str, frozenset[State]] = {
     "task_learnt": frozenset({State.BETWEEN, State.TRAINING}),
     "results_written": frozenset({State.LEARNT, State.FINISHED}),
     "continued": frozenset({State.FINISHED}),
+    "begun_again": frozenset({State.FINISHED}),
 }
 """The states in which each event can happen."""
 
@@ -147,6 +149,12 @@ class Progress:
             if new[name][: len(old)] != old:
                 raise StateError(f"tasks: {name} of a run that continues begin with {old}, found {new[name]}")
         self.plan, self.finished = new, False
+
+    def begun_again(self) -> None:
+        """Go through all tasks once more, by the same plan, with what the strategy has kept."""
+        self._require("begun_again")
+        self.task, self.round, self.round_in_task, self.passed, self.finished = 1, 0, 0, 0, False
+        self.previous, self.holders, self.history = "", [], {}
 
     def _require(self, event: str) -> None:
         if self.state not in LEADS[event]:

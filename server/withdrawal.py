@@ -1,4 +1,4 @@
-"""After a closed-form run: withdraws a site's sums, merges two runs, and writes certificates of both.
+"""After a closed-form run: withdraws a site or some of its records, merges two runs, and certifies models.
 
 Sums are exact, so after a subtraction they have the bits that they would have had if the site had never taken
 part. A subtraction does not undo models that were handed out before, nor what the difference of two models
@@ -8,65 +8,76 @@ reveals of what was subtracted.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import make_folder, replace_file, sole_owner
-from perennial.learning.analytic.files import read_by_task, read_statistics_file, write_statistics
+from perennial.foundation.registered import RECEIPTS_KEY
+from perennial.learning.analytic.files import read_by_task, write_statistics
 from perennial.learning.analytic.statistics import Statistics
-from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
-from perennial.protocol.tensors import content_sha256
+from perennial.models.saved import GLOBAL_MODEL
+from perennial.privacy.secure.keys import new_secret
+from perennial.privacy.signed_sums import Statement, Withdrawal
+from perennial.protocol.certificates import Kind, Run, Values, issue
 from perennial.server.opened_run import OpenedRun
-from perennial.strategies.analytic import Analytic
-from perennial.strategies.factory import build_strategy
-from perennial.strategies.statistics.kept import FOLDER, KeptSums, file_name
+from perennial.server.receipts import read_operator_key
+from perennial.strategies.statistics.kept import FOLDER, file_name
 from perennial.strategies.statistics.versions import FOLDER as VERSIONS
-from perennial.strategies.statistics.versions import version_facts
 
-CERTIFICATES = "certificates"
+OPERATOR_KEY = "operator.key"
+"""Beside the folders of simulated runs; a deployment's operator signs with its key for receipts."""
+HOLDS_MODELS = {".safetensors", ".onnx", ".pt", ".html"}
+TICK = 0.1
+"""Seconds by which the clock of files may lag behind that of programs."""
 NOT_UNDONE = (
     "models that were handed out before, and copies of the sums that somebody made",
     "the difference of the models before and after, which tells what was subtracted",
     "accuracy figures of the run, which are those of the model before",
 )
-SAME_MODEL = 1e-6
-"""By how much a head solved again may differ, relative to its largest value: float32's own rounding."""
 
 
-def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
-    """Take a site's sums out of a finished run, solve anew, and write a certificate; returns its path.
+def withdraw(folder: Path, site: str, shrinkage: float | None = None, receipt: Path | None = None) -> Path:
+    """Take a site's sums out of a run, solve anew, and write a certificate; returns its path.
 
-    shrinkage: of the new head; None: the experiment's own, or chosen again from the sums. Raises StateError
-    or ConfigError saying why it cannot be done; a command that was stopped is completed by giving it again.
+    shrinkage: of the new head; None: the experiment's own, or chosen again from the sums. receipt: what the
+    site signed with `perennial site withdraw`. Raises StateError or ConfigError saying why it cannot be done;
+    a command that was stopped is completed by giving it again.
     """
-    with sole_owner(folder, "forget"):
+    with sole_owner(folder, "withdraw"):
         run = OpenedRun.open(folder, unfinished=True)
         run.require_features_of_nobody()
-        sums, strategy = run.strategy.kept_sums, run.strategy
+        sums, strategy, start = run.strategy.kept_sums, run.strategy, datetime.now(UTC)
         if site not in strategy.withdrawn:
             before, contributed = run.total.sha256, sums.contributions_of(site)
+            signed = run.statements({task: [site] for task in contributed})
             subtracted = sums.take_back(site)
             if not run.total.samples:
                 raise StateError(f"{folder}: {site} is the only site; without it there is no model")
-            by_task = {task: found["sha256"] for task, found in contributed.items()}
-            strategy.withdrawn[site] = _withdrawal(run, before, subtracted, by_task)
+            hashes = tuple(statement.sha256 for statement in signed)
+            agreed = Withdrawal(
+                site=site,
+                run=run.run,
+                time=start.isoformat(timespec="seconds"),
+                withdrawn=hashes,
+                remaining=(),
+            )
+            strategy.withdrawn[site] = _withdrawal(run, before, subtracted, agreed)
+        record = strategy.withdrawn[site]
+        record["receipt"] = asdict(_agreed(run, Withdrawal.from_json(record["receipt"]), receipt))
         head, used = run.head(shrinkage)
-        strategy.withdrawn[site] |= _of_model(head, used) | {"finished": run.model is not None}
+        strategy.chosen[max(strategy.chosen, default=1)] = used
         if run.model is None:
             run.commit_unfinished(head, used)
         else:
             run.commit(head)
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
-        for path in (folder / VERSIONS).glob("*.safetensors"):
-            path.unlink()
-        return _write_certificate(folder, f"forget-{site}", _of_site(run, site))
+        return _certified(run, "withdraw", site, head, used, record, start)
 
 
 def write_form(folder: Path, site: str, path: Path) -> Path:
@@ -78,27 +89,28 @@ def write_form(folder: Path, site: str, path: Path) -> Path:
     run = OpenedRun.open(folder)
     if not run.strategy.kept_sums.contributions_of(site):
         raise StateError(f"site {site!r}: its sums are in no task of this run")
-    progress = run.checkpoint.progress
-    content = {"run": progress.run, "experiment": run.experiment.digest, "split_key": progress.split_key}
+    key = run.checkpoint.progress.split_key
+    content = {"run": run.run, "experiment": run.experiment.digest, "split_key": key}
+    content |= {"statements": run.current(site)}
     replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
     return path
 
 
-def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None = None) -> Path:
-    """Take a group of a site's records out of a finished run; otherwise as forget.
+def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | None = None) -> Path:
+    """Take a group of a site's records out of a finished run; otherwise as withdraw.
 
-    group: what the site wrote with `perennial site withdraw-records`.
+    group: what the site wrote with `perennial site withdraw`.
     """
-    with sole_owner(folder, "forget"):
-        run = OpenedRun.open(folder)
+    with sole_owner(folder, "withdraw"):
+        run, start = OpenedRun.open(folder), datetime.now(UTC)
         run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
         by_task, facts = read_by_task(group)
         expected = {
-            "run": run.checkpoint.progress.run,
+            "run": run.run,
             "experiment": run.experiment.digest,
             "site": site,
-            "features": _features(run),
+            "features": run.features,
         }
         for key, value in expected.items():
             if facts.get(key) != value:
@@ -106,19 +118,34 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
         sha256 = hashlib.sha256(group.read_bytes()).hexdigest()
         if sha256 not in strategy.groups:
             before, remaining = run.total.sha256, sums.without_group(site, by_task)
+            statements, agreed = _statements(group, facts, remaining, run, site)
             subtracted = _added_up(by_task.values())
-            sums.replace(site, remaining)
+            sums.replace(site, remaining, statements)
             if not run.total.samples:
                 raise StateError(f"{folder}: nothing would be left, and without samples there is no model")
-            parts = {task: part.sha256 for task, part in sorted(by_task.items())}
-            strategy.groups[sha256] = _withdrawal(run, before, subtracted, parts)
+            strategy.groups[sha256] = _withdrawal(run, before, subtracted, agreed) | {"site": site}
+        record = strategy.groups[sha256]
         head, used = run.head(shrinkage)
-        strategy.groups[sha256] |= _of_model(head, used) | {"finished": True, "site": site}
+        strategy.chosen[max(strategy.chosen, default=1)] = used
         run.commit(head, group=True)
         sums.keep_again(site, by_task)
-        for path in (folder / VERSIONS).glob("*.safetensors"):
-            path.unlink()
-        return _write_certificate(folder, f"forget-{site}-group-{sha256[:12]}", _of_group(run, sha256))
+        return _certified(run, "withdraw records", site, head, used, record, start)
+
+
+def certify(folder: Path, version: int | None = None) -> Path:
+    """Write a certificate of a finished run's model, or of an asynchronous run's version; returns its path.
+
+    version: round of that one. Raises ConfigError or StateError saying why there can be none.
+    """
+    with sole_owner(folder, "certify"):
+        run = OpenedRun.open(folder)
+        if version is None:
+            heads = run.saved.model.state_dict()
+            head = {name: heads[name] for name in ("head.weight", "head.bias")}
+            return _certified(run, "run", "", head, run.strategy.chosen[max(run.strategy.chosen)])
+        head, facts = run.version(version)
+        given = {int(task): sites for task, sites in facts["given"].items()}
+        return _certified(run, "version", str(version), head, facts["shrinkage"], given=given)
 
 
 def merge(first: Path, second: Path, output: Path) -> Path:
@@ -128,9 +155,10 @@ def merge(first: Path, second: Path, output: Path) -> Path:
     site is in both.
     """
     one, other = OpenedRun.open(first), OpenedRun.open(second)
-    features = _features(one), _features(other)
-    if features[0] != features[1]:
-        raise ConfigError(f"{second}: its features are {features[1]:.12}, those of {first} {features[0]:.12}")
+    if one.features != other.features:
+        raise ConfigError(
+            f"{second}: its features are {other.features:.12}, those of {first} {one.features:.12}"
+        )
     if one.saved.classes != other.saved.classes:
         raise ConfigError(f"{second}: its classes, or their order, are not those of {first}")
     if one.experiment.strategy != other.experiment.strategy:
@@ -140,179 +168,147 @@ def merge(first: Path, second: Path, output: Path) -> Path:
             f"{first}: bounds.share, bounds.registered: what a site of a merged run counts for has not been "
             "worked out; allowed without them"
         )
-    sites = [
-        sorted({s for sites in run.strategy.kept_sums.contributions.values() for s in sites})
-        for run in (one, other)
-    ]
-    if both := sorted(set(sites[0]) & set(sites[1])):
+    if both := sorted(set(one.sites) & set(other.sites)):
         raise ConfigError(
             f"{second}: {', '.join(both[:5])} took part in {first} too; its data would count twice"
         )
-    hashes = one.total.sha256, other.total.sha256
-    one.strategy.kept_sums.total = one.total + other.total
-    head, used = one.head(None)
     make_folder(output)
     with sole_owner(output, "merge"):
         if (output / GLOBAL_MODEL).exists():
             raise StateError(f"{output}: holds a model already; choose another folder")
-        write_statistics(output / FOLDER / "all.safetensors", one.total, {"sites": sites[0] + sites[1]})
+        for run in (one, other):
+            for task, sites in run.strategy.kept_sums.contributions.items():
+                for site in sites:
+                    facts = {"site": site, "task": task}
+                    kept = run.strategy.kept_sums.kept(task, site)
+                    write_statistics(output / FOLDER / file_name(task, site), kept, facts)
+        one.strategy.kept_sums.total = one.total + other.total
+        head, used = one.head(None)
         one.write_model(output / GLOBAL_MODEL, head)
-        content = {
-            "kind": "merge",
-            "runs": [run.checkpoint.progress.run for run in (one, other)],
-            "experiment": one.experiment.digest,
-            "sites": sites,
-            "sums_before": list(hashes),
-            "sums_after": one.total.sha256,
-            **_of_model(head, used),
-        }
-        return _write_certificate(output, "merge", content)
+        return _certified(one, "merge", "", head, used, other=other, folder=output)
 
 
-def verify(certificate: Path) -> list[str]:
-    """What was found to hold, from the folder that the certificate lies in alone.
+def _certified(
+    run: OpenedRun,
+    kind: Kind,
+    about: str,
+    head: Mapping[str, Tensor],
+    shrinkage: float,
+    record: Mapping[str, Any] | None = None,
+    since: datetime | None = None,
+    *,
+    given: Mapping[int, list[str]] | None = None,
+    other: OpenedRun | None = None,
+    folder: Path | None = None,
+) -> Path:
+    """Write the certificate of a model.
 
-    A certificate of a withdrawal must say, field by field, what the run's own record says. The sums are added
-    up again from what the folder keeps of every site, and the head is solved again. Later withdrawals do not
-    void it. Nothing here is signed: who can change the whole folder can change the certificate with it.
-    Raises StateError naming what does not hold.
+    record: what is said of the withdrawal that made it. given: task -> sites whose sums are in it; None: all.
+    other: the run that was merged with this one.
     """
-    try:
-        content = json.loads(certificate.read_text())
-        kind, after, model = content["kind"], content["sums_after"], content["model"]
-        if kind == "merge":
-            content["sites"] = [site for sites in content["sites"] for site in sites]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{certificate}: no certificate ({error!r})") from error
-    folder = certificate.absolute().parent.parent
-    later, recorded = 0, dict[int, dict[str, Any]]()
-    if kind != "merge":
-        run = OpenedRun.open(folder)
-        later = _require_recorded(certificate, content, run)
-        recorded = {task: sites for task, sites in run.strategy.kept_sums.contributions.items() if sites}
-        after, model = run.total.sha256, content_sha256(_heads(run.saved))
-    saved = load_saved(folder / GLOBAL_MODEL)
-    experiment = Experiment.model_validate(saved.settings)
-    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).find(Analytic)
-    if strategy is None:
-        raise StateError(f"{folder}: its model is none of strategy analytic")
-    if kind == "merge" and content.get("experiment") != experiment.digest:
-        raise StateError(f"{certificate}: experiment: not the one that {GLOBAL_MODEL} says")
-    files = sorted((folder / FOLDER).glob("*.safetensors"))
-    sums = strategy.kept_sums
-    sums.folder, strategy.bounds = folder / FOLDER, experiment.bounds
-    total = _kept(files, content, sums)
-    if total is None or total.sha256 != after:
-        found = "none" if total is None else f"{total.sha256:.12}"
-        raise StateError(f"{folder}: the sums kept add up to {found}, and should to {after:.12}")
-    if sums.contributions != recorded:
-        raise StateError(f"{folder}: the sums kept are not, site by site, those that the run's record says")
-    sums.total = total
-    shrinkage = float(content["shrinkage"]) if not later else _latest(folder)["shrinkage"]
-    head, _ = strategy.solved_again(len(saved.classes), shrinkage)
-    solved = head.tensors()
-    now = {name: saved.model.state_dict()[name] for name in solved}
-    if content_sha256(now) != model or (not later and model != content["model"]):
-        raise StateError(f"{folder}: its model is another one than the certificate's, {content['model']:.12}")
-    for name, tensor in solved.items():
-        if not torch.allclose(tensor, now[name], rtol=0, atol=SAME_MODEL * float(tensor.abs().max())):
-            raise StateError(f"{folder}: {name} is not what the sums give")
-    held = [
-        f"the sums of {len(files)} files add up to {after}",
-        f"the model is the one that these sums give, {model}",
-    ]
-    if later:
-        held.append(
-            f"since then there were {later} more withdrawals; sums and model are those after the last"
-        )
-    if kind == "forget_group":
-        held.append(
-            f"some records of {content['site']} are out; their sums had SHA-256 {content['subtracted']}"
-        )
-    if kind == "forget":
-        held.append(f"nothing of {content['site']} is kept; its sums had SHA-256 {content['subtracted']}")
-    return held + [f"not undone: {text}" for text in content.get("not_undone", ())]
-
-
-def _kept(files: list[Path], content: dict[str, Any], sums: KeptSums) -> Statistics | None:
-    """The total of a folder's files, each noted in sums. Raises StateError for one that is wrong."""
-    total = None
-    for path in files:
-        statistics, facts = read_statistics_file(path)
-        if content["kind"] == "forget" and facts.get("site") == content["site"]:
-            raise StateError(f"{path}: sums of {content['site']}, which were withdrawn, are still here")
-        if content["kind"] == "merge" and facts.get("sites") != content["sites"]:
-            raise StateError(f"{path}: sites: not those that the certificate says")
-        total = statistics if total is None else total + statistics
-        if "task" in facts:
-            task, site = int(facts["task"]), str(facts["site"])
-            if path.name != file_name(task, site):
-                raise StateError(f"{path}: holds the sums of {site} in task {task}")
-            given = {"sha256": statistics.sha256, "samples": statistics.samples}
-            sums.contributions.setdefault(task, {})[site] = given
-    return total
-
-
-def _require_recorded(certificate: Path, content: dict[str, Any], run: OpenedRun) -> int:
-    """How many withdrawals followed this one. Raises StateError unless the run's record says the same."""
-    strategy = run.strategy
-    if content["kind"] == "forget" and content.get("site") in strategy.withdrawn:
-        expected = _of_site(run, content["site"])
-    elif content["kind"] == "forget_group" and content.get("group") in strategy.groups:
-        expected = _of_group(run, content["group"])
-    else:
-        raise StateError(f"{certificate}: the run's record has no such withdrawal")
-    for key in sorted({*content, *expected}):
-        if content.get(key) != expected.get(key):
-            raise StateError(
-                f"{certificate}: {key}: found {content.get(key)!r:.60}, the run's record says "
-                f"{expected.get(key)!r:.60}"
+    runs = [run] if other is None else [run, other]
+    statements = [found for one in runs for found in one.statements(given)]
+    says = {"sums_sha256": run.total.sha256, "finished": run.model is not None}
+    if record is not None:
+        says |= {name: value for name, value in record.items() if name not in ("receipt", "number")}
+        says |= {"not_undone": list(NOT_UNDONE), "still_there": _still_there(run.folder, since)}
+    return issue(
+        folder or run.folder,
+        operator_secret(run.folder),
+        kind=kind,
+        about=about,
+        runs=[
+            Run(
+                run=one.run,
+                experiments=_phases(one),
+                settings=one.experiment.model_dump(mode="json"),
+                signers=[(s.site, s.key, s.certified) for s in one.strategy.kept_sums.signers],
             )
-    if content["sums_before"] == content["sums_after"]:
-        raise StateError(f"{certificate}: nothing was withdrawn")
-    for path in (run.folder / VERSIONS).glob("*.safetensors"):
-        if content["site"] in version_facts(path).get("sites", ()) and content["kind"] == "forget":
-            raise StateError(f"{path}: a head that {content['site']} is in is still here")
-    records = [*strategy.withdrawn.values(), *strategy.groups.values()]
-    place, later = content["sums_after"], 0
-    if not all(record["finished"] for record in records):
-        # the run went on in between, and sums of other tasks came
-        return sum(record["number"] > expected["number"] for record in records)
-    while place != run.total.sha256:
-        following = [record for record in records if record["sums_before"] == place]
-        if len(following) != 1 or later > len(records):
-            raise StateError(f"{certificate}: no withdrawals lead from its sums to those of the run")
-        place, later = following[0]["sums_after"], later + 1
-    return later
+            for one in runs
+        ],
+        features=statements[0].features if statements else "",
+        classes=run.all_classes,
+        statements=[asdict(statement) for statement in statements],
+        withdrawn=[receipt for one in runs for receipt in one.receipts],
+        shrinkage=shrinkage,
+        head={name: Values.of(tensor) for name, tensor in head.items()},
+        says=says,
+    )
 
 
-def _latest(folder: Path) -> dict[str, Any]:
-    strategy = OpenedRun.open(folder).strategy
-    records = [*strategy.withdrawn.values(), *strategy.groups.values()]
-    return max(records, key=lambda record: record["number"])
+def _phases(run: OpenedRun) -> list[str]:
+    """Digests under which a run's sums were given; the present one comes last."""
+    now = run.experiment.digest
+    return [*sorted({statement.experiment for statement in run.statements()} - {now}), now]
 
 
-def _heads(saved: SavedModel) -> dict[str, Tensor]:
-    state = saved.model.state_dict()
-    return {name: state[name] for name in ("head.weight", "head.bias")}
+def operator_secret(folder: Path) -> bytes:
+    """The operator's private signing key; a simulation's is made at the first call. folder: of a run."""
+    deployed = folder.absolute().parents[1] / RECEIPTS_KEY
+    if deployed.exists():
+        return read_operator_key(deployed).private_bytes_raw()
+    path = folder.absolute().parent / OPERATOR_KEY
+    if not path.exists():
+        replace_file(path, new_secret())
+    return path.read_bytes()
 
 
-def _of_site(run: OpenedRun, site: str) -> dict[str, Any]:
-    """The certificate of a withdrawn site, from the run's record."""
-    return {"kind": "forget", **_of_run(run), "site": site, **run.strategy.withdrawn[site]} | {
-        "not_undone": list(NOT_UNDONE)
-    }
+def _agreed(run: OpenedRun, said: Withdrawal, receipt: Path | None) -> Withdrawal:
+    """The receipt of a site's withdrawal: signed by the site where it signed, and by the operator."""
+    simulated = run.folder / "sites" / said.site / "secure" / "identity.key"
+    if receipt is not None:
+        try:
+            found = Withdrawal.from_json(json.loads(receipt.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{receipt}: no receipt of `perennial site withdraw` ({error})") from error
+        keys = {signer.key for signer in run.strategy.kept_sums.signers if signer.site == said.site}
+        if (found.site, found.run) != (said.site, said.run) or found.key not in keys or found.remaining:
+            raise StateError(f"{receipt}: of another site or run, or by another key than signed the sums")
+        if not set(found.withdrawn) >= set(said.withdrawn):
+            raise StateError(f"{receipt}: does not name all statements of {said.site} in this run")
+        said = found
+    elif not said.key and simulated.exists():
+        said = said.by_site(simulated.read_bytes())
+    said = said.by_operator(operator_secret(run.folder))
+    if not said.signed:
+        raise StateError(f"{receipt}: its signature is not the site's")
+    return said
 
 
-def _of_group(run: OpenedRun, sha256: str) -> dict[str, Any]:
-    """The certificate of a withdrawn group, from the run's record."""
-    return {"kind": "forget_group", **_of_run(run), "group": sha256, **run.strategy.groups[sha256]} | {
-        "not_undone": [*NOT_UNDONE, "the group's own sums, which the site has sent for this"]
-    }
+def _statements(
+    group: Path, facts: Mapping[str, Any], remaining: Mapping[int, Statistics], run: OpenedRun, site: str
+) -> tuple[dict[int, Statement], Withdrawal]:
+    """What the site signed of the sums that remain, and its receipt. Raises StateError where it did not."""
+    try:
+        signed = {s.task: s for s in map(Statement.from_json, facts["statements"])}
+        agreed = Withdrawal.from_json(facts["receipt"]).by_operator(operator_secret(run.folder))
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{group}: without the site's statements and receipt ({error})") from error
+    for task, left in remaining.items():
+        former = Statement.from_json(run.strategy.kept_sums.contributions[task][site]["statement"])
+        own, repeated = signed.get(task), ("site", "key", "experiment", "run", "class_order", "signers")
+        if own is None or not own.signed or own.supersedes != former.sha256 or not own.is_of(left.sha256):
+            raise StateError(f"{group}: task {task}: no statement of {site} of the sums that remain")
+        if any(getattr(own, name) != getattr(former, name) for name in repeated):
+            raise StateError(f"{group}: task {task}: the statement is of another run or key")
+    hashes = {old.supersedes for old in signed.values()}, {new.sha256 for new in signed.values()}
+    if not agreed.signed or not agreed.key or (set(agreed.withdrawn), set(agreed.remaining)) != hashes:
+        raise StateError(f"{group}: the receipt is not of these statements")
+    return signed, agreed
 
 
-def _of_run(run: OpenedRun) -> dict[str, Any]:
-    return {"run": run.checkpoint.progress.run, "experiment": run.experiment.digest}
+def _still_there(folder: Path, since: datetime | None) -> list[str]:
+    """Files of a run's folder that may hold the old model: neither sums, nor written or removed just now."""
+    for path in (folder / VERSIONS).glob("*.safetensors"):
+        path.unlink()
+    before = datetime.now(UTC).timestamp() if since is None else since.timestamp()
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in HOLDS_MODELS)
+    apart = (FOLDER, "certificates")
+    return sorted(
+        str(path.relative_to(folder))
+        for path in found
+        if path.relative_to(folder).parts[0] not in apart and path.stat().st_mtime < before - TICK
+    )
 
 
 def _added_up(parts: Iterable[Statistics]) -> Statistics:
@@ -324,41 +320,15 @@ def _added_up(parts: Iterable[Statistics]) -> Statistics:
     return total
 
 
-def _withdrawal(
-    run: OpenedRun, before: str, subtracted: Statistics, by_task: Mapping[int, str]
-) -> dict[str, Any]:
-    """What a certificate says of a subtraction.
-
-    before: SHA-256 of the sums. by_task: SHA-256 of what each task lost.
-    """
+def _withdrawal(run: OpenedRun, before: str, subtracted: Statistics, agreed: Withdrawal) -> dict[str, Any]:
+    """What is kept of a subtraction. before: SHA-256 of the sums."""
+    left = run.total.over(range(len(run.classes))).counts
     former = [*run.strategy.withdrawn.values(), *run.strategy.groups.values()]
     return {
         "number": 1 + max((record["number"] for record in former), default=0),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "receipt": asdict(agreed),
         "sums_before": before,
         "sums_after": run.total.sha256,
         "subtracted": subtracted.sha256,
-        "by_task": {str(task): sha256 for task, sha256 in by_task.items()},
-        "classes_removed": _classes_removed(run, subtracted),
+        "classes_removed": [run.classes[label] for label in subtracted.classes if not int(left[label])],
     }
-
-
-def _classes_removed(run: OpenedRun, subtracted: Statistics) -> list[str]:
-    """Classes of what was subtracted of which no sample is left."""
-    left = run.total.over(range(len(run.classes))).counts
-    return [run.classes[label] for label in subtracted.classes if not int(left[label])]
-
-
-def _features(run: OpenedRun) -> str:
-    return json.loads((run.folder / "summary.json").read_text())["analytic"]["features"]
-
-
-def _of_model(head: dict[str, Tensor], shrinkage: float) -> dict[str, Any]:
-    return {"shrinkage": shrinkage, "model": content_sha256(head)}
-
-
-def _write_certificate(folder: Path, name: str, content: dict[str, Any]) -> Path:
-    make_folder(folder / CERTIFICATES, mode=0o755)
-    path = folder / CERTIFICATES / f"{name}.json"
-    replace_file(path, (json.dumps(content, indent=2) + "\n").encode(), mode=0o644)
-    return path

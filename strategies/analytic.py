@@ -84,7 +84,7 @@ class Analytic(IncrementalStrategy):
         self.maps = MapChoice()
         self._balanced = BalancedSums()
         self.cross_site: dict[str, Any] = {}
-        self._chosen: dict[int, float] = {}
+        self.chosen: dict[int, float] = {}  # task -> shrinkage of its head
         self._facts: list[dict[str, str]] = []
         self.withdrawn: dict[str, dict[str, Any]] = {}
         """Sites whose sums were taken back, and what was said of it; they are asked no more."""
@@ -154,7 +154,8 @@ class Analytic(IncrementalStrategy):
         self.exchange.bytes_up = self.exchange.bytes_down = 0
         noise = noise_of_one(self.width, self.run.experiment)
         seen, task = (self.features, self.form), request.stamp.task
-        asking = StatisticsRound(grid, self.exchange, request, outcome, *seen, noise, self._masked)
+        signers = self._plain.signed_by(request.signers) if noise is None and not self._masked else None
+        asking = StatisticsRound(grid, self.exchange, request, outcome, *seen, noise, self._masked, signers)
         ready = self.maps.chosen_by(asking, self.settings, self._classes(1))
         if self.maps.there:
             self._look()
@@ -175,8 +176,8 @@ class Analytic(IncrementalStrategy):
                 head = self._solved(asking)
                 tensors = self.maps.over_all_maps(head).tensors()
                 if self._asynchronous and self.run.folder is not None:
-                    facts = {"task": task, "round": request.stamp.round, "sites": self._sites()}
-                    facts |= outcome.details
+                    facts = {"round": request.stamp.round, "sites": self._sites(), "given": self._plain.given}
+                    facts |= {"task": task} | outcome.details
                     keep_version(self.run.folder.parent, request.stamp.round, tensors, facts)
                 outcome.arrays = {
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
@@ -214,7 +215,7 @@ class Analytic(IncrementalStrategy):
                 "width": self.width,
                 "samples": None if self._privacy.enabled else self._samples_of_all,
                 "sums_sha256": None if total is None else total.sha256,
-                "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
+                "shrinkage": {str(task): value for task, value in sorted(self.chosen.items())},
                 "message_bytes": self.form.bytes(self._task_classes()),
                 "withdrawable": self.keep_sites and alone and self._masked is None,
             },
@@ -223,13 +224,12 @@ class Analytic(IncrementalStrategy):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        state = self._plain.state("all")
-        state |= self._balanced.state()
+        state = self._plain.state("all") | self._balanced.state()
         state["cross_site"] = self.cross_site
         state["withdrawn"], state["groups"] = self.withdrawn, self.groups
         state |= self.maps.state()
         state["tried"] = self.settings.tried
-        state["chosen"] = {str(task): value for task, value in self._chosen.items()}
+        state["chosen"] = {str(task): value for task, value in self.chosen.items()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ class Analytic(IncrementalStrategy):
         self.maps.load(state)
         self.cross_site = dict(state.get("cross_site", {}))
         self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
-        self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
+        self.chosen = {int(task): float(value) for task, value in state["chosen"].items()}
         self.settings.tried[:] = state.get("tried", ())
 
     # after the run: withdrawal and merging
@@ -262,7 +262,7 @@ class Analytic(IncrementalStrategy):
 
     def head_of(self, sums: Sums, task: int) -> LinearHead:
         """The head of other sums, shrunk as the task's whole is."""
-        return self.settings.solved(sums, self._chosen[task])
+        return self.settings.solved(sums, self.chosen[task])
 
     @property
     def kept_sums(self) -> KeptSums:
@@ -302,7 +302,7 @@ class Analytic(IncrementalStrategy):
             self._record(asking, missing, task)
         few = []
         for sites, statistics in asking.of_sites(missing, task, self._classes(task)):
-            self._plain.add(task, sites, statistics)
+            self._plain.add(task, sites, statistics, asking.statements.get((task, sites[0])))
             if 0 < statistics.samples < self.width and asking.noise is None:
                 few.append(" with ".join(sites))
         if few:
@@ -320,7 +320,7 @@ class Analytic(IncrementalStrategy):
         for of_task, site, statistics in asking.as_they_come(self._pending, missing, self._classes):
             # a request that was renewed is answered twice, with the same sums
             if not self._plain.has(of_task, site) and site not in self.withdrawn:
-                self._plain.add(of_task, [site], statistics)
+                self._plain.add(of_task, [site], statistics, asking.statements.get((of_task, site)))
         self._complete = all(self._plain.has(t, s) for t, s in missing)
 
     @property
@@ -393,7 +393,7 @@ class Analytic(IncrementalStrategy):
         else:
             sums = counted_sums(self._plain, self.bounds, known)
         sums = sums.on(self.run.device)
-        self._chosen[task] = shrinkage = self.settings.chosen(asking, sums)
+        self.chosen[task] = shrinkage = self.settings.chosen(asking, sums)
         asking.outcome.details["shrinkage"] = shrinkage
         if self.head == "auto":
             asking.outcome.details["tried"] = self.settings.tried

@@ -1,4 +1,4 @@
-"""The contribution of each site's updates, as Shapley values, and which sites add nothing or do harm.
+"""The contribution of each site's updates or sums, as Shapley values, with intervals.
 
 Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 10 to 12. The paper leaves open what a coalition of a
 serial method is worth; we offer three readings, and docs/methods/tricon_sf.md says what each one costs and
@@ -8,7 +8,7 @@ assumes. The worth of a model is the mean over the classes of its utility on eac
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
@@ -21,57 +21,57 @@ from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
-from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.turns import Weighing
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.serial_ring import SerialRing
-from perennial.strategies.valuation.alignment import alignment
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
-from perennial.strategies.valuation.exclusion import require_measured_federation, require_measured_settings
-from perennial.strategies.valuation.flags import Flags
 from perennial.strategies.valuation.rollback import Rollback
 from perennial.strategies.valuation.sampling import Sampling
-from perennial.strategies.valuation.shapley import MOST_EXACT, Value, shares
+from perennial.strategies.valuation.shapley import MOST_EXACT, Value, over_judges, shares
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
-from perennial.strategies.valuation.solved import leave_one_out, require_affordable, require_closed_form
-from perennial.strategies.valuation.sweeps import checked_counts, sweep_marginals, valued_sweeps
+from perennial.strategies.valuation.solved import (
+    JudgedBySites,
+    leave_one_out,
+    require_affordable,
+    require_closed_form,
+)
+from perennial.strategies.valuation.sweeps import sweep_marginals, valued_sweeps
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
 """Seconds, in which the cost of a valuation is stated."""
 NULL_UPDATE = 1e-8
 """Norm of an update as a share of the model's, below which the update counts as zero."""
+NULL_UPDATES = 5
+"""Updates after which a site whose every update was zero is flagged."""
 
 
 class Contribution(Wrapper):
     """Wraps a strategy and measures the contribution of each site on held-out samples.
 
-    The samples are the server's; with "online", and if the server has none, they are the sites'. A site of a
-    ring is flagged when most of its turns do far less for the classes that it trains on than those of other
-    sites do for theirs (valuation/harm.py); that takes label counts, at least four sites and the server's
-    samples, so "online" and no privacy. If the server has samples, a round after which the model is worth
-    less than chance explains is rolled back (valuation/rollback.py).
+    The samples are the server's; with "online", and if the server has none, they are the sites'. With "solve"
+    no samples are needed: a coalition's model is judged by the sums of the sites that are not in it. If the
+    server has samples, a round after which the model is worth less than chance explains is rolled back
+    (valuation/rollback.py). A site is flagged where every update was zero, and in a closed form where the
+    cross-site table marks it; a flag excludes nobody.
 
     estimator: "online" takes each sweep of a ring as one permutation of the sites; "reconstruct" builds
     models from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
     names; "solve" solves for each coalition of a closed form (valuation/solved.py).
+    held_out: with "solve": "server" for its samples, "sites" for the other sites' sums; None: the server's
+    where it has any.
     utility: the worth of an answer: the probability of the true class, or 1 if it is right. None:
     probability, or accuracy if the sites measure or the model is a closed form.
     samples: number of held-out samples, as many of each class as of the others.
     permutations: most permutations drawn; None: the larger of 30 and three times the sites.
     exact: value all coalitions instead.
     every: value one of so many rounds, or with "online" sweeps, drawn in secret.
-    false_alarm: probability that an honest site is ever flagged for harm.
-    least_sweeps: updates after which a site whose every update was zero is flagged.
-    on_flag: "exclude" no longer asks flagged sites; where honest ones may be flagged in more than one case of
-    a hundred it is refused (valuation/exclusion.py).
     """
 
     asks = ASKS["contribution"]
@@ -85,9 +85,7 @@ class Contribution(Wrapper):
         permutations: int | None = None,
         exact: bool = False,
         every: int = 1,
-        false_alarm: float = 0.01,
-        least_sweeps: int = 5,
-        on_flag: Literal["report", "exclude"] = "report",
+        held_out: Literal["server", "sites"] | None = None,
     ) -> None:
         super().__init__(base)
         self.ring, self.closed_form = base.find(SerialRing), base.find(Analytic)
@@ -109,26 +107,28 @@ class Contribution(Wrapper):
         if estimator == "online" and (exact or permutations is not None):
             raise ValueError("estimator 'online' takes the sweeps as they are: no exact or permutations")
         limits = {"samples": samples, "permutations": permutations or 1, "every": every}
-        for name, found in (limits | {"least_sweeps": least_sweeps}).items():
+        for name, found in limits.items():
             if found < 1 or permutations == 0:
                 raise ValueError(f"{name}: found {found}, allowed 1 and more")
-        if not 0 < false_alarm < 1:
-            raise ValueError(f"false_alarm: found {false_alarm}, allowed more than 0 and less than 1")
-        if on_flag == "exclude":
-            require_measured_settings(estimator, utility, false_alarm, least_sweeps)
+        if held_out is not None and estimator != "solve":
+            raise ValueError(
+                f"held_out: found {held_out!r} with estimator {estimator!r}; allowed with 'solve'"
+            )
         self.estimator, self.samples = estimator, samples
         self._asked_utility = utility
         self.utility: Utility = utility or "probability"
         self.sampling = Sampling(exact, permutations, cheap=estimator == "solve")
         self.every = every
-        self.on_flag = on_flag
-        self._flags = Flags(false_alarm, least_sweeps, excludes=on_flag == "exclude")
+        self.held_out = held_out
+        self._nulls: dict[str, list[int]] = {}
         self._rollback = Rollback()
         self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
         self._updates: dict[int, Reconstructed] = {}
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
         self._leave_one_out: dict[str, float] = {}
+        self._judges: list[str] = []
+        """With "solve": the sites, in their order."""
 
     def adapted(self, base: Traits) -> Traits:
         needed = "held-out samples at the server or the sites, on which models are valued"
@@ -136,12 +136,14 @@ class Contribution(Wrapper):
 
     def attach(self, run: RunContext) -> None:
         """Raises ConfigError if nobody may measure models, or the game is too large to be exact."""
-        if run.judge is None:
+        if self.estimator == "solve":
+            self.held_out = self.held_out or ("sites" if run.judge is None else "server")
+            if self.held_out == "server" and run.judge is None:
+                raise ConfigError("strategy.held_out: found 'server', which has no samples; allowed 'sites'")
+        elif run.judge is None:
             if self._asked_utility is None:
                 self.utility = "accuracy"
             self._site_judge = site_judge(run, self.estimator, self.utility)
-        if self.on_flag == "exclude":
-            require_measured_federation(run)
         sites = run.experiment.data.sites or 0
         if self.sampling.exact and sites > MOST_EXACT:
             raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
@@ -159,15 +161,6 @@ class Contribution(Wrapper):
             players = self.run.experiment.data.sites or len(task.sites)
             require_affordable(self.sampling.coalitions(players) + players + 1, self.closed_form.width)
 
-    @property
-    def measurements(self) -> tuple[str, ...]:
-        """None of all sites at once: the turns of a ring are asked for label counts."""
-        return ()
-
-    def disclosures(self) -> Disclosures:
-        """The base's: under privacy no label counts are asked for."""
-        return self.base.disclosures()
-
     def largest_weight(self, asked: int) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
         raise PrivacyError(
@@ -175,26 +168,13 @@ class Contribution(Wrapper):
             "client_central goes with fedavg"
         )
 
-    @property
-    def tests_harm(self) -> bool:
-        """Whether the sites of a ring are asked for label counts.
-
-        Not under privacy, where they refuse, and not where the sites measure: then the server has no samples
-        on which it could see where a loss falls.
-        """
-        private = self.run.experiment.privacy.mode != "none"
-        return self.estimator == "online" and not private and self.run.judge is not None
-
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """The base's round without excluded sites, then its valuation."""
-        start, valued = clock(), self._seconds["valuing"]
+        """The base's round, then its valuation."""
+        start, valued, before = clock(), self._seconds["valuing"], self._flags()
         self._updates = {}
         self._least_norm = NULL_UPDATE * _norm(request.arrays)
-        everybody, excluded = len(request.sites), self._flags.excluded
-        sites = {site: node for site, node in request.sites.items() if site not in excluded}
         request = replace(
             request,
-            sites=sites,
             observers=(*request.observers, self._watch),
             max_update_norm=self.norm_bound(request),
         )
@@ -203,12 +183,10 @@ class Contribution(Wrapper):
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
-            outcome.warnings += self._flags.update(self.run.schedule, everybody)
+            outcome.warnings += self._newly_flagged(before)
             if self.closed_form is None:
                 self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
-        if self._flags.excluded:
-            outcome.details["excluded"] = list(self._flags.excluded)
         outcome.details["valuing_seconds"] = round(self._seconds["valuing"] - valued, 4)
         self._seconds["rounds"] += clock() - start
         return outcome
@@ -223,7 +201,6 @@ class Contribution(Wrapper):
             lambda arrays: self._weigh(grid, request, arrays),
             self._weighed,
             first=self._site_judge is not None,
-            measurements=(LABEL_COUNTS,) if self.tests_harm else (),
         )
 
     def _valued(self, number: int) -> bool:
@@ -269,40 +246,40 @@ class Contribution(Wrapper):
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
         if self.ring is None:
-            self._flags.add_update(reply.site, zero=null, scaled=reply.scaled)
-        # of a ring's turns these are kept with its hops, so that a stop inside a round loses none
-        facts: dict[str, Any] = {"null": null, "scaled": reply.scaled}
-        if self.tests_harm:
-            held = checked_counts(reply.metrics.get(LABEL_COUNTS))
-            facts |= {"held": held, "norm": reply.norm}
-            facts["alignment"] = self._alignment(reply, before, sweep, held)
-        return facts
+            self._count_null(reply.site, null)
+        # of a ring's turns it is kept with its hops, so that a stop inside a round loses none
+        return {"null": null}
 
-    def _alignment(
-        self, reply: Admitted, before: Arrays, sweep: int, held: Sequence[int | None]
-    ) -> float | None:
-        """Whether a turn points where the held-out loss falls, on the classes that the site trained on."""
-        if self.run.descent is None or sweep not in self._weighed:
-            return None
-        start = clock()
-        found = alignment(reply.update, self.run.descent(before, self.samples, held))
-        self._seconds["valuing"] += clock() - start
-        return found
+    def _count_null(self, site: str, null: bool) -> None:
+        zero, updates = self._nulls.get(site, (0, 0))
+        self._nulls[site] = [zero + null, updates + 1]
+
+    def _flags(self) -> dict[str, str]:
+        """site -> why it is flagged: as the cross-site table of a closed form says, or for null updates."""
+        if self.closed_form is not None:
+            rows = self.closed_form.cross_site.get("sites", {})
+            return {site: row["marked"] for site, row in rows.items() if row["marked"]}
+        nulls = self._nulls.items()
+        return {site: "null update" for site, (zero, n) in nulls if zero == n >= NULL_UPDATES}
+
+    def _newly_flagged(self, before: Container[str]) -> list[str]:
+        if self.closed_form is not None:
+            return []  # the closed form has said it
+        return [
+            f"site {site}: flagged ({flag}): every update it sent was zero"
+            for site, flag in self._flags().items()
+            if site not in before
+        ]
 
     def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
         for turn in turns:
-            facts = {"zero": turn["null"], "scaled": turn["scaled"], "held": turn.get("held", ())}
-            self._flags.add_update(turn["site"], **facts)
+            self._count_null(turn["site"], turn["null"])
         if self.estimator == "online":
             sweeps = list(valued_sweeps(turns, outcome.details.get("worth"), self._weighed))
             self._rows += sweep_marginals(sweeps)
-            for sweep in sweeps:
-                self._flags.add_sweep(sweep)
             for turn in turns:
-                # of each class for the tests; the journal gets what the model was worth
-                for name in ("held", "norm", "alignment"):
-                    turn.pop(name, None)
+                # the journal gets the mean over the classes
                 if turn.get("worth") is not None:
                     turn["worth"] = balanced(turn["worth"])
             if outcome.details.get("worth") is not None:
@@ -329,15 +306,26 @@ class Contribution(Wrapper):
         self._updates = {}
 
     def _value_sums(self, closed_form: Analytic, request: RoundRequest) -> None:
-        """Value the game of all tasks so far, which replaces the values of earlier rounds."""
-        game = closed_form.game(request.stamp)
-        like = next(iter(request.arrays.values()))
-        value = cache(
-            game.value(lambda head: balanced(self.worth_of({k: t.to(like.device) for k, t in head.items()})))
-        )
-        phi = self._shapley(len(game.sites), value, request.stamp.round)
-        self._rows = [dict(zip(game.sites, phi.tolist(), strict=True))]
-        self._leave_one_out = dict(zip(game.sites, leave_one_out(len(game.sites), value), strict=True))
+        """Value the game of all tasks so far, which replaces the values of earlier rounds.
+
+        Judged by sites, there is one game for each of them, and one row of values.
+        """
+        if self.held_out == "sites":
+            judged = JudgedBySites(closed_form.kept_sums, request.stamp.num_classes)
+            self._judges, values = judged.sites, judged.values()
+        else:
+            game = closed_form.game(request.stamp)
+            device = next(iter(request.arrays.values())).device
+
+            def worth(head: dict[str, torch.Tensor]) -> float:
+                return balanced(self.worth_of({name: tensor.to(device) for name, tensor in head.items()}))
+
+            self._judges, values = game.sites, [cache(game.value(worth))]
+        players = len(self._judges)
+        rows = [self._shapley(players, value, request.stamp.round) for value in values]
+        self._rows = [dict(zip(self._judges, row.tolist(), strict=True)) for row in rows]
+        alone = np.mean([leave_one_out(players, value) for value in values], axis=0)
+        self._leave_one_out = dict(zip(self._judges, alone.tolist(), strict=True))
 
     def _shapley(self, players: int, value: Value, *ids: int) -> np.ndarray:
         generator = stream(self.run.experiment.seed, "shapley", *ids)
@@ -373,39 +361,45 @@ class Contribution(Wrapper):
     def summary_blocks(self) -> dict[str, Any]:
         """The blocks on contribution in summary.json.
 
-        contribution: site -> share, low, high, flag, and the share of its turns that fell behind (harm.py).
+        contribution: site -> share, low, high, flag, value, and, judged by sites, what _by_others says.
         valuation: how it was measured and what it cost.
         """
         totals: dict[str, float] = defaultdict(float)
         for row in self._rows:
             for site, value in row.items():
                 totals[site] += value
+        flags, by_sites = self._flags(), self.held_out == "sites"
         block = {
             site: {
                 "share": share,
                 "low": low if math.isfinite(low) else None,
                 "high": high if math.isfinite(high) else None,
-                "flag": self._flags.flags.get(site),
-                "behind": self._flags.behind(site),
+                "flag": flags.get(site),
                 "value": totals[site],
+                **(self._by_others(site) if by_sites else {}),
             }
             for site, (share, low, high) in self._shares().items()
         }
         spent = self._seconds
         valuation = {
             "estimator": self.estimator,
-            "utility": self.utility,
+            "utility": "squared error" if self.held_out == "sites" else self.utility,
             "sweeps": len(self._rows),
             "gain": sum(totals.values()),
-            "excluded": self._flags.excluded,
-            "harm_tested": self.tests_harm,
-            "heterogeneity": self._flags.federation.heterogeneity,
+            **({"held_out": self.held_out} if self.held_out else {}),
             "rounds_rolled_back": self._rollback.rounds,
             **({"leave_one_out": self._leave_one_out} if self.estimator == "solve" else {}),
             "seconds": round(spent["valuing"], 3),
             "share_of_other_work": round(spent["valuing"] / max(spent["rounds"] - spent["valuing"], 1e-9), 4),
         }
         return super().summary_blocks() | {"contribution": block, "valuation": valuation}
+
+    def _by_others(self, site: str) -> dict[str, Any]:
+        """Judged by the others: what a site adds for one of them, the 95 % interval, and whom it costs."""
+        found = {j: row[site] for j, row in zip(self._judges, self._rows, strict=True) if j != site}
+        low, mean, high = over_judges(list(found.values()))
+        costs = [judge for judge, value in found.items() if value < 0]
+        return {"value": mean, "value_low": low, "value_high": high, "costs": costs}
 
     def state_dict(self) -> dict[str, Any]:
         sites = sorted({site for row in self._rows for site in row})
@@ -414,10 +408,12 @@ class Contribution(Wrapper):
             "contribution_rows": torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(sites)),
             "contribution": {
                 "sites": sites,
-                **self._flags.state_dict(),
+                "null": self._nulls,
                 "rollback": self._rollback.state_dict(),
                 "seconds": self._seconds,
                 "leave_one_out": self._leave_one_out,
+                "judges": self._judges,
+                "held_out": self.held_out,
             },
         }
         return own | super().state_dict()
@@ -428,10 +424,11 @@ class Contribution(Wrapper):
             {site: value for site, value in zip(facts["sites"], row, strict=True) if not math.isnan(value)}
             for row in state["contribution_rows"].tolist()
         ]
-        self._flags.load_state_dict(facts)
+        self._nulls = facts["null"]
         self._rollback = Rollback(**facts["rollback"])
         self._seconds = facts["seconds"]
         self._leave_one_out = facts.get("leave_one_out", {})
+        self._judges, self.held_out = facts["judges"], facts["held_out"]
         super().load_state_dict(state)
 
 

@@ -101,7 +101,8 @@ class DigestSynthesis(Wrapper):
         if needed := sorted(set(self.base.disclosures().clear_uploads) - {"steps"}):
             raise ConfigError(
                 f"strategy.base: {type(self.base).__name__} weighs sites by their {', '.join(needed)}, "
-                "which a stand-in has not; choose a base that needs updates, sample counts and steps only"
+                "which a stand-in does not have; choose a base that needs updates, sample counts and "
+                "steps only"
             )
         if self.spread and lending.digests.protects:
             raise ConfigError(

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from perennial.config.strategies import STRATEGIES
+from perennial.config.strategies import REMOVED, STRATEGIES
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
@@ -23,6 +23,8 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
     Raises ConfigError naming the key, what was found and what is allowed.
     """
     target = STRATEGIES.get(name) or plugins.target_of("strategy", name)
+    if target is None and name in REMOVED:
+        raise ConfigError(f"{where}.name: found {name!r}, which is gone; use median (docs/robustness.md)")
     if target is None:
         raise plugins.refuse_unknown("strategy", name, STRATEGIES, f"{where}.name")
     strategy = plugins.load("strategy", target, f"{where}.name")

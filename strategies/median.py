@@ -1,28 +1,66 @@
 """Coordinate-wise median of the sites' updates (Yin et al. 2018, arXiv 1803.01498)."""
 
 from collections.abc import Iterator
-from typing import Any
 
+import torch
 from torch import Tensor
 
-from perennial.strategies.robust_rule import Pieces, RobustRule
-from perennial.strategies.round.context import RoundContext
+from perennial.foundation.errors import PrivacyError
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.traits import Traits
+from perennial.strategies.sums.update_file import UpdateFile
 
 
-class Median(RobustRule):
+class Median(IncrementalStrategy):
     """theta + the median of each value over the sites; the mean of the two in the middle of an even number.
 
-    Fewer than half of the sites can be dishonest. One pass over the updates on disk; O(K log K) a value.
+    Every site counts alike, whatever it claims; fewer than half of them can be dishonest. The updates of a
+    round wait on disk and are read once, in pieces of 32 MiB, so that memory does not grow with their number;
+    O(K log K) a value.
     """
 
-    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(0, max_update_norm, **flower)
+    traits = Traits(compares_updates=True)
 
-    def least_replies(self) -> int:
-        return 1
-
-    def combined(self, ctx: RoundContext, pieces: Pieces) -> Iterator[tuple[str, int, Tensor]]:
-        low, high = (len(pieces) - 1) // 2, len(pieces) // 2
-        for piece in pieces:
+    def combined(self, updates: UpdateFile) -> Iterator[tuple[str, int, Tensor]]:
+        """The step in pieces: (tensor's name, first value of the flattened tensor, (w,) float64)."""
+        low, high = (len(updates) - 1) // 2, len(updates) // 2
+        for piece in updates.pieces():
             ordered = piece.rows.sort(dim=0).values
             yield piece.name, piece.start, (ordered[low] + ordered[high]) / 2
+
+    def largest_weight(self, asked: int) -> float:
+        """Raises PrivacyError: the noise at the server is sized for a sum."""
+        raise PrivacyError(
+            f"strategy: {type(self).__name__} chooses among updates, so one site can change the model by "
+            "more than its own weighted update, and noise at the server cannot be sized for it; privacy.mode "
+            "client_central goes with fedavg"
+        )
+
+    def aggregator(self, ctx: RoundContext) -> Aggregator:
+        return ComparedUpdates(ctx, self)
+
+
+class ComparedUpdates(Aggregator):
+    """Keeps the updates of a round on disk, in the order of the sites' names, until all are there."""
+
+    def __init__(self, ctx: RoundContext, rule: Median) -> None:
+        super().__init__(ctx)
+        self._rule, self._file = rule, UpdateFile(ctx.reference)
+
+    def add(self, reply: Admitted) -> None:
+        self._file.add(reply.site, reply.update)
+
+    def complete(self) -> int:
+        return len(self._file)
+
+    def result(self) -> dict[str, Tensor]:
+        reference = self.ctx.reference
+        flat = {name: torch.empty(like.numel(), dtype=torch.float64) for name, like in reference.items()}
+        for name, start, values in self._rule.combined(self._file):
+            flat[name][start : start + len(values)] = values
+        return {
+            name: (tensor.double() + flat[name].view(tensor.shape).to(tensor.device)).to(tensor.dtype)
+            for name, tensor in reference.items()
+        }

@@ -19,7 +19,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from perennial.foundation.heartbeat import beating
-from perennial.live import warnings
+from perennial.live import diagnosis
 from perennial.live.guard import Sessions, allowed_hosts
 from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
@@ -115,7 +115,7 @@ class GoingOn:
 def room_for(free: float, total: float = 1e12) -> Iterator[None]:
     """The pages see a disk with so many bytes, whatever this machine has left."""
     found = SimpleNamespace(total=total, used=total - free, free=free)
-    with mock.patch.object(warnings, "shutil", SimpleNamespace(disk_usage=lambda _: found)):
+    with mock.patch.object(diagnosis, "shutil", SimpleNamespace(disk_usage=lambda _: found)):
         yield
 
 

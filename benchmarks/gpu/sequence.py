@@ -127,18 +127,25 @@ def rounds(workload: str, cohort: int) -> Item:
 
 
 def experiment(
-    file: str, seed: int, minutes: float, tiny: Sequence[str], *, data: str = "", changes: Sequence[str] = ()
+    file: str,
+    seed: int,
+    minutes: float,
+    tiny: Sequence[str],
+    *,
+    data: str = "",
+    changes: Sequence[str] = (),
+    called: str = "",
 ) -> Item:
     """A whole run of a file in experiments/. data: file in the store that it reads.
 
-    tiny: (file, changes...) that stand for it in a trial.
+    called: what it is, where that is not the file. tiny: (file, changes...) that stand for it in a trial.
     """
 
     def measure(place: Place) -> dict[str, Any]:
         chosen, *sets = tiny if place.tiny else (file, *changes)
         if data and not place.tiny:
             sets.append(f"data.path={place.store / 'data' / data}")
-        runs, name = place.store / "runs", f"{file}-{seed}" + ("-tiny" if place.tiny else "")
+        runs, name = place.store / "runs", f"{called or file}-{seed}" + ("-tiny" if place.tiny else "")
         words = ["--device", place.device, *(("--gpu", place.tuned) if place.tuned else ())]
         if (runs / name / CHECKPOINT).exists():
             words = ["--resume", str(runs / name), *words]
@@ -152,7 +159,7 @@ def experiment(
         keys = ("final_accuracy", "average_incremental_accuracy", "forgetting", "seconds", "model_sha256")
         return {key: summary[key] for key in keys}
 
-    return Item(f"{file}, seed {seed}", minutes, measure, lasting=True)
+    return Item(f"{called or file}, seed {seed}", minutes, measure, lasting=True)
 
 
 TINY = ("tasks.count=2", "tasks.rounds=1", "data.samples_limit=200")
@@ -161,7 +168,9 @@ CIFAR = "cifar100.webp.zip"
 
 def pp_fcil(tasks: int, seed: int) -> Item:
     """PP-FCIL on CIFAR-100 at the paper's size."""
-    return experiment(f"pp_fcil_cifar100_t{tasks}", seed, 60.0, ("pp_fcil_digits", *TINY), data=CIFAR)
+    changes, called = (f"tasks.count={tasks}",), f"pp_fcil_cifar100_t{tasks}"
+    tiny = ("pp_fcil_digits", *TINY)
+    return experiment("pp_fcil_as_published", seed, 60.0, tiny, data=CIFAR, changes=changes, called=called)
 
 
 AT_224 = "model.features=[{name: pretrained, network: efficientnet_lite0, image_size: 224}]"

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from perennial.benchmarks.table import Measure, Row, Table, of
-from perennial.benchmarks.tables.compositions import UPLOADED, in_clusters, megabytes_up, own_models_of
 from perennial.benchmarks.tables.privacy import epsilon
 
-CLUSTERS = "composed_feddig_clusters"
 FEDDIG, RING, SAMPLES = "composed_feddig_attention", "composed_ring_memory", "composed_pp_fcil_sample"
 CLINICS = (
     "data={source: pack, path: ../../shared/data/ham10000_32.webp.zip, partition: {kind: natural}, "
@@ -50,14 +48,6 @@ def _feddig(strategy: str) -> tuple[str, ...]:
     )
 
 
-GROUPED = (
-    CLINICS,
-    "tasks={count: 1, order: natural, rounds: 20}",
-    "absence=[{site: vidir_modern, first_round: 8, last_round: 19}, "
-    "{site: vienna_dias, first_round: 8, last_round: 19}]",
-    "strategy.groups=[[rosendahl], [vidir_modern, vidir_molemax, vienna_dias]]",
-    "strategy.global_rounds=6",
-)
 DIGESTS = "strategy={{name: digest_synthesis, base: {base}, server_lr: 0.01, guidance_lr: 1.0}}"
 STANDARD: dict[str, Measure] = {
     "final balanced accuracy": balanced,
@@ -81,21 +71,6 @@ TABLES = {
         measures=STANDARD,
         note=f"{SIZE} 20 rounds of balanced softmax; one clinic each leaves after rounds 8 and 12. "
         "Sizes and loss were chosen on one seed; nothing else was tuned.",
-    ),
-    "compositions_clusters_ham10000": Table(
-        "FedDig inside clusters, HAM10000: two of three clinics of Vienna are away while clusters train",
-        in_clusters(CLUSTERS, *GROUPED),
-        measures={
-            "own models, clinics that were away": own_models_of("vidir_modern", "vienna_dias"),
-            "own models, clinics that stayed": own_models_of("rosendahl", "vidir_molemax"),
-            "global model, balanced accuracy": balanced,
-            UPLOADED: megabytes_up,
-        },
-        plain=frozenset({UPLOADED}),
-        note=f"{SIZE} 20 rounds of plain cross entropy, of which clusters have the last 14; two clinics are "
-        "away in rounds 8 to 19 and back in the last. Clusters are the two institutions: one practice in "
-        "Australia, three collections of Vienna. Own models as in compositions_clusters_digits; nothing was "
-        "tuned for this table.",
     ),
     "compositions_ring_ham10000": Table(
         "A ring with exemplars, HAM10000, tasks of 3 and 4 classes: noise at the hand-over",

@@ -122,7 +122,7 @@ TABLES = {
         "FedPerC on CIFAR-100 at the paper's size: ResNet-34, 50 global and 30 personal rounds",
         [
             replace(row, paper=PAPER[row.label])
-            for row in rivals("fedperc_cifar100_resnet34", 4)
+            for row in rivals("fedperc_as_published", 4)
             if row.label in PAPER
         ],
         measures=MEASURES,

@@ -139,7 +139,7 @@ def full_size(dataset: str, increment: int) -> Table:
                 (*changes, *row.changes),
                 {FINAL: figures[row.label]} if row.label in figures else {},
             )
-            for row in rows("incre_fl_cifar100", "{samples: 64, rounds: 3}")
+            for row in rows("incre_fl_as_published", "{samples: 64, rounds: 3}")
         ],
         measures=MEASURES,
         note=NOTE

@@ -35,12 +35,6 @@ DATA: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
         {"name": "small_cnn", "norm": "group"},
         4,
     ),
-    "HAM10000, 128 x 96 px, 800 images of four clinics": (
-        {**CLINICS, "path": f"{SHARED}/ham10000_128.webp.zip", "samples_limit": 800},
-        {"increments": [3, 2, 2], "rounds": 4},
-        {"name": "small_cnn", "norm": "group"},
-        4,
-    ),
     "COIL-20": (
         {"source": "npz", "path": f"{SHARED}/coil20.npz", "sites": 4, "partition": DIRICHLET},
         {"count": 4, "rounds": 6},
@@ -100,8 +94,8 @@ TABLES = {
             "No key of the learner is given; `benchmarks/results/learner_choice.md` says how its "
             "default was chosen. Pooled: one site that holds everything, as many exemplars of a "
             "class, epochs and rounds, so as many optimiser steps as all sites together, and classes in the "
-            "same tasks. Federated is over 5 points behind on Fashion-MNIST and on HAM10000 at both "
-            "sizes. Why, on two seeds of HAM10000 that no table uses: the clinics' skew, not federation, "
+            "same tasks. Federated is over 5 points behind on Fashion-MNIST and on HAM10000. "
+            "Why, on two seeds of HAM10000 that no table uses: the clinics' skew, not federation, "
             "steps or tasks. With the same images dealt to four sites alike it is where pooled training is "
             "(`benchmarks/results/own_data_gap.md`). The other divisions are skewed too; they were not taken "
             "apart."

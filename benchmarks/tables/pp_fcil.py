@@ -15,7 +15,7 @@ CENTRAL = "evaluation.federated=false"
 """Only the server's test set counts in these tables; sites need not measure too."""
 AT_SITES = "evaluation.central=false"
 REDUCED = "data.samples_limit=2000"
-DIGITS, FASHION = "pp_fcil_digits", "pp_fcil_fashion_mnist"
+DIGITS, FASHION, FULL_SIZE = "pp_fcil_digits", "pp_fcil_fashion_mnist", "pp_fcil_as_published"
 PLAIN_LEARNER = ("learner.classification=ce", "learner.distillation=null", "learner.contrastive=null")
 PLAIN = (*PLAIN_LEARNER, "model={name: small_cnn}")
 PLAIN_GROUPED = "model={name: small_cnn, norm: group}"
@@ -71,13 +71,15 @@ def _private(noise_multiplier: float) -> Row:
     )
 
 
-def _full_size(tasks: int, final: float, average: float) -> Row:
-    return Row(
-        f"{tasks} tasks",
-        f"pp_fcil_cifar100_t{tasks}",
-        (CENTRAL,),
-        {"final accuracy": final, "average incremental accuracy": average},
-    )
+def _full_size(tasks: int, final: float, average: float) -> list[Row]:
+    """PP-FCIL with the paper's figures, and plain replay with balanced softmax beside it."""
+    schedule = f"tasks={{count: {tasks}, order: seeded, rounds: {50 if tasks == 20 else 100}}}"
+    figures = {"final accuracy": final, "average incremental accuracy": average}
+    replay = ("model={name: resnet18}", *PLAIN_LEARNER[1:], "strategy=fedavg")
+    return [
+        _row(f"{tasks} tasks", FULL_SIZE, schedule, paper=figures),
+        _row(f"{tasks} tasks: plain replay, balanced softmax", FULL_SIZE, schedule, *replay),
+    ]
 
 
 CBDR = (
@@ -341,31 +343,10 @@ TABLES = {
     ),
     "pp_fcil_cifar100": Table(
         "PP-FCIL on CIFAR-100, ResNet-18, 5 sites, Dirichlet 0.5: the paper's size",
-        [_full_size(5, 65, 79.6), _full_size(10, 59, 73.8), _full_size(20, 60, 66.4)],
+        [*_full_size(5, 65, 79.6), *_full_size(10, 59, 73.8), *_full_size(20, 60, 66.4)],
         scale="paper",
         note="10 exemplars of a class at each site; 100 rounds a task, 50 for 20 tasks. The paper is silent "
-        "on its rounds, memory and optimiser.",
-    ),
-    "pp_fcil_cifar100_start": Table(
-        "The first two tasks of CIFAR-100 in 10, at reduced size for one processor",
-        [
-            _row(
-                "400 images of 16 x 16, 3 rounds of 1 epoch a task",
-                "pp_fcil_cifar100_t10",
-                f"data.classes=[{', '.join(TWENTY)}]",
-                "tasks={count: 2, order: seeded, rounds: 3}",
-                "data.samples_limit=400",
-                "data.test_limit=400",
-                "data.image_size=16",
-                "data.augmentation={crop_padding: 2, flip: true}",
-                "data.partition.min_samples=5",
-                "learner.epochs=1",
-                "learner.batch_size=32",
-                "learner.precision=float32",
-                "learner.channels_last=false",
-            )
-        ],
-        note="Network, parts and strategy are those of `pp_fcil_cifar100_t10`. It shows that the full "
-        "experiment starts, grows, distils and keeps exemplars; its accuracy says nothing of the paper's.",
+        "on its rounds, memory and optimiser. The best published figures from scratch, with memory and 100 "
+        "rounds a task, are 49.8 (5 tasks) and 46.5 (10 tasks). `cifar100_resnet20` is for a processor.",
     ),
 }

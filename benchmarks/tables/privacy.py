@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import STANDARD, TEN_SEEDS, Row, Table
+from perennial.benchmarks.table import STANDARD, Row, Table
 
 
 def epsilon(summary: dict[str, Any]) -> float:
@@ -119,14 +119,6 @@ TABLES = {
         _shared("dp_central_digits", "shared_noise_digits", 40),
         _NOTE_SHARED,
         _TWENTY,
-        claims=_within_a_point(),
-    ),
-    "shared_noise_fashion_mnist": _table(
-        "Fashion-MNIST (6000 images of 14 x 14), 60 sites, 2 tasks of 5 classes, 10 rounds each: noise that "
-        "sites share",
-        _shared("dp_central_fashion_mnist", "shared_noise_fashion_mnist", 60),
-        _NOTE_SHARED,
-        TEN_SEEDS,
         claims=_within_a_point(),
     ),
     "privacy_samples": _table(

@@ -1,4 +1,4 @@
-"""TriCon-SF: a serial ring against averaging, with equal rounds and with equal work, and flagged sites."""
+"""TriCon-SF: a serial ring against averaging, with equal rounds and equal work; values of cheating sites."""
 
 from collections.abc import Mapping
 from statistics import mean
@@ -33,15 +33,15 @@ def reached_target(summary: Mapping[str, Any]) -> float:
     return float(max(summary["accuracy_by_round"]) >= TARGET)
 
 
-def cheats_flagged(summary: Mapping[str, Any]) -> float:
-    """Share of site-2 and site-5 that are flagged."""
-    return mean(summary["contribution"][site]["flag"] is not None for site in CHEATS)
+def share_of(site: str) -> Measure:
+    """A site's share of the gain."""
+    return lambda summary: summary["contribution"][site]["share"]
 
 
-def others_flagged(summary: Mapping[str, Any]) -> float:
-    """Number of other sites that are flagged, in hundredths."""
-    contribution = summary["contribution"]
-    return sum(entry["flag"] is not None for site, entry in contribution.items() if site not in CHEATS) / 100
+def least_of_others(summary: Mapping[str, Any]) -> float:
+    """The smallest share of the sites that never cheat."""
+    found = summary["contribution"].items()
+    return min(entry["share"] for site, entry in found if site not in CHEATS)
 
 
 ACCURACY: Mapping[str, Measure] = {"last 5 rounds": last_rounds, "final accuracy": of("final_accuracy")}
@@ -52,9 +52,10 @@ ROUNDS: Mapping[str, Measure] = {
     "MB to 85 %": megabytes_to_target,
     "MB in all": lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e8,
 }
-FLAGS: Mapping[str, Measure] = {
-    "site-2 and site-5 flagged": cheats_flagged,
-    "other sites flagged (number)": others_flagged,
+SHARES: Mapping[str, Measure] = {
+    "share of site-2": share_of("site-2"),
+    "share of site-5": share_of("site-5"),
+    "smallest share of the others": least_of_others,
     "final accuracy": of("final_accuracy"),
 }
 CHEATING = (
@@ -176,21 +177,15 @@ TABLES = {
         note="A run that never reaches 85 % counts with all its rounds.",
     ),
     "tricon_sf_detection": Table(
-        "Digits, 8 sites, Dirichlet 1.0, 15 rounds of 4 sweeps: who adds nothing, and who does harm",
+        "Digits, 8 sites, Dirichlet 1.0, 15 rounds of 4 sweeps: contribution values of sites that cheat",
         [
-            Row("a free-rider and a label-flipper, reported", "tricon_sf_digits", (*CHEATING, ADVERSARIES)),
+            Row("a free-rider and a label-flipper", "tricon_sf_digits", (*CHEATING, ADVERSARIES)),
             Row("nobody cheats", "tricon_sf_digits", CHEATING),
-            Row(
-                "a free-rider and a label-flipper, excluded",
-                "tricon_sf_digits",
-                (*CHEATING, ADVERSARIES, "strategy.on_flag=exclude"),
-            ),
         ],
-        measures=FLAGS,
+        measures=SHARES,
         note=(
             "The cheats are site-2, which returns what it gets, and site-5, which calls every class another "
-            "one. Where nobody cheats both are honest, and flagging them, or anybody, is an error. One "
-            "sweep in four is valued."
+            "one. Where nobody cheats both are honest. One sweep in four is valued."
         ),
     ),
     "tricon_sf_digits_rivals": Table(

@@ -21,11 +21,6 @@ LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Shrinkages that cross-validation chooses among, from the sums without the site that is judged."""
 WIDEST = 1024
 """Features that heads are solved on; sums of more are projected to the total's leading eigenvectors."""
-FEWEST_FOR_DEVIATION = 6
-"""Sites from which on a benefit far below the others' median marks a site."""
-DEVIATIONS = 4.0
-SCALE = 1.4826
-"""Of the median absolute deviation, to be a normal standard deviation."""
 LEAST_KNOWN = 0.9
 """Share of a site's records that must be of classes that others have, for the others to judge it."""
 LEAST_RECORDS = 10
@@ -73,12 +68,22 @@ def error_on(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
     records = float(sums.counts[known].sum())
     if records <= 0:
         return None
+    return (_scored(head, sums, known) + records) / records
+
+
+def error_of_all(head: LinearHead, sums: Sums, known: Tensor) -> float:
+    """The same over all classes; one that the head does not know scores 0. Without records it is 1."""
+    records = float(sums.counts.sum())
+    return (_scored(head, sums, known) + records) / records if records > 0 else 1.0
+
+
+def _scored(head: LinearHead, sums: Sums, known: Tensor) -> float:
+    """Squared scores minus twice those of the true classes, over all records."""
     # the site's records of classes that the head does not know cannot be taken out of its products, so each
     # known column is judged on all of them, as an indicator that is 0 there
     weight = torch.cat([head.weight[known], head.bias[known, None] / sums.constant], dim=1)
-    quadratic = ((weight @ sums.gram) * weight).sum(dim=1)
-    linear = (weight * sums.sums[known]).sum(dim=1)
-    return float((quadratic - 2 * linear + sums.counts[known]).sum()) / records
+    quadratic = ((weight @ sums.gram) * weight).sum()
+    return float(quadratic - 2 * (weight * sums.sums[known]).sum())
 
 
 def guess_error(frequency: Tensor, sums: Sums, known: Tensor) -> float:
@@ -124,7 +129,7 @@ def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
         raise DataError(f"cross-site table: found {len(sites)} sites, allowed three or more")
     first = table = _table(sites)
     left, marked = dict(sites), {}
-    while found := _marked(table.rows, table.given):
+    while found := _marked(table.rows):
         worst = min(found, key=lambda name: (table.rows[name].skill or 0.0, table.given.get(name, 0.0)))
         marked[worst] = found[worst]
         del left[worst]
@@ -148,7 +153,7 @@ def _table(sites: Mapping[str, Sums]) -> CrossSite:
         rows[name] = SiteRow(None, None, {})
         if not _is_known(sites[name], known):
             continue
-        shrinkage = _shrinkage(others)
+        shrinkage = best_shrinkage(others)
         head = ridge(others, shrinkage)
         apart = error_on(head, sites[name], known)
         assert apart is not None
@@ -196,26 +201,25 @@ def _is_known(sums: Sums, known: Tensor) -> bool:
     return every > 0 and int(known.sum()) > 1 and float(sums.counts[known].sum()) >= LEAST_KNOWN * every
 
 
-def _shrinkage(sums: Sums) -> float:
+def best_shrinkage(sums: Sums) -> float:
     """What cross-validation from the sums prefers; of equals the largest."""
     scores = gcv(sums, list(LAMBDAS))
     return max(zip([-score for score in scores], LAMBDAS, strict=True))[1]
 
 
-def _marked(rows: Mapping[str, SiteRow], given: Mapping[str, float]) -> dict[str, str]:
-    """Who is looked at: a skill below 0, or a benefit far below the sites' median."""
-    found: dict[str, str] = {}
-    low = -math.inf
-    if len(given) >= FEWEST_FOR_DEVIATION:
-        usual = median(given.values())
-        spread = SCALE * median(abs(value - usual) for value in given.values())
-        low = usual - DEVIATIONS * spread
-    for name, row in rows.items():
-        if row.skill is not None and row.skill < 0:
-            found[name] = f"the others' model fits its records worse than a guess: skill {row.skill:.2f}"
-        elif name in given and given[name] < min(low, 0.0):
-            found[name] = f"its records cost most others: benefit {given[name]:.2f} in the median"
-    return found
+def _marked(rows: Mapping[str, SiteRow]) -> dict[str, str]:
+    """Who is looked at: a skill below 0, where most sites' is above it.
+
+    Elsewhere the features, or the records of so early a task, say too little of anybody.
+    """
+    skills = {name: row.skill for name, row in rows.items() if row.skill is not None}
+    if not skills or median(skills.values()) <= 0:
+        return {}
+    return {
+        name: f"the others' model fits its records worse than a guess: skill {skill:.2f}"
+        for name, skill in skills.items()
+        if skill < 0
+    }
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,33 @@
 Shapes: K sites.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 PARTS = 1024
 """A site's records count in whole parts of so many, so that scaled sums stay exact."""
 
 
-def parts_by_share(counts: Sequence[int], share: float) -> list[int]:
-    """(K,) parts of PARTS by which each site's sums count, so that none has more than `share` of all.
+def level(counts: Sequence[int], share: float) -> float:
+    """The count above which a site is cut, so that none of the K has more than `share` of all.
 
-    With n falling, the level is tau = s sum_{i>m} n_i / (1 - m s) for the least m < 1/s with n_{m+1} <= tau,
-    and a site's part is floor(PARTS min(1, tau / n)), and 1 at least: nobody is cut to nothing.
-    Everybody counts whole where no level does it: fewer than 1/s sites have records.
+    With n falling, it is s sum_{i>m} n_i / (1 - m s) for the least m < 1/s with n_{m+1} at most that.
+    Infinite where no level does it: fewer than 1/s sites have records.
     """
     falling = sorted((n for n in counts if n > 0), reverse=True)
     above = 0
     while above * share < 1 and above < len(falling):
-        level = share * sum(falling[above:]) / (1 - above * share)
-        if falling[above] <= level:
-            return [PARTS if n <= level else max(1, int(PARTS * level / n)) for n in counts]
+        found = share * sum(falling[above:]) / (1 - above * share)
+        if falling[above] <= found:
+            return found
         above += 1
-    return [PARTS] * len(counts)
+    return math.inf
+
+
+def parts_by_share(counts: Sequence[int], share: float) -> list[int]:
+    """(K,) parts of PARTS by which each site's sums count: floor(PARTS level / n), from 1 to PARTS."""
+    most = level(counts, share)
+    return [PARTS if n <= most else max(1, int(PARTS * most / n)) for n in counts]
 
 
 def parts_by_registration(counts: Mapping[str, int], registered: Mapping[str, int]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD
 from perennial.models.feature_maps.config import ModelMapConfig
 from perennial.models.feature_maps.weights import known_content, tensors_in
 from perennial.models.incremental import IncrementalModel, below, load_complete
 
+NetworkOf = Callable[[Mapping[str, Any]], IncrementalModel]
+"""Makes the network of a layout, without weights, as models/factory.py does."""
 LAYOUT = ("name", "model", "seed", "classes", "inputs", "encoder")
 """Settings of a run that decide its layers and inputs, and its name."""
 
@@ -71,12 +74,9 @@ def layout_of(path: Path) -> dict[str, Any]:
 
 
 def build_finished_run(
-    config: ModelMapConfig, shape: tuple[int, ...], with_weights: bool
+    config: ModelMapConfig, shape: tuple[int, ...], with_weights: bool, network_of: NetworkOf
 ) -> tuple[FinishedRun, dict[str, str]]:
     """The map and what a person should know of it. Raises ConfigError where its weights are not here."""
-    from perennial.models.config import EncoderConfig, ModelConfig
-    from perennial.models.factory import build_model
-
     layout = config.layout
     assert layout is not None and config.sha256 is not None
     learnt = tuple(layout["inputs"]["shape"])
@@ -85,14 +85,7 @@ def build_finished_run(
             f"model.features: run {layout['name']!r} learnt from samples of shape {learnt}, "
             f"and the data has shape {shape}; allowed: the same"
         )
-    network = build_model(
-        ModelConfig.model_validate(layout["model"]),
-        shape,
-        layout["classes"],
-        layout["seed"],
-        EncoderConfig.model_validate(layout["encoder"]).layout,
-        with_weights=False,
-    )
+    network = network_of(layout)
     about = f"finished run {json.dumps(layout, sort_keys=True)}"
     module = FinishedRun(network, shape, about)
     for name in ("mean", "std"):
@@ -109,8 +102,6 @@ def build_finished_run(
 
 @lru_cache(maxsize=2)
 def _tensors_of(file: str | None, sha256: str) -> dict[str, Tensor]:
-    from perennial.models.saved import CLASS_MEANS, GAUSSIAN_HEAD
-
     tensors = tensors_in(known_content("a finished run", file, sha256), file or sha256)
     return {name: found for name, found in tensors.items() if name not in (CLASS_MEANS, GAUSSIAN_HEAD)}
 

@@ -27,7 +27,7 @@ from perennial.models.feature_maps.config import (
     as_sides,
 )
 from perennial.models.feature_maps.content import content_of
-from perennial.models.feature_maps.finished_run import FinishedRun, build_finished_run
+from perennial.models.feature_maps.finished_run import FinishedRun, NetworkOf, build_finished_run
 from perennial.models.feature_maps.folded import fold
 from perennial.models.feature_maps.inputs import Inputs
 from perennial.models.feature_maps.packages import PACKAGES
@@ -195,11 +195,13 @@ def build_fixed_features(
     *,
     projection: ProjectionConfig | None = None,
     with_weights: bool = True,
+    network_of: NetworkOf | None = None,
 ) -> FixedFeatures:
     """Build the fixed feature maps of an experiment.
 
     constants: mean and std of the inputs.
-    with_weights: whether weights are read now, and not filled in later from a saved model.
+    with_weights: whether weights are read now, and not filled in later from a saved model. network_of: for
+    maps of finished runs.
     Raises ConfigError naming the key when a map cannot read such inputs.
     """
     maps: list[nn.Module] = []
@@ -220,7 +222,7 @@ def build_fixed_features(
                 f"model.features: found {config.name!r}, which reads images (channels, height, width), but "
                 f"the data has shape {input_shape}; allowed for tables: random, inputs, model"
             )
-        module, fact = _build(config, input_shape, with_weights)
+        module, fact = _build(config, input_shape, with_weights, network_of)
         maps.append(module)
         facts.append({"map": name, **fact})
     joined = sum(int(module.width) for module in maps)  # pyright: ignore[reportArgumentType]
@@ -235,7 +237,10 @@ def build_fixed_features(
 
 
 def _build(
-    config: Alternative | ModelMapConfig, shape: tuple[int, ...], with_weights: bool
+    config: Alternative | ModelMapConfig,
+    shape: tuple[int, ...],
+    with_weights: bool,
+    network_of: NetworkOf | None,
 ) -> tuple[nn.Module, dict[str, str]]:
     if isinstance(config, InputsConfig):
         return Inputs(shape), {"weights": "none"}
@@ -243,11 +248,12 @@ def _build(
         drawn = f"drawn from the public seed {config.seed}"
         return RandomReLU(config.width, shape, config.seed, unit_length=False), {"weights": drawn}
     if isinstance(config, ModelMapConfig):
-        return build_finished_run(config, shape, with_weights)
+        assert network_of is not None
+        return build_finished_run(config, shape, with_weights, network_of)
     if config.tiles > 1:
         # the map sees one tile; the others go through the same one
         part, fact = _build(
-            config.model_copy(update={"tiles": 1}), tile_shape(shape, config.tiles), with_weights
+            config.model_copy(update={"tiles": 1}), tile_shape(shape, config.tiles), with_weights, network_of
         )
         return Tiled(part, config.tiles), fact
     if isinstance(config, PatchesConfig):

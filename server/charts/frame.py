@@ -11,7 +11,7 @@ from math import floor, log10
 from perennial.server.report.markup import Markup, decimal, escape, label
 
 LETTER = 6.7
-"""Pixels of one letter beside an axis, on average."""
+"""Mean width of a letter beside an axis, in pixels."""
 TICKS_ACROSS = 12
 TICKS_UP = 6
 
@@ -31,7 +31,7 @@ class Scale:
 
     @property
     def unit(self) -> float:
-        """Pixels of one."""
+        """Pixels between the values 0 and 1."""
         return abs(self(1.0) - self(0.0))
 
 

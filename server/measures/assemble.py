@@ -261,7 +261,7 @@ def _expected(own: np.ndarray, others: np.ndarray) -> float | None:
 
 
 def _lower(own: np.ndarray, others: np.ndarray, z: float) -> bool:
-    """Whether samples of the same class are called rightly less often here than elsewhere, beyond chance.
+    """Whether the model has a lower sensitivity here than elsewhere, class by class, beyond chance.
 
     own, others: (M, 2) samples and right answers by class. A part with many samples of a difficult class is
     not served worse for that: the strata are the classes (Mantel and Haenszel 1959, with their correction of

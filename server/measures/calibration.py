@@ -34,7 +34,7 @@ def chosen_temperature(tables: EvaluationTables) -> float | None:
     """The temperature of the least negative log-likelihood on the validation samples; None without any.
 
     Guo et al. 2017 (arXiv 1706.04599), with one sample more that is half its answer and half the class next
-    to it, as Jeffreys' prior has it: without it samples that are all called rightly would ask for certainty.
+    to it, as Jeffreys' prior has it: without it samples that are all correct would ask for certainty.
     Any class alike in its place is too cautious where there are few samples and some classes are far away.
     """
     samples = int(tables.validation[0])

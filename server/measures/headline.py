@@ -114,12 +114,12 @@ def _thin(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:
 
 def _summary(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:
     accuracy, weakest = measures.accuracy, min(judged, key=lambda each: each.sensitivity.value or 0)
-    sentence = f"Of {measures.samples:,} samples {_percent(accuracy.value)} are called rightly"
+    sentence = f"Of {measures.samples:,} samples {_percent(accuracy.value)} are classified correctly"
     if accuracy.low is not None and accuracy.high is not None:
         sentence += f" (95 % interval {100 * accuracy.low:.0f} to {100 * accuracy.high:.0f})"
     if len(judged) > 1:
         sentence += (
-            f"; {weakest.name} is recognised least, in {_percent(weakest.sensitivity.value)} of its cases"
+            f"; class {weakest.name} has the lowest sensitivity, {_percent(weakest.sensitivity.value)}"
         )
     return [sentence + "."]
 

@@ -37,9 +37,9 @@ class PartMeasures(_Part):
     """One site, or one subgroup of patients.
 
     expected: the accuracy that it would have if each class were recognised as often as in the other parts.
-    lower: whether samples of the same class are called rightly less often than in the others by more than
-    chance, all parts of the kind taken together at 95 %. classes: samples, right answers and samples called
-    so, by class; None where there are too many parts to keep them.
+    lower: whether sensitivities, class by class, are lower than in the others by more than chance, all parts
+    of the kind taken together at 95 %. classes: samples, right answers and samples assigned to each class;
+    None if there are too many parts to keep them.
     """
 
     samples: int

@@ -11,6 +11,7 @@ from perennial.server.measures.record import FILE, Measures, PredictionSets, rea
 from perennial.server.report.comparison import markdown_table
 from perennial.server.report.markup import MISSING, decimal, power
 from perennial.server.report.recognition import SET_COLUMNS, always_in_sets
+from perennial.server.report.signed_lines import signed_section
 from perennial.server.run_record import Run, read_run
 
 CARD = "card.md"
@@ -34,6 +35,7 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
         raise StateError(f"{intended_use}: cannot be read as text ({error})") from error
     parts = [
         f"# {_plain(run.summary.experiment)}: model card",
+        *filter(None, [signed_section(folder)]),
         _what(run, saved),
         "## Intended use\n\n" + use,
         "## Data\n\n" + _data(run),
@@ -81,7 +83,7 @@ def _data(run: Run) -> str:
                 MISSING if judged is None else _percent(judged.accuracy),
             ]
         )
-    columns = ["site", "training samples", "rounds", "judged samples", "called rightly"]
+    columns = ["site", "training samples", "rounds", "judged samples", "classified correctly"]
     text = markdown_table(columns, rows, "lrrrr")
     if len(ranked) > MOST_SITES:
         text += f"\n\nThese are {MOST_SITES} of {len(ranked):,} sites, those with most samples."
@@ -166,7 +168,7 @@ def _judged_outside(folder: Path) -> str:
         ]
         for name, each in _outside(folder)
     ]
-    columns = ["data", "samples", "called rightly", "balanced accuracy", "mean AUROC"]
+    columns = ["data", "samples", "classified correctly", "balanced accuracy", "mean AUROC"]
     return markdown_table(columns, rows, "lrrrr") if rows else ""
 
 

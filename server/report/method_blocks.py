@@ -50,6 +50,10 @@ class Share(BaseModel):
     high: float | None = None
     flag: bool | str | None = None
     """True or a reason for which the site is named."""
+    value: float | None = None
+    value_low: float | None = None
+    value_high: float | None = None
+    """What a site adds for one of the others, where these judge it by their sums, with its interval."""
 
 
 class Place(BaseModel):
@@ -117,6 +121,12 @@ def _interval(entry: Share) -> str:
     return f"{percent(entry.low)} to {percent(entry.high)}"
 
 
+def _value(entry: Share) -> str:
+    if entry.value is None or entry.value_low is None or entry.value_high is None:
+        return ""
+    return f"{decimal(entry.value)} ({decimal(entry.value_low)} to {decimal(entry.value_high)})"
+
+
 def contribution(content: object, run: Run) -> Section:
     """site -> {share, low, high, flag}."""
     shares = _checked(dict[str, Share], content, run, "contribution")
@@ -136,7 +146,7 @@ def contribution(content: object, run: Run) -> Section:
     for site, entry in shares.items():
         reason = entry.flag if isinstance(entry.flag, str) else "flagged"
         flag = element("span", reason, "flag") if entry.flag else ""
-        rows.append([site, percent(entry.share), _interval(entry), flag])
+        rows.append([site, percent(entry.share), _interval(entry), _value(entry), flag])
     figure = Picture(
         "contribution",
         "Contribution value of each site",
@@ -144,14 +154,14 @@ def contribution(content: object, run: Run) -> Section:
         chart,
         wide=True,
         numbers=folded(
-            "Numbers", table(["site", "share", "interval", ""], rows, "lrrl", "Contribution"), len(rows)
+            "Numbers",
+            table(["site", "share", "interval", "by others' sums", ""], rows, "lrrrl", "Contribution"),
+            len(rows),
         ),
     )
     note = (
-        "A low value is no fault: rare classes and late entry lower it. A flag says more. No gain: most of "
-        "the site's turns did next to nothing for the very classes that it trains on, while the other sites' "
-        "turns helped with theirs. Harm: most of its turns made the model worse at them. Norm: its updates "
-        "stayed above the bound. Null update: it returned what it was sent."
+        "A low value is no fault: rare classes and late entry lower it. Null update: every update that the "
+        "site sent was what it had got. In a closed form: the others' sums contradict it."
     )
     return Section("Contribution values", [figure], note)
 
@@ -308,10 +318,10 @@ def bounds(content: object, run: Run) -> Section:
     rows = [
         [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "capped"))] for site, counts in met.items()
     ]
-    columns = ["site", "rounds with a shortened update", "rounds with a capped claim"]
+    columns = ["site", "rounds with a shortened update", "rounds with a capped count"]
     note = (
-        "An update longer than the experiment's bound is shortened to it, and a claim of far more samples "
-        "than the others make is capped; both still count. Most often the site has more records than the "
+        "An update longer than the experiment's bound is shortened to it, and a site with more than a third "
+        "of all samples counts as a third; both still count. Most often the site has more records than the "
         "others, classes or images unlike theirs, or training that jumps. A fault at the site, or updates "
         "made longer on purpose, look the same here: ask the site."
     )

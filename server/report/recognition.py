@@ -131,7 +131,7 @@ def _lead(measures: Measures) -> str:
     alike = {"samples": "samples are independent", "patients": "patients are drawn, with all their samples"}
     return (
         f"Measured on {plural(measures.samples, 'sample')}, {SOURCES[measures.source]}. Brackets are 95 % "
-        f"intervals, for which {alike[measures.interval]}. The class that is recognised least comes first."
+        f"intervals, for which {alike[measures.interval]}. The class with the lowest sensitivity comes first."
     )
 
 
@@ -213,7 +213,7 @@ def _matrix(measures: Measures) -> Picture:
     )
     return Picture(
         name="confusion-matrix",
-        title="What each class is called",
+        title="Confusion matrix",
         description="Rows are what samples are, columns what the model called them; the diagonal is right. "
         "Numbers are samples, the shade is the share of the row.",
         chart=HeatMap(names, names, shares, texts, tells, 1.0, height, ("called", "is")),
@@ -343,13 +343,13 @@ def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
         parts.items(), key=lambda part: (part[1].accuracy.value is None, part[1].accuracy.value or 0)
     )
     rows = [_part_row(name, each) for name, each in ranked[:MOST_ROWS]]
-    columns = [kind, "samples", "called rightly", "if as elsewhere", "balanced accuracy", "recognised least"]
+    columns = [kind, "samples", "accuracy", "if as elsewhere", "balanced accuracy", "lowest sensitivity"]
     numbers = table(columns, rows, "lrrrrl", title)
     note = (
         "The lowest first. If as elsewhere: the share that would be right if each class were recognised as "
         "often as in the other rows, so that a row with many samples of a difficult class is not blamed for "
-        "them. A mark stands where samples of the same class are called rightly less often than elsewhere by "
-        "more than chance explains, with all rows of this table taken together at 95 %."
+        "them. A mark stands where sensitivities, class by class, are lower than elsewhere by more than "
+        "chance explains, with all rows of this table taken together at 95 %."
     )
     if len(ranked) > MOST_ROWS:
         note += f" These are {MOST_ROWS} of {len(ranked):,}; measures.json has all of them."

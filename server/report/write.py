@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from perennial.foundation.files import replace_file
+from perennial.server.report.faults import alert
 from perennial.server.report.markup import (
     MISSING,
     THIN_SPACE,
@@ -26,7 +27,6 @@ from perennial.server.report.method_blocks import BLOCKS
 from perennial.server.report.page import page
 from perennial.server.report.recognition import recognition
 from perennial.server.report.sections import accuracy, cost, origin, privacy, sites, training
-from perennial.server.report.stopped import stopped_alert
 from perennial.server.run_record import Run, Summary, read_run
 
 REPORT = "report.html"
@@ -74,7 +74,7 @@ def _header(run: Run) -> Markup:
     return join(
         [
             element("ul", facts, "facts"),
-            stopped_alert(summary.stopped_learning),
+            alert(run),
             _alarms(run),
             element("p", _story(run), "story"),
             element("dl", join(cards), "cards"),

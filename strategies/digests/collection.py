@@ -9,6 +9,7 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import DigestReply, DigestRequest, Refusal
 from perennial.protocol.stamp import Stamp, require_same_round
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import describe_error
 
 
 def collect(
@@ -26,7 +27,7 @@ def collect(
     for site, message in exchange.run(grid, asked, deadline) if asked else ():
         try:
             if message.has_error():
-                raise ProtocolError(f"error at the site or on the way: {message.error.reason}")
+                raise ProtocolError(describe_error(message.error.reason or "unknown"))
             if read_kind(message.content) == Refusal.__name__:
                 declined.append(site)
                 refusal = Refusal.from_record(message.content)

@@ -17,10 +17,8 @@ class Weighing:
 
     sweeps: those whose models are weighed.
     first: weigh before a site gets the model, not while it works.
-    measurements: what to ask of each turn.
     """
 
     weigh: Weigh
     sweeps: frozenset[int]
     first: bool = False
-    measurements: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stack import Stack
 from perennial.protocol.stamp import MAX_EXAMPLES, Stamp
 from perennial.protocol.tensors import Tensors, unpack
+from perennial.strategies.round.queries import describe_error
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,7 @@ class Gate:
     def admit(self, message: Message, site: str) -> Admitted:
         """The reply's content. Raises Rejected or Refused with the reason."""
         if message.has_error():
-            raise Rejected(
-                f"error at the site or on the way: {shown(message.error.reason or 'unknown', REASON)}"
-            )
+            raise Rejected(describe_error(shown(message.error.reason or "unknown", REASON)))
         try:
             kind = read_kind(message.content)
             if kind == Refusal.__name__:
@@ -120,7 +119,7 @@ class Gate:
         self._seen.add(reply.site)
         if reply.num_examples <= self.max_samples:
             return reply
-        note = f"claims {reply.num_examples} samples, and counts as {self.max_samples} (max_samples)"
+        note = f"has {reply.num_examples} samples, and counts as {self.max_samples} (max_samples)"
         return replace(reply, num_examples=self.max_samples, notes=(note,))
 
     def _ours(self, message: Message, site: str) -> Admitted:

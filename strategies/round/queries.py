@@ -7,7 +7,7 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from perennial.foundation.errors import REASON, ProtocolError, shown
+from perennial.foundation.errors import ERROR, NO_ANSWER, NOT_APPROVED, REASON, ProtocolError, shown
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import EvaluateReply, Refusal
@@ -15,9 +15,6 @@ from perennial.protocol.stamp import Stamp, require_same_round
 from perennial.strategies.round.exchange import Exchange
 
 Reply = TypeVar("Reply", bound=WireMessage)
-
-
-NOT_APPROVED = "this site has not approved the app of this run"
 
 
 def describe_error(reason: str) -> str:
@@ -29,7 +26,7 @@ def describe_error(reason: str) -> str:
         return NOT_APPROVED
     if reason == NOT_APPROVED:
         return reason
-    return f"error at the site or on the way: {reason}"
+    return f"{ERROR}: {reason}"
 
 
 def ask(
@@ -82,7 +79,7 @@ def answers(
             yield site, reply
     for site, missing in waiting.items():
         if missing:
-            dropped(site, f"no answer within {deadline:.0f} s")
+            dropped(site, f"{NO_ANSWER} {deadline:.0f} s")
 
 
 def checked(message: Message, kinds: Sequence[type[Reply]], requests: Sequence[Stamp]) -> Reply:

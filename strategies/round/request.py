@@ -1,13 +1,14 @@
 """What the curriculum passes to a strategy: the start of a task, and the request of one round."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
+from perennial.privacy.signed_sums import Signer
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
@@ -60,6 +61,8 @@ class RoundRequest:
     """L2 norm above which an update is dropped; None: the strategy's own."""
     observers: tuple[Observer, ...] = ()
     """See each reply that was aggregated, while its update is still there, and change nothing."""
+    signers: Mapping[str, Signer] = field(default_factory=dict)
+    """The signing keys of the sites that sign their sums."""
     weighing: "Weighing | None" = None
     """How the turns of a ring are valued; None: they are not."""
 

@@ -23,8 +23,6 @@ Counts = tuple[list[int], list[int]]
 
 Judge = Callable[[Mapping[str, Tensor], int], Scores]
 """(model, samples at most) -> its answers to the server's own samples."""
-Descent = Callable[[Mapping[str, Tensor], int, Sequence[int | None]], dict[str, Tensor]]
-"""(model, samples at most, samples of each class at a site) -> where the loss on these falls fastest."""
 
 
 class ReleaseRecord(Protocol):
@@ -51,7 +49,6 @@ class RunContext:
     the server has none.
     judge: the answers of given arrays to at most so many of these samples, the same ones in every call of a
     task; None where the server has none.
-    descent: of given arrays, by parameter, on the samples that judge takes; {} if none is of these classes.
     folder: where a strategy may keep a file of its own that a resumed run finds again.
     releases: the server's record of what sites are asked to release; None where nothing is protected.
     secret: of the run, which no site knows; None in simulation, where it is the experiment's seed and every
@@ -67,7 +64,6 @@ class RunContext:
     load: Callable[[Mapping[str, Tensor]], IncrementalModel]
     measure: Callable[[Mapping[str, Tensor]], Counts] | None
     judge: Judge | None = None
-    descent: Descent | None = None
     folder: Path | None = None
     releases: ReleaseRecord | None = None
     secret: int | None = None

@@ -2,8 +2,8 @@
 
 So the order in which replies arrive decides nothing.
 
-A median is moved by a minority of dishonest sites no further than to an honest site's figure, and what is
-bounded enters the next median as bounded.
+A median is moved by a minority of dishonest sites no further than to an honest site's figure. What is bounded
+counts as bounded when the next round's bounds are found.
 """
 
 from collections.abc import Iterable
@@ -12,27 +12,29 @@ from statistics import median
 from typing import Any
 
 from perennial.config.bounds import BoundsConfig
+from perennial.learning.analytic.influence import level
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.gate import Admitted, Rejected
 
-NORMS, SAMPLES, MET = "norms", "samples", "met"
+NORMS, COUNTS, MET = "norms", "counts", "met"
 
 
 @dataclass
 class RunningBounds:
-    """Bounds on updates that follow from the medians of earlier rounds.
+    """Bounds on updates: their length by earlier rounds' medians, their weight by the last round's counts.
 
-    state: a dict of the checkpoint, kept up to date here: medians of the latest rounds, and who met a bound.
+    state: a dict of the checkpoint, kept up to date here: median norms of the latest rounds, samples of each
+    site of the last one, and who met a bound.
     """
 
     config: BoundsConfig
     state: dict[str, Any]
 
     def __post_init__(self) -> None:
-        for name in (NORMS, SAMPLES):
-            self.state.setdefault(name, [])
+        self.state.setdefault(NORMS, [])
+        self.state.setdefault(COUNTS, {})
         self.state.setdefault(MET, {})
-        self._first: dict[str, float] = {}
+        self._first, self._first_counts = 0.0, dict[str, int]()
 
     @property
     def met(self) -> dict[str, dict[str, int]]:
@@ -41,13 +43,13 @@ class RunningBounds:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is no former round, so that the round's own replies set the medians."""
-        wanted = self.config.norm_multiple is not None or self.config.samples_multiple is not None
+        """Whether there is no former round, so that the round's own replies are what bounds follow from."""
+        wanted = self.config.norm_multiple is not None or self.config.most_share < 1
         return wanted and not self.state[NORMS]
 
     def see_all(self, replies: Iterable[Admitted]) -> None:
         """The replies of a first round, before any of them is bounded, or the first turns of a ring."""
-        self._first = _medians(replies)
+        self._first, self._first_counts = _told(replies)
 
     def touches(self, reply: Admitted) -> bool:
         """Whether a bound changes the reply, or drops it."""
@@ -61,11 +63,12 @@ class RunningBounds:
         above the bound that is to be dropped.
         """
         notes = list(reply.notes)
-        samples, most = reply.num_examples, self._most_samples(reply.site)
-        if most is not None and samples > most:
-            notes.append(f"claims {samples} samples, and counts as {most} (bounds)")
+        samples, most = reply.num_examples, self._most_samples(reply.site, reply.num_examples)
+        if samples > most:
+            key = "registered" if reply.site in self.config.registered else "share"
+            notes.append(f"has {samples} samples, and counts as {most} (bounds.{key})")
             reply = replace(reply, num_examples=most, capped=True)
-        limit = self._limit(NORMS, self.config.norm_multiple)
+        limit = self._longest
         if limit is None or reply.norm <= limit or not (scalable or self.config.on_norm == "drop"):
             return replace(reply, notes=tuple(notes))
         sentence = f"update: norm {reply.norm:.4g} is above {limit:.4g}, {self.config.norm_multiple:g} times "
@@ -78,7 +81,7 @@ class RunningBounds:
         return replace(reply, update=update, norm=limit, notes=tuple(notes), scaled=True)
 
     def round_done(self, replies: Iterable[Admitted]) -> None:
-        """Remember the medians of a round that came to something, and who met a bound.
+        """Remember the lengths and counts of a round that came to something, and who met a bound.
 
         replies: those in the model.
         """
@@ -88,35 +91,39 @@ class RunningBounds:
                 met = self._met(reply.site)
                 met["scaled"] += reply.scaled
                 met["capped"] += reply.capped
-        for name, value in _medians(replies).items():
-            self.state[name] = [*self.state[name], value][-self.config.window :]
-        self._first = {}
+        median_norm, counts = _told(replies)
+        if counts:
+            self.state[NORMS] = [*self.state[NORMS], median_norm][-self.config.window :]
+            self.state[COUNTS] = counts
+        self._first, self._first_counts = 0.0, {}
 
     def exceeds(self, norm: float) -> bool:
         """Whether an update of this norm is above the bound."""
-        limit = self._limit(NORMS, self.config.norm_multiple)
+        limit = self._longest
         return limit is not None and norm > limit
 
     def _met(self, site: str) -> dict[str, int]:
         return self.state[MET].setdefault(site, {"scaled": 0, "capped": 0})
 
-    def _most_samples(self, site: str) -> int | None:
+    def _most_samples(self, site: str, claimed: int) -> int:
         if site in self.config.registered:
             return self.config.registered[site]
-        limit = self._limit(SAMPLES, self.config.samples_multiple)
-        return None if limit is None else max(1, int(limit))
+        counts = self.state[COUNTS] or self._first_counts
+        others = [count for name, count in counts.items() if name != site]
+        # of two sites none can be cut, of three none may outweigh the other two
+        share = max(self.config.most_share, 1 / max(len(others), 1))
+        # the level of whole counts may come out a rounding below a whole number
+        return max(1, int(min(claimed, level([*others, claimed], share) + 1e-6)))
 
-    def _limit(self, name: str, multiple: float | None) -> float | None:
-        usual = max(self.state[name], default=self._first.get(name, 0.0))
+    @property
+    def _longest(self) -> float | None:
+        usual, multiple = max(self.state[NORMS], default=self._first), self.config.norm_multiple
         # if the median update is zero there is no size to compare with
         return multiple * usual if multiple is not None and usual > 0 else None
 
 
-def _medians(replies: Iterable[Admitted]) -> dict[str, float]:
-    honest = [reply for reply in replies if not reply.stand_in]
-    if not honest:
-        return {}
-    return {
-        NORMS: float(median(reply.norm for reply in honest)),
-        SAMPLES: float(median(reply.num_examples for reply in honest)),
-    }
+def _told(replies: Iterable[Admitted]) -> tuple[float, dict[str, int]]:
+    """(median norm, samples of each site) of the replies that sites sent themselves."""
+    sent = [reply for reply in replies if not reply.stand_in]
+    norms = [reply.norm for reply in sent]
+    return median(norms) if norms else 0.0, {reply.site: reply.num_examples for reply in sent}

@@ -1,13 +1,14 @@
 """The sums of a run: one exact total, and what each site sent, so that it can be withdrawn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.learning.analytic.files import PARTS, read_statistics_file, write_statistics
 from perennial.learning.analytic.statistics import Statistics
+from perennial.privacy.signed_sums import Signer, Statement
 from perennial.strategies.statistics.checks import check_exact
 
 FOLDER = "statistics"
@@ -20,29 +21,42 @@ class KeptSums:
     """The sums of features that a run holds.
 
     total: over all sites and tasks; None before the first.
-    contributions: task -> site -> {sha256, samples}; of sites that gave theirs together under masks, sha256
-    is of the sum and samples is 0.
+    contributions: task -> site -> {sha256, samples, statement}; of sites that gave theirs together under
+    masks, sha256 is of the sum and samples is 0. statement: what the site signed, where it did.
+    signers: whose keys sign sums, in the order in which they came.
     folder: where each site's own sums are kept; None: nowhere.
     """
 
     folder: Path | None = None
     total: Statistics | None = None
     contributions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    signers: list[Signer] = field(default_factory=list)
+
+    def signed_by(self, signers: Mapping[str, Signer]) -> tuple[Signer, ...] | None:
+        """The list of signers with those that are new, at its end; None where nobody signs."""
+        known = {signer.row for signer in self.signers}
+        self.signers += [signer for signer in signers.values() if signer.row not in known]
+        return tuple(self.signers) if signers else None
 
     def has(self, task: int, site: str) -> bool:
         return site in self.contributions.get(task, {})
 
-    def add(self, task: int, sites: Sequence[str], statistics: Statistics) -> None:
+    def add(
+        self, task: int, sites: Sequence[str], statistics: Statistics, statement: Statement | None = None
+    ) -> None:
         """Take in sums of one task, once.
 
         sites: one, or those that gave theirs together under masks; nobody knows one's part then.
+        statement: what the site signed of them.
         """
         alone = len(sites) == 1
         if self.folder is not None and alone:
-            facts = {"site": sites[0], "task": task}
+            facts: dict[str, Any] = {"site": sites[0], "task": task}
             write_statistics(self.folder / file_name(task, sites[0]), statistics, facts)
         self.total = statistics if self.total is None else self.total + statistics
         facts = {"sha256": statistics.sha256, "samples": statistics.samples if alone else 0}
+        if statement is not None:
+            facts["statement"] = asdict(statement)
         self.contributions.setdefault(task, {}).update(dict.fromkeys(sites, facts))
 
     def take_back(self, site: str) -> Statistics:
@@ -68,6 +82,11 @@ class KeptSums:
     def contributions_of(self, site: str) -> dict[int, dict[str, Any]]:
         """task -> {sha256, samples} of what a site gave."""
         return {task: sites[site] for task, sites in sorted(self.contributions.items()) if site in sites}
+
+    @property
+    def given(self) -> dict[str, list[str]]:
+        """task -> the sites whose sums of it are there."""
+        return {str(task): sorted(sites) for task, sites in self.contributions.items()}
 
     def kept(self, task: int, site: str) -> Statistics:
         """One site's own sums of one task. Raises StateError where they were not kept."""
@@ -96,12 +115,15 @@ class KeptSums:
             check_exact(remaining[task])
         return remaining
 
-    def replace(self, site: str, remaining: Mapping[int, Statistics]) -> None:
-        """From now on a site has given these sums; the files follow with keep_again."""
+    def replace(
+        self, site: str, remaining: Mapping[int, Statistics], statements: Mapping[int, Statement]
+    ) -> None:
+        """From now on a site has given these sums, and signed this; the files follow with keep_again."""
         for task, statistics in remaining.items():
             assert self.total is not None
             self.total = self.total - self.kept(task, site) + statistics
-            self.contributions[task][site] = {"sha256": statistics.sha256, "samples": statistics.samples}
+            facts = {"sha256": statistics.sha256, "samples": statistics.samples}
+            self.contributions[task][site] = facts | {"statement": asdict(statements[task])}
 
     def keep_again(self, site: str, group: Mapping[int, Statistics]) -> None:
         """Take a group's sums out of the kept files too, where they are not out already."""
@@ -133,7 +155,8 @@ class KeptSums:
     def state(self, name: str) -> dict[str, Any]:
         """As load takes it: tensors and JSON-able values."""
         state: dict[str, Any] = {
-            f"{name}-given": {str(task): sites for task, sites in self.contributions.items()}
+            f"{name}-given": {str(task): sites for task, sites in self.contributions.items()},
+            f"{name}-signers": [astuple(signer) for signer in self.signers],
         }
         if self.total is not None:
             state |= {f"{name}-{part}": getattr(self.total, part) for part in PARTS}
@@ -144,6 +167,7 @@ class KeptSums:
         """Restore state()."""
         given = state.get(f"{name}-given", {})
         self.contributions = {int(task): dict(sites) for task, sites in given.items()}
+        self.signers = [Signer(*row) for row in state.get(f"{name}-signers", ())]
         self.total = None
         if f"{name}-classes" in state:
             gram, sums, counts = (state[f"{name}-{part}"].cpu() for part in PARTS)

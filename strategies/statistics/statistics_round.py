@@ -1,5 +1,6 @@
 """Asks sites for their sums, in one exchange for each task, and for the counts and choices around it."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from perennial.learning.analytic.solve import LinearHead
 from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.privacy.noised_sums import SumsNoise
 from perennial.privacy.secure.server_session import NotEnough
+from perennial.privacy.signed_sums import Signer, Statement, lists
 from perennial.protocol.messages import (
     ClassCountsReply,
     ClassCountsRequest,
@@ -53,6 +55,10 @@ class StatisticsRound:
     """On each site's sums, where there is any."""
     masked: MaskedSums | None = None
     """Through which everything is asked under `secure`."""
+    signers: tuple[Signer, ...] | None = None
+    """Whose keys sign sums, in the order in which they came; None: no statements are asked for."""
+    statements: dict[tuple[int, str], Statement] = field(default_factory=dict)
+    """(task, site) -> what it signed of its sums, of those that came in this round."""
     failed: set[str] = field(default_factory=set)
 
     def statistics(
@@ -70,7 +76,9 @@ class StatisticsRound:
             self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self.dropped, check
         )
         for site, reply in replies:
-            yield site, read_statistics(reply.statistics, self.form, classes)
+            found = read_statistics(reply.statistics, self.form, classes)
+            if weights is not None or self._signed(site, reply, found):
+                yield site, found
 
     def __post_init__(self) -> None:
         if self.masked is not None:
@@ -160,11 +168,42 @@ class StatisticsRound:
 
         deadline = self.request.deadline
         for site, reply in awaited.arrived(self.grid, self.exchange, deadline, check, self.dropped):
-            task = reply.of_task
-            yield task, site, read_statistics(reply.statistics, self.form, classes_of(task))
+            found = read_statistics(reply.statistics, self.form, classes_of(reply.of_task))
+            if self._signed(site, reply, found):
+                yield reply.of_task, site, found
 
     def _request(self, task: int, weights: list[int] | None) -> StatisticsRequest:
-        return StatisticsRequest(**self._stamp, of_task=task, features=self.features, weights=weights)
+        rows = None if weights is not None or self.signers is None else [key.row for key in self.signers]
+        return StatisticsRequest(
+            **self._stamp, of_task=task, features=self.features, weights=weights, signers=rows
+        )
+
+    def _signed(self, site: str, reply: StatisticsReply, found: Statistics) -> bool:
+        """Whether a site signed these sums for this run, where it is asked to; else it is dropped by name."""
+        if self.signers is None:
+            return True
+        try:
+            statement = Statement.from_json(json.loads(reply.statement or "null"))
+            stamp, listed = self.request.stamp, lists(key.row for key in self.signers)
+            expected = (site, stamp.run, stamp.experiment, stamp.class_order, reply.of_task, self.features)
+            told = (
+                statement.site,
+                statement.run,
+                statement.experiment,
+                statement.class_order,
+                statement.task,
+            )
+            if (*told, statement.features) != expected or statement.signers not in listed:
+                raise ValueError("of another run, task or list of signers")
+            if f"{site} {statement.key}" not in {key.row for key in self.signers} or not statement.signed:
+                raise ValueError("its signature is not the site's")
+            if not statement.is_of(found.sha256):
+                raise ValueError("of other sums")
+        except (ValueError, RecursionError) as error:
+            self.dropped(site, f"StatisticsReply: statement: {error}")
+            return False
+        self.statements[reply.of_task, site] = statement
+        return True
 
     def _check(self, reply: StatisticsReply, task: int, classes: range, weights: list[int] | None) -> None:
         if (reply.of_task, reply.features) != (task, self.features):
@@ -199,14 +238,18 @@ class StatisticsRound:
         total = torch.zeros(known, dtype=torch.int64)
         # one object for all sites, so that it is serialised once
         message = self._comparison(heads)
-        for right, samples in self._compared(dict.fromkeys(self.request.sites, message)).values():
-            correct += right
-            total += samples
-        return correct, total
 
-    def answers_of_each(self, heads: Mapping[str, Sequence[LinearHead]]) -> dict[str, tuple[Tensor, Tensor]]:
-        """right_answers of each site that answers, to heads of its own."""
-        return self._compared({site: self._comparison(own) for site, own in heads.items()})
+        def check(reply: CompareHeadsReply) -> None:
+            if len(reply.total) != known or len(reply.correct) != known * len(heads):
+                raise ProtocolError(f"CompareHeadsReply: expected {len(heads)} times {known} counts")
+            if any(right > reply.total[place % known] for place, right in enumerate(reply.correct)):
+                raise ProtocolError("CompareHeadsReply: more right answers than samples")
+
+        found = self._ask(CompareHeadsReply, message, self._asked(list(self.request.sites)), check)
+        for reply in found.values():
+            correct += torch.tensor(reply.correct).view(len(heads), known)
+            total += torch.tensor(reply.total)
+        return correct, total
 
     def _comparison(self, heads: Sequence[LinearHead]) -> CompareHeadsRequest:
         tensors = [head.tensors() for head in heads]
@@ -218,25 +261,6 @@ class StatisticsRound:
                 bias=torch.stack([tensor["head.bias"] for tensor in tensors]),
             ),
         )
-
-    def _compared(self, messages: Mapping[str, CompareHeadsRequest]) -> dict[str, tuple[Tensor, Tensor]]:
-        known = self.request.stamp.num_classes
-        count = len(next(iter(messages.values())).heads["bias"]) if messages else 0
-
-        def check(reply: CompareHeadsReply) -> None:
-            if len(reply.total) != known or len(reply.correct) != known * count:
-                raise ProtocolError(f"CompareHeadsReply: expected {count} times {known} counts")
-            if any(right > reply.total[place % known] for place, right in enumerate(reply.correct)):
-                raise ProtocolError("CompareHeadsReply: more right answers than samples")
-
-        nodes = self._asked(list(messages))
-        requests = [(site, node, messages[site]) for site, node in nodes.items()]
-        deadline = self.request.deadline
-        found = ask(self.grid, self.exchange, requests, CompareHeadsReply, deadline, self.dropped, check)
-        return {
-            site: (torch.tensor(reply.correct).view(count, known), torch.tensor(reply.total))
-            for site, reply in found.items()
-        }
 
     def _masked_answers(self, message: CompareHeadsRequest, heads: int) -> tuple[Tensor, Tensor]:
         assert self.masked is not None

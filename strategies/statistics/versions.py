@@ -18,8 +18,12 @@ FOLDER = "versions"
 def keep_version(folder: Path, round_number: int, head: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
     """Write one version, whole or not at all. folder: the run's. facts: JSON-able."""
     make_folder(folder / FOLDER)
-    path = folder / FOLDER / f"round-{round_number:06d}.safetensors"
-    replace_file(path, pieces(head, {"facts": json.dumps(facts)}))
+    replace_file(version_path(folder, round_number), pieces(head, {"facts": json.dumps(facts)}))
+
+
+def version_path(folder: Path, round_number: int) -> Path:
+    """Of one version's head. folder: the run's."""
+    return folder / FOLDER / f"round-{round_number:06d}.safetensors"
 
 
 def version_facts(path: Path) -> dict[str, Any]:

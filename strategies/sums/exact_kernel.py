@@ -7,12 +7,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from perennial.strategies.sums.exact_loops import Loops
-
 
 @njit(nogil=True, boundscheck=False)
 def add_steps(steps: NDArray[np.int64], values: NDArray[Any], weight: float, anchor: float) -> None:
-    """See Loops."""
+    """See Loops in exact_loops.py."""
     for index in range(steps.size):
         steps[index] += np.float64(np.float64(values[index]) * weight + anchor).view(np.int64)
 
@@ -41,13 +39,13 @@ def add_four(
 def add_mean(
     reference: NDArray[Any], steps: NDArray[np.int64], offset: int, scale: float, out: NDArray[Any]
 ) -> None:
-    """See Loops."""
+    """See Loops in exact_loops.py."""
     for index in range(steps.size):
         out[index] = reference[index] + np.float64(steps[index] - offset) * scale
 
 
 class CompiledLoops:
-    """`Loops` of this module, compiled for the arrays of messages and models."""
+    """The `Loops` of exact_loops.py, compiled for the arrays of messages and models."""
 
     add_mean = staticmethod(add_mean)
 
@@ -67,7 +65,7 @@ class CompiledLoops:
             add_steps(steps, row, weight, anchor)
 
 
-def compiled_loops() -> Loops:
+def compiled_loops() -> CompiledLoops:
     """The loops, compiled now, for arrays that PyTorch hands out."""
     steps, out = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
     values = np.zeros(1, dtype=np.float32)

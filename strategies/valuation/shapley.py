@@ -5,7 +5,7 @@ truncation: Ghorbani and Zou 2019 (arXiv 1904.02868).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -111,3 +111,14 @@ def shares(marginals: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray,
         root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
         low, high = (b - root) / a, (b + root) / a
     return share, low, high
+
+
+def over_judges(values: Sequence[float]) -> tuple[float | None, float, float | None]:
+    """(low, mean, high) of what several judges say: Student's 95 % interval; None with one judge."""
+    from scipy.special import stdtrit  # by use, as above
+
+    count, mean = len(values), float(np.mean(values))
+    if count < 2:
+        return None, mean, None
+    half = float(stdtrit(count - 1.0, 0.975)) * float(np.std(values, ddof=1)) / count**0.5
+    return mean - half, mean, mean + half

@@ -6,14 +6,17 @@ Shapley values and leave-one-out are exact where every coalition is solved for.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError, DataError
-from perennial.learning.analytic.solve import LinearHead, Sums, solve
+from perennial.learning.analytic.cross_site import added, best_shrinkage, error_of_all
+from perennial.learning.analytic.solve import LinearHead, Sums, ridge, solve
 from perennial.learning.analytic.statistics import Statistics
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.statistics.cross_site import sums_by_site
 from perennial.strategies.statistics.kept import KeptSums
 from perennial.strategies.valuation.shapley import Value
 
@@ -63,6 +66,36 @@ class Solved:
         return total
 
 
+class JudgedBySites:
+    """The same sums judged by each other: a coalition's head on the records of a site that is not in it.
+
+    Heads are ridge, whatever the run's own, with one shrinkage that cross-validation chooses from the sums of
+    all; features beyond 1,024 are projected. The worth of a coalition for a site is 1 - the squared error of
+    the head without that site's own sums, summed over all classes: 0 of nobody's model.
+    """
+
+    def __init__(self, kept: KeptSums, classes: int) -> None:
+        """Raises DataError where there are no sums; StateError where a site's own were not kept."""
+        self._sums = sums_by_site(kept, range(classes))
+        self.sites = sorted(self._sums)
+        self._shrinkage = best_shrinkage(added(list(self._sums.values())))
+        self._errors: dict[frozenset[int], list[float]] = {frozenset(): [1.0] * len(self.sites)}
+
+    def values(self) -> list[Value]:
+        """For each site as the judge: from players to the worth of their model for it."""
+        return [partial(self._worth, judge) for judge in range(len(self.sites))]
+
+    def _worth(self, judge: int, members: frozenset[int]) -> float:
+        others = members - {judge}
+        if others not in self._errors:
+            total = added([self._sums[self.sites[member]] for member in sorted(others)])
+            head = ridge(total, self._shrinkage)
+            self._errors[others] = [
+                error_of_all(head, self._sums[site], total.counts > 0) for site in self.sites
+            ]
+        return 1 - self._errors[others][judge]
+
+
 def require_closed_form(
     has_one: bool, base: IncrementalStrategy, estimator: str, utility: str | None
 ) -> None:
@@ -95,5 +128,5 @@ def require_affordable(solves: int, width: int) -> None:
     if seconds > MOST_SECONDS:
         raise ConfigError(
             f"strategy: {solves} solves of {width} features would take about {seconds / 3600:.1f} h; allowed "
-            "an hour: fewer sites, features, permutations or kappas"
+            "an hour: fewer sites, features, or permutations"
         )

@@ -1,4 +1,4 @@
-"""Every table of the papers has one here; those at the papers' size are whole and start only when asked."""
+"""Each paper's claims stand in one table; tables of a paper's size are whole and start only when asked."""
 
 from pathlib import Path
 
@@ -7,8 +7,11 @@ from typer.testing import CliRunner
 
 from perennial.benchmarks.__main__ import app
 from perennial.benchmarks.grid import jobs
-from perennial.benchmarks.paper_tables import PAPER_TABLES, PaperTable, coverage
-from perennial.benchmarks.table import Table, tables
+from perennial.benchmarks.paper_claims import Claim, judge
+from perennial.benchmarks.paper_tables import PAPERS, UNTESTED, paper_of, papers_table
+from perennial.benchmarks.power import Estimate
+from perennial.benchmarks.table import EXPERIMENTS, tables
+from perennial.config.experiment import load_experiment
 
 FOUND = tables()
 SAMPLES_LIMITS: dict[str, set[int | None]] = {
@@ -18,9 +21,15 @@ SAMPLES_LIMITS: dict[str, set[int | None]] = {
 """Tables with rows on a part of the data: FedPerC's, as in the paper, and one with rows of both sizes."""
 
 
-@pytest.mark.parametrize("each", PAPER_TABLES, ids=lambda each: f"{each.paper} {each.label}")
-def test_a_table_of_a_paper_has_one_here_at_cpu_size(each: PaperTable) -> None:
-    assert each.found(FOUND, "cpu")
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_paper_has_an_experiment_as_published_and_tables_of_both_sizes(paper: str) -> None:
+    load_experiment(EXPERIMENTS / f"{paper}_as_published.yaml")
+    assert {table.scale for name, table in FOUND.items() if paper_of(name) == paper} == {"cpu", "paper"}
+
+
+def test_untested_claims_name_tables_that_are_there() -> None:
+    named = {word for each in UNTESTED for word in each.why.split("`")[1::2]}
+    assert named and named <= FOUND.keys()
 
 
 @pytest.mark.parametrize("name", [name for name, table in FOUND.items() if table.scale == "paper"])
@@ -32,22 +41,39 @@ def test_a_table_at_the_papers_size_is_whole(name: str) -> None:
     assert limits == SAMPLES_LIMITS.get(name, {None})
 
 
-def test_a_table_at_the_papers_size_tells_its_cost_and_waits_to_be_asked(tmp_path: Path) -> None:
+def test_a_table_at_the_papers_size_waits_to_be_asked(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["tricon_sf_ham10000_paper", "--results", str(tmp_path)])
+    assert refused.exit_code != 0
+    assert "--scale paper" in refused.output + str(refused.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_table_at_the_papers_size_tells_its_cost(tmp_path: Path) -> None:
     name = "tricon_sf_ham10000_paper"
     missing = Path(FOUND[name].rows[0].load(1).data.path or "")
     if not missing.exists():
         pytest.skip(f"needs {missing.name}")
     told = CliRunner().invoke(app, [name, "--results", str(tmp_path), "--estimate"])
     assert f"{len(jobs(FOUND[name]))} runs, about" in told.output
-    refused = CliRunner().invoke(app, [name, "--results", str(tmp_path)])
-    assert refused.exit_code != 0
-    assert "--scale paper" in refused.output + str(refused.exception)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_page_lists_both_sizes() -> None:
-    lines = list(
-        coverage({"pp_fcil_digits": Table("small", []), "fedperc_x": Table("large", [], scale="paper")})
-    )
-    assert "| PP-FCIL | table 4 | without each part | `pp_fcil_digits` | none |" in lines
-    assert any(line.endswith("| none | `fedperc_x` |") for line in lines)
+def test_a_claim_is_one_line_over_its_tables_and_one_taken_off_says_what_it_would_take() -> None:
+    claim = Claim("parts help (table 4)", "with", "without", "accuracy")
+    runs = [
+        {"row": row, "seed": seed, "measures": {"accuracy": share}}
+        for seed in range(5)
+        for row, share in (("with", 0.9 + seed / 1000), ("without", 0.5))
+    ]
+    [verdict] = judge([(claim, runs)])
+    off = Estimate("pp_fcil_b", claim.text, "undecided", 40.2, 0.2, 5, 77, 1.0)
+    tested = [
+        ("pp_fcil_a", claim, runs, verdict),
+        ("pp_fcil_b", claim, runs, None),
+        ("robust_c", claim, runs, verdict),
+    ]
+    [line] = [line for line in papers_table(tested, {("pp_fcil_b", claim.text): off}) if claim.text in line]
+    assert "**holds** ([pp_fcil_a](../benchmarks/results/pp_fcil_a.md) 90.2 against 50.0, +40.2 (" in line
+    assert "**undecided**, would take 77 seeds ([pp_fcil_b]" in line
+    assert "robust_c" not in line

@@ -66,9 +66,9 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     ran: list[tuple[str, int]] = []
     run = grid.run_job
 
-    def counted(experiment: Path, row: Row, seed: int, device: str) -> grid.Ran:
+    def counted(experiment: Path, row: Row, seed: int, device: str, kept: Path | None) -> grid.Ran:
         ran.append((row.label, seed))
-        return run(experiment, row, seed, device)
+        return run(experiment, row, seed, device, kept)
 
     monkeypatch.setattr(grid, "run_job", counted)
     results = tmp_path / "results"

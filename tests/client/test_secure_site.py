@@ -12,7 +12,8 @@ import yaml
 from perennial.benchmarks.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
 from perennial.cli.check import check_command
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
-from perennial.client.secure_state import SecureState, own_fingerprint, own_identity
+from perennial.client.secure_state import SecureState, own_identity
+from perennial.client.signing import own_key
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
@@ -63,8 +64,8 @@ def test_site_refuses_less_than_it_demands() -> None:
 
 
 def test_identity_lasts_and_a_damaged_one_is_named(tmp_path: Path) -> None:
-    first = own_fingerprint(tmp_path)
-    assert own_fingerprint(tmp_path) == first == fingerprint(signing_key(own_identity(tmp_path)))
+    first = own_key(tmp_path)
+    assert own_key(tmp_path) == first == signing_key(own_identity(tmp_path))
     (tmp_path / "secure" / "identity.key").write_bytes(b"short")
     with pytest.raises(StateError, match="identity.key"):
         own_identity(tmp_path)

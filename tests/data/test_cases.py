@@ -23,7 +23,7 @@ from perennial.data.sources import load
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
-from perennial.server.external import judge, outside_data
+from perennial.server.external import Outside, judge, outside_data
 
 SIZE = (12, 16)
 MAP: dict[str, Any] = {
@@ -157,7 +157,9 @@ def test_a_model_of_cases_predicts_a_folder_of_images(finished: Path, tmp_path: 
 
 def test_labelled_data_from_outside_are_judged_by_case(finished: Path, tmp_path: Path) -> None:
     saved = load_run(finished).model.saved
-    measures = judge(saved, outside_data(saved, paint(tmp_path / "other", 20, first=1000), ()), "other")
+    measures = judge(
+        Outside.read(saved, outside_data(saved, paint(tmp_path / "other", 20, first=1000), ()), "other")
+    )
     assert measures.samples == 20
 
 

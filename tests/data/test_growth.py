@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.client.learnt import FOLDER, learnt_hashes
+from perennial.client.learnt import read_noted
 from perennial.foundation.errors import PerennialError, StateError
 
 MEMORY = {"selection": "random", "per_class": 4}
@@ -82,9 +82,9 @@ def test_a_folder_with_a_new_class_goes_on_by_itself_and_again(tmp_path: Path) -
 
 def test_new_records_of_known_classes_are_learnt_with_the_next_new_class(tmp_path: Path) -> None:
     run = start(tmp_path, memory=MEMORY)
-    folders = sorted(run.glob(f"sites/*/runs/*/{FOLDER}"))
-    known = learnt_hashes(folders, 3)
-    assert len(folders) == 2 and 60 < len(known) < 120
+    folders = sorted(run.glob("sites/*/runs/*"))
+    known = read_noted(folders, 3)
+    assert len(folders) == 2 and len(known) == 120 and 60 < (known.part == 0).sum() < 110
     images(tmp_path / "images", "a", 20, first=30)
     text = invoke("check", "--resume", run)
     alone = (
@@ -101,29 +101,91 @@ def test_new_records_of_known_classes_are_learnt_with_the_next_new_class(tmp_pat
     assert "there is no new class and no new record" in invoke("check", "--resume", run)
 
 
-def test_closed_form_says_of_new_records_that_its_sums_lack_them(tmp_path: Path) -> None:
-    images(tmp_path / "images", "abcd", 30)
-    data = {"source": "folder", "path": str(tmp_path / "images"), "color": "gray", "sites": 2}
+def closed_form(folder: Path, **strategy: Any) -> Path:
+    """A run of two sites that exist, in closed form: A with classes a and b, B with b and c."""
+    for site, classes in (("A", "ab"), ("B", "bc")):
+        images(folder / "images" / site, classes, 25, first=0 if site == "A" else 100)
+    data = {"source": "folder", "path": str(folder / "images"), "color": "gray"}
+    data |= {"partition": {"kind": "natural"}, "validation_fraction": 0.2}
     content = {
-        **{"name": "growing", "data": data, "tasks": {"count": 2, "rounds": 1}, "strategy": "analytic"},
+        **{"name": "growing", "data": data, "tasks": {"count": 1, "rounds": 1}},
         "model": {"name": "features", "features": [{"name": "random", "width": 40}]},
+        "strategy": {"name": "analytic", **strategy},
     }
-    path = tmp_path / "growing.yaml"
+    path = folder / "growing.yaml"
     path.write_text(yaml.safe_dump(content))
-    run = tmp_path / "runs" / "growing"
-    invoke("run", path, "--runs", tmp_path / "runs")
-    assert "there is no new class and no new record" in invoke("check", "--resume", run)
-    images(tmp_path / "images", "a", 20, first=30)
-    for command in ("check", "run"):
-        told = invoke(command, "--resume", run)
-        assert "nothing is learnt; closed form adds up the records of a task once" in told
-    images(tmp_path / "images", "e", 30)
+    invoke("run", path, "--runs", folder / "runs")
+    return folder / "runs" / "growing"
+
+
+def test_each_change_of_records_is_named_and_closed_form_adds_and_subtracts_these(tmp_path: Path) -> None:
+    run, site = closed_form(tmp_path), tmp_path / "images" / "B"
+    told = invoke("check", "--resume", run)
+    assert "there is no new class and no new record" in told
+    before = summary(run)
+    kept = run / "statistics" / "A-task-0001.safetensors"
+    written = kept.stat().st_mtime_ns
+    images(site, "c", 6, first=200)
+    (site / "b" / "100.png").rename(site / "c" / "corrected.png")
+    (site / "b" / "101.png").rename(site / "b" / "moved.png")
+    (site / "b" / "102.png").unlink()
+    shutil.copy(site / "b" / "103.png", site / "b" / "twice.png")
+    told = invoke("check", "--resume", run)
+    for words in (
+        "6 records of known classes are new: B/c/200.png (c)",
+        "1 records of known classes are known with another class: B/c/corrected.png (b, now c)",
+        "1 records of known classes are known from another place: B/b/moved.png (b)",
+        "1 records of known classes are there no more: one of b",
+        "1 records of known classes are there more than once: B/b/twice.png (b)",
+        "sums of 1 sites (B) change, and they alone are asked again",
+    ):
+        assert words in told, told
+    assert summary(run) == before, "check changes nothing"
+    assert "sums of 1 sites (B) change" in invoke("run", "--resume", run)
+    after = summary(run)
+    assert kept.stat().st_mtime_ns == written, "A was asked for nothing"
+    invoke("run", tmp_path / "growing.yaml", "--runs", tmp_path / "anew")
+    anew = summary(tmp_path / "anew" / "growing")
+    assert after["analytic"]["sums_sha256"] == anew["analytic"]["sums_sha256"]
+    assert after["analytic"]["sums_sha256"] != before["analytic"]["sums_sha256"]
+    assert after["model_sha256"] == anew["model_sha256"]
+    assert after["accuracy_matrix"] == anew["accuracy_matrix"]
+    assert "there is no new class and no new record" not in invoke("check", "--resume", run), "twice is said"
+    assert "sums of" not in invoke("run", "--resume", run)
+
+
+def test_a_correction_comes_with_a_new_class_and_a_new_site_too(tmp_path: Path) -> None:
+    run = closed_form(tmp_path)
+    (tmp_path / "images" / "A" / "a" / "1.png").unlink()
+    images(tmp_path / "images" / "A", "d", 25)
+    images(tmp_path / "images" / "C", "a", 25, first=300)
     told = invoke("check", "--resume", run)
     assert (
-        "would learn task 3: e" in told and "new records of known classes would not be learnt: closed" in told
+        "site 'C' is new" in told
+        and "would learn task 2: d" in told
+        and "are there no more: one of a" in told
     )
-    assert "nothing is learnt" not in invoke("run", "--resume", run)
-    assert summary(run)["tasks"][-1] == ["e"]
+    invoke("run", "--resume", run)
+    stored = summary(run)
+    assert stored["tasks"][-1] == ["d"] and stored["analytic"]["samples"] > 0
+    data = yaml.safe_load((run / "experiment.yaml").read_text())
+    (tmp_path / "anew.yaml").write_text(yaml.safe_dump(data | {"name": "anew"}))
+    content = yaml.safe_load((tmp_path / "anew.yaml").read_text())
+    content["tasks"].pop("learnt")
+    (tmp_path / "anew.yaml").write_text(yaml.safe_dump(content))
+    invoke("run", tmp_path / "anew.yaml", "--runs", tmp_path / "runs")
+    assert stored["analytic"]["sums_sha256"] == summary(tmp_path / "runs" / "anew")["analytic"]["sums_sha256"]
+
+
+def test_where_no_site_s_part_can_be_taken_out_it_is_said(tmp_path: Path) -> None:
+    run = closed_form(tmp_path, keep_sites=False)
+    images(tmp_path / "images" / "A", "a", 20, first=30)
+    for command in ("check", "run"):
+        told = invoke(command, "--resume", run)
+        assert "nothing is learnt; no site's part can be taken out of these sums" in told
+    images(tmp_path / "images" / "A", "e", 30)
+    told = invoke("check", "--resume", run)
+    assert "would learn task 2: e" in told and "new records of known classes would not be learnt: no" in told
 
 
 def test_old_data_are_not_needed_where_nothing_is_replayed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from perennial.deploy.certificates import Issued, make_authority, make_server, r
 from perennial.deploy.federation import Federation, create_operator_folder
 from perennial.deploy.handshake import Unreachable, check_handshake, split_address
 from perennial.foundation.errors import ConfigError, StateError
+from tests.connect_proxy import connect_proxy
 
 
 @contextmanager
@@ -201,3 +202,33 @@ def test_a_file_without_a_certificate_is_named(tmp_path: Path) -> None:
     path.write_text("not PEM")
     with pytest.raises(StateError, match=r"ca\.crt: holds no PEM certificate"):
         read_validity(path)
+
+
+def test_the_handshake_goes_by_the_proxy_that_grpc_would_take(
+    tmp_path: Path, authority: Issued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(authority, ["localhost"], 30)
+    with serving(tmp_path, server) as address, connect_proxy() as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        check_handshake(address, tmp_path / "ca.crt")
+        assert proxy.asked == [address]
+        monkeypatch.setenv("no_proxy", "example.org,localhost")
+        check_handshake(address, tmp_path / "ca.crt")
+        assert proxy.asked == [address]
+    monkeypatch.delenv("no_proxy")
+    with pytest.raises(Unreachable, match=rf"no connection through {proxy.url}"):
+        check_handshake(address, tmp_path / "ca.crt")
+
+
+def test_a_proxy_that_opens_tls_is_named_as_a_cause(
+    tmp_path: Path, authority: Issued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proxy").mkdir()
+    opened = make_server(make_authority("inspection"), ["localhost"], 30)
+    with (
+        serving(tmp_path / "proxy", opened) as inside,
+        connect_proxy(("localhost", int(inside.rpartition(":")[2]))) as proxy,
+    ):
+        monkeypatch.setenv("https_proxy", proxy.url)
+        with pytest.raises(StateError, match="not signed by the authority.*proxy that opens TLS"):
+            check_handshake("localhost:9092", tmp_path / "ca.crt")

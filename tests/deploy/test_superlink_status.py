@@ -19,18 +19,25 @@ from perennial.deploy.superlink_status import (
     read_superlink_status,
 )
 from perennial.foundation.heartbeat import SILENT_AFTER
-from perennial.live.notices import SUPERLINK, Notices
+from perennial.live.diagnosis import of_run, of_superlink
+from perennial.live.notices import FEDERATION, Notices
 from perennial.live.run_state import RunState
-from perennial.live.warnings import superlink_warnings, warnings_of
 from tests.live_pages import ask, events_of, going_on, operator_pages, until
 
 YEAR = 365 * 86_400.0
 
 
-def said(runs: Path, sites: dict[str, float | None], ends: float | None = None, silence: float = 0.0) -> None:
+def said(
+    runs: Path,
+    sites: dict[str, float | None],
+    ends: float | None = None,
+    silence: float = 0.0,
+    others: dict[str, str] | None = None,
+) -> None:
     """The SuperLink has said this, so many seconds ago."""
     runs.mkdir(exist_ok=True)
     content = {"certificate_ends": time.time() + YEAR if ends is None else ends, "sites": sites}
+    content |= {"others": others or {}}
     (runs / STATUS).write_text(json.dumps(content))
     os.utime(runs / STATUS, (time.time() - silence, time.time() - silence))
 
@@ -101,7 +108,7 @@ def test_the_overview_says_that_the_superlink_is_dead_and_who_is_silent(tmp_path
     with operator_pages(tmp_path) as address:
         page = ask(address).body
         assert "The SuperLink serves; 1 of 2 registered sites connected." in page
-        assert "&lt;b&gt;linz is not connected." in page and "perennial site check" in page
+        assert "No sign of life of the SuperNode of &lt;b&gt;linz." in page and "perennial site check" in page
         metrics = ask(f"{address}/metrics").body
         assert "perennial_superlink_up 1.0" in metrics
         assert 'perennial_site_connected{site="graz"} 1.0' in metrics
@@ -110,7 +117,7 @@ def test_the_overview_says_that_the_superlink_is_dead_and_who_is_silent(tmp_path
         assert "docker compose up -d superlink" in ask(address).body
         assert "perennial_superlink_up 0.0" in ask(f"{address}/metrics").body
         (event,) = events_of(f"{address}/events?v=0", 1)
-        assert "gives no sign of life" in event["superlink"], "as it changes, too"
+        assert "gives no sign of life" in event["warnings"], "as it changes, too"
 
 
 def test_a_simulation_has_no_superlink(tmp_path: Path) -> None:
@@ -125,38 +132,37 @@ def test_a_running_run_names_a_site_that_fell_silent_and_a_dead_superlink(tmp_pa
         state = RunState(run.folder)
         state.read()
         assert {site.name: site.status for site in state.sites()} == {"graz": "training", "linz": "silent"}
-        texts = [warned.text for warned in warnings_of(state)]
-        assert texts == ["linz is not connected."]
+        assert [(fault.kind, fault.site) for fault in of_run(state)] == [("silent", "linz")]
         said(tmp_path, {"graz": None, "linz": 1.0}, silence=SILENT_AFTER + 1)
         state.read()
-        first = warnings_of(state)[0]
-        assert first.kind == "superlink" and first.grade == "critical" and "start it" in first.remedy
+        assert state.superlink is not None
+        (first,) = of_superlink(state.superlink)
+        assert first.kind == "superlink" and first.grade == "critical"
         assert state.site("linz", False).status == "training", "what a dead SuperLink said last holds no more"
 
 
 @pytest.mark.parametrize(
     ("days", "grade", "words"),
-    [(-0.1, "critical", "has expired"), (1.5, "warning", "expires in 1 day."), (31.0, "", "")],
+    [(-0.1, "critical", "has expired"), (1.5, "warning", "expires within 30 days."), (31.0, "", "")],
 )
 def test_the_end_of_the_certificate_is_told_in_time(days: float, grade: str, words: str) -> None:
     status = SuperLinkStatus(0.0, time.time() + days * 86_400, {})
-    found = list(superlink_warnings(status))
-    assert [warned.grade for warned in found] == [grade] * bool(grade)
-    assert all(words in warned.text and "perennial deploy rotate" in warned.remedy for warned in found)
+    found = list(of_superlink(status))
+    assert [fault.grade for fault in found] == [grade] * bool(grade)
+    assert all(words in fault.said and "perennial deploy rotate" in fault.turn for fault in found)
 
 
 def test_each_cause_is_told_once_and_again_after_it_was_gone() -> None:
     sent: list[dict[str, Any]] = []
     notices = Notices([sent.append])
     good, ends = SuperLinkStatus(0.0, time.time() + YEAR, {"linz": None}), time.time() + YEAR
-    for silence in (9.0, 12.0, 15.0):
-        notices.take_superlink(SuperLinkStatus(silence, ends, {"linz": 1.0}))
-    notices.take_superlink(good)
-    notices.take_superlink(SuperLinkStatus(0.0, ends, {"linz": 1.0}))
-    notices.take_superlink(SuperLinkStatus(0.0, ends, {"linz": 1.0}))
+    gone = SuperLinkStatus(0.0, ends, {"linz": 1.0})
+    dead = [SuperLinkStatus(silence, ends, {"linz": 1.0}) for silence in (9.0, 12.0, 15.0)]
+    for status in (*dead, good, gone, gone):
+        notices.take(FEDERATION, of_superlink(status))
     until(lambda: len(sent) >= 2)
     time.sleep(0.1)
     assert [(notice["run"], notice["kind"]) for notice in sent] == [
-        (SUPERLINK, "superlink"),
-        (SUPERLINK, "offline"),
+        (FEDERATION, "superlink"),
+        (FEDERATION, "silent"),
     ]

@@ -18,7 +18,8 @@ from perennial.config.approval import Approval
 from perennial.deploy import supernode_process
 from perennial.deploy.supernode_process import expire_token, refuse_unapproved_apps, send_whole_replies
 from perennial.engine.grid import set_task_identity
-from perennial.strategies.round.queries import NOT_APPROVED, describe_error
+from perennial.foundation.errors import NOT_APPROVED
+from perennial.strategies.round.queries import describe_error
 
 PARTS = [b"first part", b"second part"]
 

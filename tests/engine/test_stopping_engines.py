@@ -1,4 +1,4 @@
-"""Early stopping and trackers on Ray and over gRPC: the bits of the in-process engine."""
+"""Early stopping on Ray and over gRPC: the bits of the in-process engine."""
 
 import json
 from pathlib import Path
@@ -41,14 +41,12 @@ def compare(run: Path, here: dict[str, Any], engine: str) -> None:
     there = json.loads((run / "summary.json").read_text())
     assert there["engine"] == engine and there["rounds"] == here["rounds"]
     assert there["model_sha256"] == here["model_sha256"]
-    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
 @pytest.mark.slow
 def test_ray_stops_where_the_in_process_engine_stops(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     experiment, here = written(tmp_path)
-    config = {"experiment": str(experiment), "runs": str(tmp_path / "there"), "track": "tensorboard"}
+    config = {"experiment": str(experiment), "runs": str(tmp_path / "there")}
     with FlowerSimulation(tmp_path / "simulation") as simulation:
         output = simulation.run(len(SITES), config).output + simulation.log()
     folder = tmp_path / "there" / "hospitals"
@@ -58,13 +56,11 @@ def test_ray_stops_where_the_in_process_engine_stops(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_deployed_sites_stop_where_the_in_process_engine_stops() -> None:
-    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     with Deployment(SITES) as deployment:
         deployment.init()
         experiment, here = written(deployment.folder, **DEPLOYED)
         deployment.prepare(experiment, lambda site: {"data": None})
         deployment.start_sites()
-        assert "tensorbord" in deployment.deploy("submit", experiment, "--track", "tensorbord", fails=True)
-        deployment.deploy("submit", experiment, "--track", "tensorboard")
+        deployment.deploy("submit", experiment)
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
         compare(Running(deployment, {}).run_folder, here, "grpc")

@@ -83,6 +83,6 @@ def test_an_app_is_approved_by_the_told_hash_disapproved_and_refused(offered: tu
 def test_an_app_that_waits_is_told_of_once_with_what_to_do(offered: tuple[Path, str]) -> None:
     told: list[dict[str, object]] = []
     with page(offered[0], Notices([told.append])):
-        until(lambda: {"offer", "supernode"} <= {notice["kind"] for notice in told}, 30)
+        until(lambda: {"offer", "silent"} <= {notice["kind"] for notice in told}, 30)
     offers = [notice for notice in told if notice["kind"] == "offer"]
     assert len(offers) == 1 and offers[0]["run"] == "graz" and offers[0]["remedy"]

@@ -97,7 +97,7 @@ def test_the_page_says_line_by_line_what_has_left_and_what_is_left(site: Path) -
         spent = Ledger(state).cost(1e-5, "rdp", "sample").epsilon
         assert f"{spent:.3g} of 8; {8 - spent:.3g} left" in body
         assert "skin &lt;b&gt;" in body and "<script>alert" not in body and "<img" not in body
-        assert "1 request not answered in a day" in body
+        assert "The policy of graz refuses a request." in body
         metrics = ask(f"{address}/metrics", Authorization=f"Bearer {TOKEN}").body
         assert 'perennial_site_supernode_up{site="graz"} 1.0' in metrics
         assert 'perennial_site_ledger_epsilon_limit{site="graz"} 8.0' in metrics
@@ -124,7 +124,7 @@ def test_connected_means_that_the_superlink_answers_the_supernode(site: Path) ->
             assert "127.0.0.1:1" not in page()
             old = time.time() - ANSWERED_WITHIN - 1
             os.utime(state / ANSWERED, (old, old))
-            until(lambda: "has not answered this site&#x27;s SuperNode since" in page())
+            until(lambda: "graz does not reach the SuperLink." in page() and "since <time" in page())
 
 
 def test_a_pause_refuses_every_request_until_the_hospital_goes_on(site: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_pause_refuses_every_request_until_the_hospital_goes_on(site: Path) ->
         assert ask(f"{address}/pause", {"form": form}, Cookie=cookie, Origin=address).status == 303
         with pytest.raises(PolicyRefusal, match="this site pauses since"):
             require_consent(state, RUN)
-        until(lambda: "every request is refused" in ask(address, Cookie=cookie).body)
+        until(lambda: "The hospital has paused graz." in ask(address, Cookie=cookie).body)
         assert ask(f"{address}/resume", {"form": form}, Cookie=cookie, Origin=address).status == 303
         require_consent(state, RUN)
 
@@ -211,7 +211,7 @@ def test_a_hospital_watches_and_pauses_in_a_browser(site: Path, tmp_path: Path) 
         driver.find_element(By.LINK_TEXT, "Pause").click()
         until(lambda: "Until you go on" in text())
         driver.find_element(By.CSS_SELECTOR, ".ask button").click()
-        until(lambda: "Paused since" in text())
+        until(lambda: "The hospital has paused graz" in text())
         assert json.loads((state / "paused.json").read_text())["since"][:4] == time.strftime("%Y")
 
 

@@ -10,11 +10,11 @@ import pytest
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
 from perennial.live import tail as module
 from perennial.live.charts import share_chart, share_curve
+from perennial.live.diagnosis import of_run
 from perennial.live.run_page import PANELS, story
 from perennial.live.run_state import RunState
 from perennial.live.spending import Spending
 from perennial.live.tail import Tail, plain
-from perennial.live.warnings import warnings_of
 from perennial.server.control import ALIVE
 from tests.live_pages import GoingOn, going_on, room_for
 from tests.run_folders import HOSTILE
@@ -92,7 +92,7 @@ def test_a_round_is_followed_from_its_first_request_to_its_end(tmp_path: Path) -
             "linz": ("refused", "policy: no <b>"),
             "wels": ("offline", "not connected"),
         }
-        assert {warned.kind for warned in warnings_of(state)} >= {"refused", "offline"}
+        assert {fault.kind for fault in of_run(state)} == {"policy", "silent"}
         run.end_round(1, ["graz"], refused=[{"site": "linz", "reason": "policy: no <b>"}], accuracy=0.5)
         assert read(state).accuracy == 0.5 and state.refused["linz"] == 1
         run.begin_round(2, ["graz", "linz"])
@@ -113,9 +113,8 @@ def test_a_run_without_a_heartbeat_is_known_as_dead_within_seconds(tmp_path: Pat
     old = time.time() - SILENT_AFTER - 1
     os.utime(run.folder / ALIVE, (old, old))
     assert read(state).status == "silent"
-    assert any(
-        warned.grade == "critical" and "resume trial" in warned.remedy for warned in warnings_of(state)
-    )
+    found = [fault for fault in of_run(state) if fault.kind == "serverapp"]
+    assert [fault.command for fault in found] == ["perennial deploy resume trial"]
 
 
 def test_a_resumed_run_forgets_the_rounds_that_were_cut_off(tmp_path: Path) -> None:
@@ -232,7 +231,7 @@ def test_a_site_that_was_there_and_is_not_any_more_is_named_in_later_rounds_too(
         state = RunState(run.folder)
         state.read()
         assert state.offline == {"linz"}
-        assert [w.text for w in warnings_of(state) if w.kind == "offline"] == ["linz is not connected."]
+        assert [(fault.kind, fault.site) for fault in of_run(state)] == [("silent", "linz")]
         run.begin_round(3, ["graz", "linz"])
         state.read()
         assert not state.offline
@@ -240,14 +239,21 @@ def test_a_site_that_was_there_and_is_not_any_more_is_named_in_later_rounds_too(
 
 @pytest.mark.parametrize(
     ("free", "total", "full"),
-    [(1e9, 250e9, True), (8e9, 250e9, False), (100e9, 10e12, False), (1e9, 10e9, False), (0.1e9, 10e9, True)],
+    [
+        (1e9, 250e9, ["disk_low"]),
+        (8e9, 250e9, []),
+        (100e9, 10e12, []),
+        (1e9, 10e9, []),
+        (0.1e9, 10e9, ["disk_low"]),
+        (0.01e9, 250e9, ["disk_full"]),
+    ],
 )
 def test_a_disk_is_nearly_full_by_share_and_by_bytes(
-    tmp_path: Path, free: float, total: float, full: bool
+    tmp_path: Path, free: float, total: float, full: list[str]
 ) -> None:
     with going_on(tmp_path) as run, room_for(free, total):
-        kinds = [warned.kind for warned in warnings_of(read(RunState(run.folder)))]
-    assert kinds == (["disk"] if full else [])
+        kinds = [fault.kind for fault in of_run(read(RunState(run.folder)))]
+    assert kinds == full
 
 
 def test_classes_that_are_never_recognised_need_attention(tmp_path: Path) -> None:
@@ -256,7 +262,7 @@ def test_classes_that_are_never_recognised_need_attention(tmp_path: Path) -> Non
     state._take({"event": "task_started", "task": 1, "classes": ["mel", "nev"]})
     done = {"event": "task_finished", "task": 1, "accuracy": [0.5], "average_accuracy": 0.5}
     state._take({**done, "class_accuracy": [0.0, 0.9]})
-    (warned,) = [warned for warned in warnings_of(state) if warned.kind == "unrecognised"]
-    assert warned.text == "1 of 2 classes recognised in no sample: mel."
+    (fault,) = [fault for fault in of_run(state) if fault.kind == "unrecognised"]
+    assert fault.detail == "1 of 2: mel."
     state._take({**done, "class_accuracy": [0.1, None]})
-    assert not [warned for warned in warnings_of(state) if warned.kind == "unrecognised"]
+    assert not [fault for fault in of_run(state) if fault.kind == "unrecognised"]

@@ -20,11 +20,12 @@ import yaml
 from perennial.cli.serve import notices_to
 from perennial.deploy.certificates import make_authority, make_server, write_issued
 from perennial.foundation.errors import ConfigError
+from perennial.live.diagnosis import diagnosis
 from perennial.live.mail import mail, message_of, read_mail_settings
 from perennial.live.notices import Notices, webhook
 from perennial.live.run_state import RunState
 from perennial.live.spending import Spending
-from perennial.live.warnings import Warned
+from perennial.server.faults import Fault
 from tests.live_pages import going_on, room_for, until
 from tests.run_folders import HOSTILE
 
@@ -125,30 +126,33 @@ def test_a_webhook_is_told_of_a_finished_a_silent_and_a_refused_run_and_of_a_spe
     tmp_path: Path,
 ) -> None:
     with listener() as (address, posted), room_for(1e12):
-        notices = Notices([webhook(address)], budget=8.0)
+        notices = Notices([webhook(address)])
         with going_on(tmp_path) as run:
-            state, spending = RunState(run.folder), Spending(run.folder)
+            state, spending = RunState(run.folder), Spending(run.folder, budget=8.0)
+
+            def look() -> None:
+                state.read()
+                faults = diagnosis(None, [(state, spending)])
+                notices.take("trial", faults, finished=state.status == "finished")
+
             run.begin_round(1, ["graz", "linz"])
-            run.answer("graz", "policy: max_epsilon: 8 would be exceeded", refused=True)
+            run.answer("graz", "policy: policy.answers: 'train' is not answered here", refused=True)
             spending.by_site = {"graz": 6.5, "linz": 1.0}
             for _ in range(3):
-                state.read()
-                notices.take(state, spending)
+                look()
         # its heartbeat has ended without a word in the journal
-        state.read()
-        notices.take(state, spending)
+        look()
         run.journal.write("run_finished")
-        state.read()
-        notices.take(state, spending)
+        look()
         until(lambda: len(posted) >= 4, 10)
         time.sleep(0.2)
     kinds = [told["kind"] for told in posted]
-    assert sorted(kinds) == ["budget", "ended", "finished", "refused"]
-    refused = posted[kinds.index("refused")]
-    assert refused["run"] == "trial" and "graz refused" in refused["text"]
+    assert sorted(kinds) == ["finished", "policy", "serverapp", "spending"]
+    refused = posted[kinds.index("policy")]
+    assert refused["run"] == "trial" and "The policy of graz refuses a request." in refused["text"]
     assert refused["remedy"] and refused["remedy"] in refused["text"]
-    assert "perennial deploy resume trial" in posted[kinds.index("ended")]["remedy"]
-    assert "graz has spent up to epsilon 6.5 of 8" in posted[kinds.index("budget")]["text"]
+    assert "perennial deploy resume trial" in posted[kinds.index("serverapp")]["remedy"]
+    assert "graz has spent four fifths" in posted[kinds.index("spending")]["text"]
 
 
 def test_a_mail_goes_out_by_tls_after_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,15 +166,14 @@ def test_a_mail_goes_out_by_tls_after_a_login(tmp_path: Path, monkeypatch: pytes
         path = mail_file(tmp_path, port=served.port, user=LOGIN[0], password=LOGIN[1])
         notices = notices_to(None, path)
         assert notices is not None
-        notices.take_site(
-            "graz", [Warned("budget", "warning", "The lifetime budget is nearly spent.", "Do.")]
-        )
+        fault = Fault("budget", "graz")
+        notices.take("graz", [fault])
         until(lambda: served.taken, 10)
     ((secure, proven, message),) = served.taken
     assert secure and proven
-    assert message["subject"] == "graz: The lifetime budget is nearly spent."
+    assert message["subject"] == f"graz: {fault.cause}"
     assert message["to"] == "night@example.org" and message["auto-submitted"] == "auto-generated"
-    assert str(message.get_payload()).split("\r\n") == ["The lifetime budget is nearly spent.", "", "Do.", ""]
+    assert str(message.get_payload()).split("\r\n") == [fault.cause, "", fault.turn, ""]
 
 
 def test_a_mail_server_that_cannot_be_trusted_gets_nothing(tmp_path: Path) -> None:
@@ -231,6 +234,6 @@ def test_a_webhook_that_takes_nothing_is_logged_without_its_address_and_keeps_no
         word.write_text(address)
         notices = notices_to(word, mail_file(tmp_path, port=served.port, **settings))
         assert notices is not None
-        notices.take_site("graz", [Warned("supernode", "critical", "It is dead.")])
+        notices.take("graz", [Fault("silent", "graz")])
         until(lambda: posted and served.taken and caplog.records, 10)
     assert "a notice was not taken" in caplog.text and "a-secret-word" not in caplog.text

@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from perennial.deploy.superlink_status import SuperLinkStatus
+from perennial.live.guard import allowed_hosts
 from perennial.live.hospital import site_metrics
 from perennial.live.metrics import run_metrics
 from perennial.live.runs import WatchedRun
 from perennial.live.site_state import HospitalState
+from perennial.server.faults import Fault
 from tests.live_pages import going_on
 
 FOLDER = Path(__file__).resolve().parents[2] / "live" / "prometheus"
@@ -26,7 +28,9 @@ def exported(tmp_path: Path) -> set[str]:
         watched = WatchedRun(run.folder, steered=False)
         watched.look()
         watched.spending.by_site["graz"] = 1.0
-        of_operator = run_metrics([watched], SuperLinkStatus(0.0, 1.0, {"graz": None})).decode()
+        of_operator = run_metrics(
+            [watched], [Fault("superlink")], SuperLinkStatus(0.0, 1.0, {"graz": None})
+        ).decode()
     site = tmp_path / "site.yaml"
     site.write_text("site: graz\nstate_dir: state\npolicy: {max_epsilon: 8.0, require_privacy: sample}\n")
     state = HospitalState(site)
@@ -48,3 +52,16 @@ def test_the_dashboard_asks_for_metrics_that_there_are(exported: set[str]) -> No
     panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
     wanted = asked_for([target["expr"] for panel in panels for target in panel.get("targets", [])])
     assert wanted and wanted <= exported
+
+
+def test_prometheus_is_let_in_under_the_name_that_its_network_knows() -> None:
+    deploy = FOLDER.parents[1] / "deploy"
+    compose = yaml.safe_load((deploy / "operator" / "compose.yaml").read_text().replace("@{", "{"))
+    assert compose["services"]["pages"]["networks"] == ["pages"]
+    manifest = list(yaml.safe_load_all((deploy / "kubernetes" / "operator" / "superlink.yaml").read_text()))
+    assert "pages" in [found["metadata"]["name"] for found in manifest if found["kind"] == "Service"]
+    [pods] = [found["spec"]["template"]["spec"] for found in manifest if found["kind"] == "StatefulSet"]
+    [command] = [one["command"] for one in pods["containers"] if "serve" in one.get("command", [])]
+    for words in (compose["services"]["pages"]["entrypoint"], command):
+        names = [words[place + 1] for place, word in enumerate(words) if word == "--name"]
+        assert "pages" in allowed_hosts(words[words.index("--host") + 1], names)

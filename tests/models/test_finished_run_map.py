@@ -16,14 +16,14 @@ from perennial.deploy.review import _training
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
-from perennial.models.factory import build_model
+from perennial.models.factory import build_model, network_of
 from perennial.models.feature_maps import finished_run
 from perennial.models.feature_maps.config import ModelMapConfig
 from perennial.models.feature_maps.finished_run import FinishedRun, written_down
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
 from perennial.models.incremental import complete_state
 from perennial.models.saved import Inputs, load_saved, save_model
-from perennial.server.withdrawal import forget
+from perennial.server.withdrawal import withdraw
 from tests.strategies.test_analytic_runs import own_cache, run, sums_of  # noqa: F401
 
 LEARNT: dict[str, Any] = {
@@ -63,7 +63,9 @@ def built(file: Path, shape: tuple[int, ...], mean: float, std: float) -> FixedF
     keys: dict[str, Any] = {"name": "model", "file": str(file)}
     written_down(keys)
     constants = torch.full(shape[:1], mean), torch.full(shape[:1], std)
-    return build_fixed_features([ModelMapConfig.model_validate(keys)], None, shape, constants)
+    return build_fixed_features(
+        [ModelMapConfig.model_validate(keys)], None, shape, constants, network_of=network_of
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,14 +149,14 @@ def test_file_is_known_by_its_hash_and_found_in_the_cache_by_it(
     finished_run._tensors_of.cache_clear()
     constants = torch.zeros(1), torch.ones(1)
     with pytest.raises(ConfigError, match="a finished run: .*first.safetensors: cannot be read"):
-        build_fixed_features([found], None, (1, 8, 8), constants)
+        build_fixed_features([found], None, (1, 8, 8), constants, network_of=network_of)
     (cache / "weights").mkdir(parents=True)
     shutil.copy(learnt, cache / "weights" / f"{found.sha256}.safetensors")
-    build_fixed_features([found], None, (1, 8, 8), constants)
+    build_fixed_features([found], None, (1, 8, 8), constants, network_of=network_of)
     file.write_bytes(b"other")
     finished_run._tensors_of.cache_clear()
     with pytest.raises(ConfigError, match="found SHA-256"):
-        build_fixed_features([found], None, (1, 8, 8), constants)
+        build_fixed_features([found], None, (1, 8, 8), constants, network_of=network_of)
 
 
 @pytest.mark.parametrize(
@@ -194,4 +196,4 @@ def test_no_model_no_file_and_noise_are_refused(tmp_path: Path, learnt: Path) ->
 def test_nobody_is_withdrawn_from_sums_of_learnt_features(tmp_path: Path, learnt: Path) -> None:
     run(tmp_path, "whole", model=features(learnt))
     with pytest.raises(ConfigError, match="learnt from samples that may be those to withdraw"):
-        forget(tmp_path / "runs" / "whole", "site-1")
+        withdraw(tmp_path / "runs" / "whole", "site-1")

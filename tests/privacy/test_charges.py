@@ -17,9 +17,9 @@ from perennial.privacy.ledger import Ledger
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS: dict[str, Any] = {
     "name": "charged",
-    "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
+    "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
-    "model": {"name": "small_cnn"},
+    "model": {"name": "mlp", "hidden": [8, 8]},
     "learner": {"optimizer": {"lr": 0.05}},
     "privacy": {
         "mode": "client_local",

@@ -49,6 +49,8 @@ def test_a_settings_key_forges_no_line_of_the_log(tmp_path: Path, lines: Lines) 
     settings = json.dumps({FORGED: 1})
     hospital.ask(TrainRequest(**hospital.stamp(), arrays=Tensors(hospital.arrays()), settings=settings))
     assert "all is well" in lines.written, "the reason is logged"
+    name = hospital.config.site
+    assert lines.written.startswith(f"WARNING: site {name}, run "), "and whom and what it is about"
     assert genuine(lines.written)
     assert "all is well" in hospital.refusal and hospital.refusal.isprintable()
     noted = [json.loads(line) for line in (hospital.config.state_dir / ACTIVITY).read_text().splitlines()]

@@ -46,8 +46,8 @@ def test_a_name_belongs_to_its_key(tmp_path: Path) -> None:
     # the liar comes first, and takes nothing from the one whose name it is
     assert roster.connected() == {"linz": 2}
     assert notes == [
-        "node 1: not asked to take part: it says it is site 'linz', but its key is that of site 'graz'",
-        "node 3: not asked to take part: it says it is site 'wien', and no registered site has its key",
+        "node 1: takes no part: it says it is site 'linz', but its key is that of site 'graz'",
+        "node 3: takes no part: it says it is site 'wien', and no registered site has its key",
     ]
     record.write_text("nonsense")
     with pytest.raises(StateError, match=r"nodes\.json: the record of registered sites cannot be read"):

@@ -76,6 +76,19 @@ def test_use_a_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert sum(one == other for one, other in pairs) >= 6
 
 
+def test_to_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (tmp_path / "metrics.csv").write_text("round,train_loss,accuracy\n1,0.5,\n2,0.25,0.75\n")
+    found = runpy.run_path(str(EXAMPLES / "to_dashboard.py"))["figures"](tmp_path)
+    assert list(found) == [
+        ("train_loss", 0.5, 1),
+        ("train_loss", 0.25, 2),
+        ("accuracy", 0.75, 2),
+    ]
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    run("to_dashboard.py", tmp_path, monkeypatch, capsys)
+    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+
+
 def test_choose_exemplars(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     out = run("choose_exemplars.py", 8, monkeypatch, capsys)
     rows = {line.split()[0]: list(map(float, line.split()[1:])) for line in out.splitlines()[2:]}

@@ -1,7 +1,11 @@
 """A room imports only from floors below its own, at the top of a file or inside a function."""
 
 import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = [
@@ -61,3 +65,64 @@ def test_only_the_protocol_builds_records_that_travel() -> None:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                     assert node.func.id not in ("RecordDict", "ArrayRecord", "ConfigRecord"), path
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {
+        "perennial": ROOT / "perennial" / "__init__.py",
+        "perennial.library": ROOT / "perennial" / "library.py",
+    }
+    for room in FLOOR:
+        for path in (ROOT / room).rglob("*.py"):
+            name = ".".join(("perennial", *path.relative_to(ROOT).with_suffix("").parts))
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """What a module imports when it runs, at its top or in a function; not what type checkers alone read."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        else:
+            yield from imports_of(node)
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """The modules of one circle of imports, the first one again at the end; [] without a circle."""
+    graph = {}
+    for name, text in sources.items():
+        of = {
+            found if found in sources else found.rpartition(".")[0] for found in imports_of(ast.parse(text))
+        }
+        graph[name] = of & sources.keys() - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    found = circle({name: path.read_text() for name, path in modules().items()})
+    assert not found, " is imported by ".join(found)
+
+
+@pytest.mark.parametrize("inside", ["import {}", "def f():\n    from {} import x"])
+def test_a_circle_is_found_in_functions_too_and_not_in_what_is_for_type_checkers(inside: str) -> None:
+    guarded = "if TYPE_CHECKING:\n    from p.b import y"
+    assert circle({"p.a": inside.format("p.b"), "p.b": "from p.a import x", "p.c": "import p.a"})
+    assert not circle({"p.a": guarded, "p.b": inside.format("p.a")})
+
+
+def test_rooms_below_the_commands_take_the_version_alone_from_the_face() -> None:
+    for room in FLOOR.keys() - {"cli", "benchmarks"}:
+        for path in (ROOT / room).rglob("*.py"):
+            names = {name for name in imports_of(ast.parse(path.read_text())) if name.startswith("perennial")}
+            face = {name for name in names if "." in name and name.split(".")[1] not in FLOOR}
+            assert not face, f"{path.relative_to(ROOT)} imports {', '.join(face)}"

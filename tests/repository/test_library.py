@@ -1,6 +1,7 @@
 """The face of the package: its names are lazy, documented and typed, and a program needs no others."""
 
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import perennial
-from perennial import Experiment, PerennialError, Run, load_experiment, load_run, run
+from perennial import Experiment, PerennialError, Run, Source, load_experiment, load_run, run
 from perennial.foundation.errors import ConfigError
 from perennial.server.summary import hashes_of
 
@@ -120,3 +122,64 @@ def test_a_finished_run_goes_on(finished: Run) -> None:
     assert hashes_of(again.summary) == hashes_of(finished.summary)
     with pytest.raises(PerennialError, match="give an experiment"):
         run()
+
+
+def test_own_arrays_become_a_model_without_a_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    y = rng.choice(["<calm>", "rough"], 80)
+    x = rng.normal(size=(80, 3)) + 3 * (y == "rough")[:, None]
+    held = Source.of(x, y, site=rng.choice(["graz", "linz"], 80))
+    content = {
+        "model": {"name": "features", "features": [{"name": "random", "width": 20}]},
+        "strategy": {"name": "analytic", "head": "ridge"},
+        "tasks": {"count": 2, "rounds": 1},
+    }
+    result = run(content, data=held, runs=tmp_path)
+    assert sorted(result.summary["sites"]) == ["graz", "linz"]
+    found = result.model.predict(x)
+    assert np.mean([one.label == label for one, label in zip(found, y, strict=True)]) > 0.9
+    assert "&lt;calm&gt;" in result.model._repr_html_() and "<calm>" not in result.model._repr_html_()
+    assert "after task 2" in result._repr_html_()
+    with pytest.raises(PerennialError, match="holds a run already"):
+        run(content, data=held, runs=tmp_path)
+    assert (
+        run(content, data=held, runs=tmp_path, overwrite=True).summary["model_sha256"]
+        == (result.summary["model_sha256"])
+    )
+    with pytest.raises(PerennialError, match=r"y has shape \(79,\) for 80 rows of x"):
+        run(content, data=Source.of(x, y[1:]), runs=tmp_path, name="other")
+
+
+def test_a_mapping_has_the_errors_of_a_file(tmp_path: Path) -> None:
+    content = {"name": "x", "data": {"source": "digits"}, "modell": {"name": "mlp"}, "tasks": {"count": 0}}
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError) as of_file:
+        load_experiment(path)
+    with pytest.raises(ConfigError) as of_mapping:
+        Experiment.of(**content)
+    assert str(of_mapping.value) == str(of_file.value).replace(str(path), "experiment x")
+    assert "http" not in str(of_mapping.value)
+
+
+def test_a_class_of_the_program_itself_is_a_strategy(tmp_path: Path) -> None:
+    script = tmp_path / "cell.py"
+    script.write_text(
+        "from perennial import FedAvg, run\n"
+        "class Mine(FedAvg):\n"
+        "    '''Averaging, by another name.'''\n"
+        "data = {'source': 'digits', 'sites': 2, 'samples_limit': 60}\n"
+        "tasks = {'count': 1, 'rounds': 1}\n"
+        "run({'data': data, 'tasks': tasks, 'model': {'name': 'mlp', 'hidden': [4]}, 'strategy': Mine})\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "__main__:Mine" in (tmp_path / "runs" / "experiment" / "experiment.yaml").read_text()

@@ -422,7 +422,7 @@ def test_a_headline_says_what_is_wrong_first() -> None:
     found = headline(measures([0.9, 0.0, 0.8, 0.0, 0.3]))
     assert found[0] == "Two of five classes are never recognised: class 1, class 3."
     assert found[1] == "Recognised in less than half of their cases: class 4 (30 %)."
-    assert found[-1].startswith("Of 250 samples 40 % are called rightly (95 % interval 34 to 46)")
+    assert found[-1].startswith("Of 250 samples 40 % are classified correctly (95 % interval 34 to 46)")
     collapsed = headline(measures([1.0, 0.0, 0.0], called=[150, 0, 0]))
     assert collapsed[0] == "The model calls every sample class 0: it has not learnt to tell classes apart."
     assert any("cannot tell from guessing (33 %)" in sentence for sentence in collapsed)

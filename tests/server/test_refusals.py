@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
+from perennial.live.diagnosis import of_run
 from perennial.live.run_state import RunState
-from perennial.live.warnings import warnings_of
 from perennial.protocol.messages import Refusal
 from perennial.server import attendance
 from tests.live_pages import until
@@ -59,9 +59,9 @@ def test_a_refusal_costs_no_planned_round_and_the_remedy_names_the_hospital(
     assert paused["refusing"] == {"site-1": "policy: not on Sundays"}
     state = RunState(run.folder)
     state.read()
-    told = [warned for warned in warnings_of(state) if warned.kind == "pause"]
-    if told:  # between two rests the run asks again
-        assert "goes on when site-1 answers" in told[0].remedy and "connected" not in told[0].remedy
+    found = {fault.kind: fault for fault in of_run(state)}
+    assert found["policy"].site == "site-1" and found["policy"].owner == "hospital"
+    assert "not on Sundays" in found["policy"].said and "waiting" not in found
     run.grid.refusing = frozenset()
     thread.join(60)
     assert run.error is None
@@ -75,5 +75,5 @@ def test_the_remedy_of_a_rest_names_the_hospital_that_refuses(tmp_path: Path) ->
     state = RunState(tmp_path)
     state.alive = True
     state._take({"event": "paused", "reason": "x", "missing": [], "refusing": {"linz": "policy: no"}})
-    (warned,) = [warned for warned in warnings_of(state) if warned.kind == "pause"]
-    assert "goes on when linz answers" in warned.remedy and "connected" not in warned.remedy
+    quorum, policy = [fault for fault in of_run(state) if fault.kind in ("quorum", "policy")]
+    assert quorum.owner == "nobody" and (policy.owner, policy.site) == ("hospital", "linz")

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from safetensors import safe_open
 
-from perennial.config import simulation
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
@@ -232,8 +231,6 @@ def table(folder: Path, shift: float = 0.0) -> None:
         f"{label * 3 + rng.normal() + shift},{rng.normal()},{label}" for label in (0, 1) for _ in range(40)
     ]
     (folder / "table.csv").write_text("\n".join(["u,v,label", *rows]))
-    # another process would read the file; this one remembers it
-    simulation._built.clear()
 
 
 def of_table(folder: Path, **data: Any) -> RunSettings:

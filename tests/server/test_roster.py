@@ -64,9 +64,7 @@ def test_a_site_back_under_a_new_node_takes_part_as_soon_as_its_old_one_is_gone(
     for _ in range(2):
         assert roster.connected() == {"site-a": 1}
     assert nodes.asked == [1, 2]
-    assert notes == [
-        "node 2: not asked to take part: site name 'site-a' is already taken by connected node 1"
-    ]
+    assert notes == ["node 2: takes no part: site name 'site-a' is already taken by connected node 1"]
     nodes.online = {2}
     assert roster.connected() == {"site-a": 2}
 

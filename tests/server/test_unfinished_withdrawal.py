@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from perennial.server.curriculum import Curriculum
-from perennial.server.withdrawal import forget
+from perennial.server.withdrawal import withdraw
 from tests.strategies.test_analytic_runs import own_cache, run, sums_of
 
 __all__ = ["own_cache"]
@@ -31,8 +31,8 @@ def test_a_run_that_was_stopped_goes_on_without_the_site(
         run(tmp_path, "stopped", data=DATA, tasks=TASKS)
     monkeypatch.setattr(Curriculum, stops_in, honest)
     folder = tmp_path / "runs" / "stopped"
-    assert forget(folder, "site-2").exists()
-    assert forget(folder, "site-2").exists(), "said twice, it is done once"
+    assert withdraw(folder, "site-2").exists()
+    assert withdraw(folder, "site-2").exists(), "said twice, it is done once"
     assert not list((folder / "statistics").glob("site-2-*"))
     away = [{"site": "site-2", "first_round": 1}]
     never = run(tmp_path, "never", data=DATA, tasks=TASKS, absence=away)

@@ -164,7 +164,13 @@ def test_data_that_the_model_learnt_from_are_not_taken_for_outside_data(images: 
     for data, own in ((images / "train", True), (images / "outside", False)):
         invoke("evaluate", run, data)
         found = read_measures(run / "evaluations" / data.name)
-        assert found is not None and ("data of the run itself" in found.headline[0]) == own
+        assert found is not None and ("left out, which a model has learnt from" in found.headline[0]) == own
+        assert found.samples == (35 if own else 60)
+    notes = (run / "sites").rename(run / "away")
+    invoke("evaluate", run, images / "train")
+    notes.rename(run / "sites")
+    found = read_measures(run / "evaluations" / "train")
+    assert found is not None and "data of the run itself" in found.headline[0] and found.samples == 180
 
 
 def test_outside_data_of_an_unknown_class_or_kind_are_refused(images: Path) -> None:

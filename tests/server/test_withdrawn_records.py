@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
-from perennial.cli.withdraw_records import withdraw_records_command
+from perennial.cli.withdraw import withdraw_command
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
 from perennial.client.split_key import keep_split_key, key_of_form
 from perennial.client.statistics import collected
-from perennial.client.withdrawn_records import of_patients, withdraw
+from perennial.client.withdrawn_records import of_patients, withdrawn
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
@@ -28,7 +28,9 @@ from perennial.foundation.errors import (
 from perennial.learning.analytic.files import read_by_task, write_by_task
 from perennial.models.saved import load_saved
 from perennial.server.checkpoint import load_checkpoint
-from perennial.server.withdrawal import forget, forget_group, verify, write_form
+from perennial.server.opened_run import OpenedRun
+from perennial.server.verification import verify
+from perennial.server.withdrawal import withdraw, withdraw_records, write_form
 from tests.server.test_withdrawal import DATA, TASKS, summary
 from tests.strategies.test_analytic_runs import run
 
@@ -56,7 +58,7 @@ def simulated(folder: Path, name: str, **policy: Any) -> Site:
 def group(folder: Path, records: np.ndarray, name: str, site: str = "site-2") -> Path:
     np.savez(folder.parent / f"{name}.npz", x=records)
     output = folder.parent / f"{name}.safetensors"
-    list(withdraw_records_command(folder, [folder.parent / f"{name}.npz"], None, None, None, site, output))
+    list(withdraw_command(folder, "", False, [folder.parent / f"{name}.npz"], None, None, None, site, output))
     return output
 
 
@@ -65,21 +67,26 @@ def test_withdrawn_records_were_never_there(runs: Path) -> None:
     site = simulated(runs / "whole", "site-2")
     rows = site.data.train
     halves = rows[::2], rows[1::2]
-    files = [group(runs / "whole", site.data.x[half].numpy(), f"half-{k}") for k, half in enumerate(halves)]
-    first = forget_group(runs / "whole", "site-2", files[0])
+    # one that was made by mistake, and never sent, stands in nobody's way
+    group(runs / "whole", site.data.x[rows[:9]].numpy(), "mistake")
+    file = group(runs / "whole", site.data.x[halves[0]].numpy(), "half-0")
+    first = withdraw_records(runs / "whole", "site-2", file)
     held = verify(first)
-    assert any("some records of site-2 are out" in line for line in held)
+    assert any("the operator says: withdraw records" in line for line in held)
     for task in (1, 2):
         classes = site.process.registry.schedule.classes_of(task)
         there = site.data.task_indices("train", classes.start, classes.stop)
         rest = collected(site, site.models.fixed_features(), classes, there[torch.isin(there, halves[1])])
         kept = load_checkpoint(runs / "whole" / "checkpoint")[0].strategy["all-given"][str(task)]["site-2"]
-        assert kept == {"sha256": rest.sha256, "samples": rest.samples}
+        assert (kept["sha256"], kept["samples"]) == (rest.sha256, rest.samples)
     # what is given a second time is not subtracted a second time
-    assert json.loads(forget_group(runs / "whole", "site-2", files[0]).read_text()) == json.loads(
+    assert json.loads(withdraw_records(runs / "whole", "site-2", file).read_text()) == json.loads(
         first.read_text()
     )
-    forget_group(runs / "whole", "site-2", files[1])
+    # the records of the first half are in the site's data still
+    file = group(runs / "whole", site.data.x[halves[1]].numpy(), "half-1")
+    verify(withdraw_records(runs / "whole", "site-2", file))
+    verify(first)
     found, never = summary(runs / "whole"), summary(runs / "without")
     assert found["analytic"]["sums_sha256"] == never["analytic"]["sums_sha256"]
     a, b = (load_saved(runs / name / "model.safetensors").model.head for name in ("whole", "without"))
@@ -97,10 +104,10 @@ def test_a_stopped_command_is_completed_and_the_site_can_still_go(
 
     monkeypatch.setattr("perennial.strategies.statistics.kept.KeptSums.keep_again", stop)
     with pytest.raises(KeyboardInterrupt):
-        forget_group(runs / "whole", "site-2", file)
+        withdraw_records(runs / "whole", "site-2", file)
     monkeypatch.undo()
-    verify(forget_group(runs / "whole", "site-2", file))
-    verify(forget(runs / "whole", "site-2"))
+    verify(withdraw_records(runs / "whole", "site-2", file))
+    verify(withdraw(runs / "whole", "site-2"))
     assert (
         summary(runs / "whole")["analytic"]["sums_sha256"]
         == summary(runs / "without")["analytic"]["sums_sha256"]
@@ -112,19 +119,19 @@ def test_sums_that_were_never_given_are_not_subtracted(runs: Path) -> None:
     site = simulated(runs / "whole", "site-2")
     file = group(runs / "whole", site.data.x[site.data.train].numpy(), "all")
     with pytest.raises(StateError, match="site: found 'site-2', allowed 'site-1'"):
-        forget_group(runs / "whole", "site-1", file)
+        withdraw_records(runs / "whole", "site-1", file)
     with pytest.raises(StateError, match="run: found"):
-        forget_group(runs / "without", "site-2", file)
+        withdraw_records(runs / "without", "site-2", file)
     by_task, facts = read_by_task(file)
     twice = {task: part + part for task, part in by_task.items()}
     write_by_task(file, twice, facts)
     with pytest.raises(ProtocolError, match="no samples have such sums"):
-        forget_group(runs / "whole", "site-2", file)
+        withdraw_records(runs / "whole", "site-2", file)
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(StateError, match="missing or damaged"):
-        forget_group(runs / "whole", "site-2", file)
+        withdraw_records(runs / "whole", "site-2", file)
     assert load_checkpoint(runs / "whole" / "checkpoint")[0].strategy["groups"] == {}
-    verify(forget(runs / "whole", "site-1"))
+    verify(withdraw(runs / "whole", "site-1"))
     assert summary(runs / "whole")["analytic"]["sums_sha256"] != before
 
 
@@ -135,8 +142,8 @@ def test_records_of_others_and_of_other_parts_are_refused(runs: Path) -> None:
         group(runs / "whole", other.data.x[other.data.train[:3]].numpy(), "others")
     with pytest.raises(DataError, match="nothing to take back"):
         group(runs / "whole", site.data.x[site.data.test].numpy(), "held-out")
-    with pytest.raises(ConfigError, match="either the records themselves or --patients"):
-        list(withdraw_records_command(runs / "whole", [], None, None, None, "site-2", runs / "x"))
+    with pytest.raises(ConfigError, match="give one of --run TOKEN"):
+        list(withdraw_command(runs / "whole", "", False, [], None, None, None, "site-2", runs / "x"))
 
 
 def test_the_floor_holds_for_what_goes_and_for_what_stays(runs: Path, tmp_path: Path) -> None:
@@ -145,12 +152,13 @@ def test_the_floor_holds_for_what_goes_and_for_what_stays(runs: Path, tmp_path: 
     largest = int(site.data.counts("train", 10).argmax())
     rows = site.data.task_indices("train", largest, largest + 1)
     with pytest.raises(PolicyRefusal, match="would lose fewer than 5 samples"):
-        withdraw(site, token, rows[:4], tmp_path / "few.safetensors")
+        withdrawn(site, token, rows[:4], tmp_path / "few.safetensors", {})
     with pytest.raises(PolicyRefusal, match="would keep fewer than 5 samples"):
-        withdraw(site, token, rows[:-2], tmp_path / "most.safetensors")
+        withdrawn(site, token, rows[:-2], tmp_path / "most.safetensors", {})
     assert not list(tmp_path.glob("*.safetensors"))
-    withdraw(site, token, rows, tmp_path / "class.safetensors")
-    verify(forget_group(runs / "whole", "site-2", tmp_path / "class.safetensors"))
+    current = OpenedRun.open(runs / "whole").current("site-2")
+    withdrawn(site, token, rows, tmp_path / "class.safetensors", current)
+    verify(withdraw_records(runs / "whole", "site-2", tmp_path / "class.safetensors"))
 
 
 def deployed(folder: Path, split_key: str) -> Site:
@@ -188,7 +196,7 @@ def test_a_real_site_takes_patients_back_and_charges_it(tmp_path: Path) -> None:
         of_patients(site, ["p3", "p99"])
     all_training = [p for p in range(20) if set(range(3 * p, 3 * p + 3)) <= set(site.data.train.tolist())]
     gone = of_patients(site, [f"p{p}" for p in all_training[:4]])
-    found = withdraw(site, "0" * 16, gone, tmp_path / "group.safetensors")
+    found = withdrawn(site, "0" * 16, gone, tmp_path / "group.safetensors", {})
     assert found[1].samples == 12
     ledger = (tmp_path / "state").glob("ledger*")
     assert any(b"statistics" in file.read_bytes() for file in ledger if file.is_file())
@@ -205,6 +213,7 @@ def test_a_form_brings_the_key_that_the_site_does_not_keep(runs: Path, tmp_path:
     assert key_of_form(form, tmp_path / "state", content["experiment"]) == (
         content["run"],
         content["split_key"],
+        {int(task): sha256 for task, sha256 in content["statements"].items()},
     )
     with pytest.raises(ConfigError, match="of experiment"):
         key_of_form(form, tmp_path / "state", "0" * 64)

@@ -73,10 +73,10 @@ def central(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     [
         (5, {"kind": "iid"}),
         (5, {"kind": "dirichlet", "alpha": 0.1, "min_samples": 1}),
-        (50, {"kind": "iid"}),
+        (12, {"kind": "iid"}),
         (8, {"kind": "class_subset", "classes_per_site": 2}),
     ],
-    ids=["iid", "skewed", "fifty", "class subset"],
+    ids=["iid", "skewed", "twelve", "class subset"],
 )
 def test_any_division_gives_the_centralised_sums_and_model(
     tmp_path: Path, central: dict[str, Any], sites: int, partition: dict[str, Any]

@@ -29,9 +29,11 @@ def reply(site: str, norm: float, samples: int = 10) -> Admitted:
 
 
 def begun(norms: list[float], samples: list[int], **config: Any) -> RunningBounds:
-    """After one round of such replies."""
+    """After one round of such replies, of sites s0, s1, ..."""
     bounds = RunningBounds(BoundsConfig(**config), {})
-    bounds.round_done([reply(f"s{k}", n, m) for k, (n, m) in enumerate(zip(norms, samples, strict=True))])
+    replies = [reply(f"s{k}", n, m) for k, (n, m) in enumerate(zip(norms, samples, strict=True))]
+    bounds.see_all(replies)
+    bounds.round_done([bounds.bounded(each, True) for each in replies])
     return bounds
 
 
@@ -50,12 +52,38 @@ def test_dropping_and_methods_that_remember_the_whole_update() -> None:
     assert begun([1.0], [1], norm_multiple=None).bounded(reply("x", 4e9), scalable=True).norm == 4e9
 
 
-def test_claims_are_capped_by_registration_or_by_the_median() -> None:
-    bounds = begun([1.0] * 3, [100, 200, 10**6], registered={"large": 5000})
-    assert bounds.bounded(reply("x", 1.0, 10**8), True).num_examples == 1000
-    assert bounds.bounded(reply("large", 1.0, 10**8), True).num_examples == 5000
-    assert bounds.bounded(reply("large", 1.0, 4000), True).num_examples == 4000
-    assert "claims 100000000 samples" in bounds.bounded(reply("x", 1.0, 10**8), True).notes[0]
+def test_nobody_counts_for_more_than_a_third_of_the_last_round_with_its_own_count() -> None:
+    bounds = begun([1.0] * 4, [100] * 4, registered={"s3": 5000})
+    # 300 of the others are two thirds of what counts
+    assert bounds.bounded(reply("s0", 1.0, 10**8), True).num_examples == 150
+    assert bounds.bounded(reply("s0", 1.0, 150), True).num_examples == 150
+    assert bounds.bounded(reply("s3", 1.0, 10**8), True).num_examples == 5000
+    assert bounds.bounded(reply("s3", 1.0, 4000), True).num_examples == 4000
+    noted = bounds.bounded(reply("s0", 1.0, 10**8), True).notes[0]
+    assert noted == "has 100000000 samples, and counts as 150 (bounds.share)"
+
+
+@pytest.mark.parametrize(
+    ("claims", "counts", "share"),
+    [
+        ([10**8, 10**8, 100, 100, 100], [300, 300, 100, 100, 100], None),
+        ([900, 100, 100, 100], [150, 100, 100, 100], None),
+        ([900, 100, 100], [200, 100, 100], None),
+        ([900, 100], [900, 100], None),
+        ([900, 100, 100, 100], [300, 100, 100, 100], 0.5),
+        ([900, 100, 100, 100], [900, 100, 100, 100], 1),
+    ],
+)
+def test_what_sites_count_as_in_a_first_round(
+    claims: list[int], counts: list[int], share: float | None
+) -> None:
+    bounds = RunningBounds(BoundsConfig(share=share), {})
+    replies = [reply(f"s{k}", 1.0, n) for k, n in enumerate(claims)]
+    bounds.see_all(replies)
+    assert [bounds.bounded(each, True).num_examples for each in replies] == counts
+    # what was capped counts as capped when the next round's bounds are found
+    bounds.round_done([bounds.bounded(each, True) for each in replies])
+    assert [bounds.bounded(each, True).num_examples for each in replies] == counts
 
 
 def test_a_minority_moves_the_bound_to_no_more_than_an_honest_figure() -> None:
@@ -96,13 +124,13 @@ def test_a_boosted_site_is_bounded_in_the_first_round_already_and_named(tmp_path
     notes = [event["text"] for event in events if event["event"] == "note"]
     for number in (1, 2):
         assert any(f"round {number}: site site-4: update: norm" in note for note in notes)
-        assert any(f"round {number}: site site-4: claims 100000000 samples" in note for note in notes)
+        assert any(f"round {number}: site site-4: has 100000000 samples" in note for note in notes)
     assert not any("site site-0" in note for note in notes)
 
 
 def test_an_honest_run_has_the_same_bits_with_and_without_bounds(tmp_path: Path) -> None:
     bounded, _ = run(tmp_path, name="with")
-    free, _ = run(tmp_path, name="without", norm_multiple=None, samples_multiple=None)
+    free, _ = run(tmp_path, name="without", norm_multiple=None, share=1)
     assert bounded["model_sha256"] == free["model_sha256"]
 
 
@@ -125,7 +153,7 @@ def test_the_order_of_arrival_in_a_first_round_changes_no_bit() -> None:
         ctx = context(reference, stamp=STAMP, running=RunningBounds(BoundsConfig(), {}))
         arrays, outcome = received(strategy, ctx, replies)
         found.append(arrays["a"])
-        assert len(outcome.warnings) == 2
+        assert len(outcome.warnings) == 3
     assert all(torch.equal(each, found[0]) for each in found)
 
 

@@ -227,7 +227,6 @@ def test_requests_ask_for_what_the_base_asks_and_for_counts() -> None:
         ("scaffold", {}, "remember the whole"),
         ("feddyn", {}, "remember the whole"),
         ("median", {}, "compares whole updates"),
-        ("bucketing", {"base": "median"}, "compares whole updates"),
     ],
 )
 def test_a_base_that_does_not_fold_plain_updates_is_refused(

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from perennial.client import statistics
+from perennial.client.site import Site
 from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.solve import Sums, ridge
-from perennial.learning.analytic.statistics import Collector
+from perennial.learning.analytic.statistics import Collector, Statistics
 from perennial.models.feature_maps.ball import on_grid
-from perennial.server.withdrawal import forget, verify
+from perennial.server.verification import verify
+from perennial.server.withdrawal import withdraw
 from perennial.strategies.statistics.kept import KeptSums
 from perennial.strategies.valuation import solved
 from perennial.strategies.valuation.shapley import exact
-from perennial.strategies.valuation.solved import Solved, leave_one_out, require_affordable
+from perennial.strategies.valuation.solved import JudgedBySites, Solved, leave_one_out, require_affordable
 from tests.strategies.test_analytic_runs import run
 
 DATA = {"partition": {"kind": "class_subset", "classes_per_site": 4}, "validation_fraction": 0.0}
@@ -106,6 +109,69 @@ def test_a_run_says_what_each_site_contributed_and_trains_nobody_again(tmp_path:
     assert all(entry["flag"] is None for entry in found["contribution"].values())
 
 
+def test_sums_judge_each_other_out_of_sample(tmp_path: Path) -> None:
+    """Three sites of all classes, the third of which calls every class the next one."""
+    generator = torch.Generator().manual_seed(2)
+    y = torch.arange(180) % 3
+    x = torch.randn(180, 6, generator=generator)
+    x[torch.arange(180), y] += 3.0
+    features, sums = on_grid(x), KeptSums(tmp_path)
+    for k, site in enumerate(("a", "b", "liar")):
+        collector, rows = Collector(6, range(3)), slice(60 * k, 60 * k + 60)
+        collector.add(features[rows], (y[rows] + 1) % 3 if site == "liar" else y[rows])
+        sums.add(1, [site], collector.finish())
+    game = JudgedBySites(sums, 3)
+    of_a, _, of_liar = game.values()
+    assert of_a(frozenset()) == of_a(frozenset({0})) == 0.0, "its own sums do not count"
+    # by hand: the head of b alone, and its squared error on a's records
+    head = ridge(Sums.of(sums.kept(1, "b")), game._shrinkage)
+    scores = features[:60].double() @ head.weight.T + head.bias
+    truth = torch.nn.functional.one_hot(y[:60], 3).double()
+    error = float((scores - truth).square().sum()) / 60
+    assert of_a(frozenset({0, 1})) == pytest.approx(1 - error, abs=1e-9)
+    row_of_a = exact(3, of_a).tolist()
+    assert row_of_a[0] == 0 and row_of_a[1] > 0.2 and row_of_a[2] < 0
+    assert exact(3, of_liar)[0] < 0
+
+
+def test_a_server_without_samples_values_sites_by_each_others_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = statistics.summed
+
+    def flipping(site: Site, *arguments: Any) -> Statistics:
+        found = honest(site, *arguments)
+        if site.name != "site-3":
+            return found
+        return Statistics(found.gram, found.sums.flip(0), found.counts.flip(0), found.classes)
+
+    monkeypatch.setattr(statistics, "summed", flipping)
+    even = {"partition": {"kind": "iid"}, "validation_fraction": 0.0, "sites": 4}
+    found = run(
+        tmp_path,
+        "valued",
+        data=even,
+        tasks=TASKS,
+        evaluation={"central": False},
+        strategy={"name": "contribution", "estimator": "solve", "base": BASE},
+    )
+    assert found["valuation"]["held_out"] == "sites" and found["valuation"]["utility"] == "squared error"
+    liar = found["contribution"].pop("site-3")
+    assert liar["value"] < 0 and "skill" in liar["flag"] and len(liar["costs"]) == 3
+    for entry in found["contribution"].values():
+        assert entry["flag"] is None and entry["costs"] == ["site-3"]
+        assert entry["value"] > 0 and entry["value_low"] < entry["value"] < entry["value_high"]
+    assert "contribution" in (tmp_path / "runs" / "valued" / "report.html").read_text()
+    with pytest.raises(ConfigError, match="held_out: found 'server', which has no samples"):
+        run(
+            tmp_path,
+            "refused",
+            data=even,
+            evaluation={"central": False},
+            strategy={"name": "contribution", "estimator": "solve", "held_out": "server", "base": BASE},
+        )
+
+
 def test_more_sites_than_can_be_exact_are_valued_over_orders(tmp_path: Path) -> None:
     exactly, drawn = valued(tmp_path, "exactly"), valued(tmp_path, "drawn", permutations=200)
     for site, entry in exactly["contribution"].items():
@@ -114,11 +180,11 @@ def test_more_sites_than_can_be_exact_are_valued_over_orders(tmp_path: Path) -> 
 
 def test_a_valued_run_can_still_be_withdrawn_from(tmp_path: Path) -> None:
     valued(tmp_path, "valued")
-    certificate = forget(tmp_path / "runs" / "valued", "site-2")
+    certificate = withdraw(tmp_path / "runs" / "valued", "site-2")
     verify(certificate)
     away = [{"site": "site-2", "first_round": 1}]
     never = run(tmp_path, "never", data=DATA, tasks=TASKS, strategy=BASE, absence=away)
-    assert json.loads(certificate.read_text())["sums_after"] == never["analytic"]["sums_sha256"]
+    assert json.loads(certificate.read_text())["says"]["sums_after"] == never["analytic"]["sums_sha256"]
 
 
 def test_what_would_take_more_than_an_hour_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,14 @@ import torch
 
 from perennial.client import statistics
 from perennial.client.site import Site
+from perennial.learning.analytic.statistics import Statistics
 from perennial.library import load_run
 from perennial.live.run_page import PANELS
 from perennial.live.run_state import RunState
 from perennial.live.spending import Spending
-from perennial.protocol.messages import StatisticsReply, StatisticsRequest
-from perennial.protocol.tensors import Tensors
 from perennial.server.report.compare import compare
 from perennial.server.report.write import write_report
-from perennial.server.withdrawal import forget
+from perennial.server.withdrawal import withdraw
 from tests.strategies.test_analytic_runs import own_cache, run
 
 __all__ = ["own_cache"]
@@ -32,21 +31,17 @@ def made(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> str:
-    """site-3 exchanges the classes of each task, and multiplies its sums by 1,000."""
-    honest = statistics.answer_statistics
+    """site-3 exchanges the classes of each task, multiplies its sums by 1,000, and signs them."""
+    honest = statistics.summed
 
-    def flipping(site: Site, request: StatisticsRequest) -> Any:
-        reply = honest(site, request)
-        if site.name != "site-3" or not isinstance(reply, StatisticsReply):
-            return reply
-        told = reply.statistics
-        tensors = {"gram": told["gram"], "sums": told["sums"].flip(0), "counts": told["counts"].flip(0)}
-        lied = Tensors({name: tensor * 1000 for name, tensor in tensors.items()})
-        return StatisticsReply(
-            **request.stamp_fields, of_task=reply.of_task, features=reply.features, statistics=lied
-        )
+    def flipping(site: Site, *arguments: Any) -> Statistics:
+        found = honest(site, *arguments)
+        if site.name != "site-3":
+            return found
+        sums, counts = found.sums.flip(0) * 1000, found.counts.flip(0) * 1000
+        return Statistics(found.gram * 1000, sums, counts, found.classes)
 
-    monkeypatch.setattr(statistics, "answer_statistics", flipping)
+    monkeypatch.setattr(statistics, "summed", flipping)
     return "site-3"
 
 
@@ -73,7 +68,7 @@ def test_a_boosted_liar_is_named_everywhere_and_withdrawn_to_the_bits_of_a_run_w
     page = write_report(folder).read_text()
     assert f"{liar} is fitted by the others&#x27; model" in page or f"{liar} is fitted by the others" in page
     assert "Who gains from whom" in page and "How far a class differs" in page
-    forget(folder, liar)
+    withdraw(folder, liar)
     after = json.loads((folder / "summary.json").read_text())
     assert after["model_sha256"] == never["model_sha256"]
     assert liar not in after["cross_site"]["sites"]
@@ -107,20 +102,15 @@ def test_where_it_cannot_be_made_there_is_none(tmp_path: Path, changes: dict[str
 def test_sums_with_a_negative_direction_are_dropped_by_name_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = statistics.answer_statistics
+    honest = statistics.summed
 
-    def inventing(site: Site, request: StatisticsRequest) -> Any:
-        reply = honest(site, request)
-        if site.name != "site-3" or not isinstance(reply, StatisticsReply):
-            return reply
-        gram = reply.statistics["gram"].clone()
-        gram[1] += int(gram.abs().max())
-        told = Tensors(gram=gram, sums=reply.statistics["sums"], counts=reply.statistics["counts"])
-        return StatisticsReply(
-            **request.stamp_fields, of_task=reply.of_task, features=reply.features, statistics=told
-        )
+    def inventing(site: Site, *arguments: Any) -> Statistics:
+        found = honest(site, *arguments)
+        if site.name == "site-3":
+            found.gram[1] += int(found.gram.abs().max())
+        return found
 
-    monkeypatch.setattr(statistics, "answer_statistics", inventing)
+    monkeypatch.setattr(statistics, "summed", inventing)
     found = made(tmp_path, "invented")
     never = made(tmp_path, "never", absence=[{"site": "site-3", "first_round": 1}])
     assert found["model_sha256"] == never["model_sha256"]

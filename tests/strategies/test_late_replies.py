@@ -17,13 +17,14 @@ from perennial.benchmarks.late_sites import simulated_time
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.foundation.errors import NOT_APPROVED
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import NOT_APPROVED, ask, describe_error
+from perennial.strategies.round.queries import ask, describe_error
 
 STAMP: dict[str, Any] = {
     "run": 16 * "a",
@@ -201,8 +202,8 @@ class Slow:
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
         self.looks += 1
-        metadata = SimpleNamespace(reply_to_message_id="0")
-        return [SimpleNamespace(metadata=metadata)] if self.answers and self.looks == 4 else []
+        reply = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id="0"), has_content=lambda: False)
+        return [reply] if self.answers and self.looks == 4 else []
 
 
 @pytest.mark.parametrize("answers", [True, False])

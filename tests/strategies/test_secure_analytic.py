@@ -9,6 +9,7 @@ import torch
 import yaml
 from flwr.app import Message
 
+from perennial.benchmarks.two_runs_audit import audit
 from perennial.client.policy import check_statistics
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.secure_words import share_of_noise
@@ -16,10 +17,9 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import ConfigError, PolicyRefusal
 from perennial.learning.analytic.statistics import PRODUCT
 from perennial.models.feature_maps.ball import GRID
-from perennial.privacy.attacks.audit import audit
 from perennial.privacy.discrete_gaussian import SecureWords
 from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
-from perennial.server.withdrawal import forget, merge
+from perennial.server.withdrawal import merge, withdraw
 from tests.privacy.test_shared_noise import exact_epsilon
 from tests.strategies.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
 from tests.strategies.test_secure_runs import Killed, events, gone, serve_dying, serve_file
@@ -171,7 +171,7 @@ def test_no_site_is_taken_out_of_masked_sums_and_no_run_is_joined_to_them(tmp_pa
     run(tmp_path, "clear", **SMALL)
     masked, clear = tmp_path / "runs" / "masked", tmp_path / "runs" / "clear"
     with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
-        forget(masked, "site-1")
+        withdraw(masked, "site-1")
     for pair in ((masked, clear), (clear, masked)):
         with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
             merge(*pair, tmp_path / "merged")

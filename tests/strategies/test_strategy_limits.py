@@ -17,7 +17,6 @@ from perennial.strategies.fednova import FedNova
 from perennial.strategies.round.run_context import RunContext
 
 BASES: dict[str, dict[str, Any]] = {
-    "bucketing": {"base": {"name": "median"}},
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
     "contribution": {"base": "serial_ring"},
     "digest_synthesis": {"base": "fedavg"},
@@ -31,9 +30,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("adabest", "beta", [0.0, 0.99], [-0.1, 1.0]),
     ("analytic", "prior", [0.0, 1.0], [-0.1, 1.1]),
     ("analytic", "shrinkage", [0.5, 1.0], ["mean"]),
-    ("bucketing", "size", [1], [0]),
-    ("centred_clipping", "iterations", [1], [0]),
-    ("centred_clipping", "radius", [1e-9], [0.0, math.inf]),
     ("clustered_personalisation", "global_rounds", [0, [0, 1]], [-1, [1, -1]]),
     ("clustered_personalisation", "channels", [1], [0]),
     ("clustered_personalisation", "layers", [1], [0]),
@@ -41,8 +37,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("clustered_personalisation", "sparsity_epsilon", [1e-6], [0.0, -1.0]),
     ("contribution", "samples", [1], [0]),
     ("contribution", "every", [1], [0]),
-    ("contribution", "least_sweeps", [1], [0]),
-    ("contribution", "false_alarm", [1e-9, 0.999], [0.0, 1.0]),
     ("digest_synthesis", "recall_epochs", [0, 1], [-1]),
     ("digest_synthesis", "server_epochs", [0, 1], [-1]),
     ("digest_synthesis", "server_momentum", [0.0, 0.999], [-0.1, 1.0]),
@@ -52,14 +46,10 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("feddisco", "b", [0.0], [-0.1, math.nan]),
     ("feddyn", "alpha", [1e-9], [0.0, math.nan]),
     ("fedper", "personal", [["head"]], [[]]),
-    ("geometric_median", "iterations", [1], [0]),
-    ("geometric_median", "smoothing", [1e-12], [0.0, math.inf]),
     ("glfc", "noise", [0.0, 100.0], [-0.1, 100.1]),
     ("glfc", "entropy_rise", [0.0, 100.0], [-0.1, 100.1]),
     ("glfc", "per_class", [1], [0]),
     ("glfc", "steps", [1], [0]),
-    ("krum", "chosen", [1], [0]),
-    ("krum", "dishonest", [0], [-1]),
     ("layer_attention", "alpha", [0.0, 2.0], [-0.1, 2.1]),
     ("layer_attention", "order", [1.0], [0.9, math.nan]),
     ("layer_attention", "temperature", [1e-9], [0.0, math.inf]),
@@ -147,7 +137,7 @@ def test_frozen_layers_go_with_no_relabelling() -> None:
 def test_words_are_told_apart_by_their_letters() -> None:
     """Words of a file are other objects than those of the program."""
     for text, message in (
-        ("{base: fedavg, estimator: reconstruct, on_flag: exclude}", "on_flag"),
+        ("{base: fedavg, estimator: reconstruct, held_out: sites}", "held_out"),
         ("{base: serial_ring, estimator: online, exact: true}", "online"),
     ):
         with pytest.raises(ConfigError, match=message):

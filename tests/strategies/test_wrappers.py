@@ -18,7 +18,7 @@ from perennial.strategies import wrapper as wrapper_module
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import STRATEGIES, build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.robust_rule import RobustRule
+from perennial.strategies.median import Median
 from perennial.strategies.round.context import Aggregator, Around
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
@@ -97,7 +97,7 @@ def test_what_stays_and_what_is_said_is_the_bases() -> None:
 def test_a_strategy_of_a_kind_is_found_inside_others() -> None:
     inner = FedAvg()
     outer = Wrapper(Wrapper(inner))
-    assert outer.find(FedAvg) == inner and outer.find(Wrapper) == outer and outer.find(RobustRule) is None
+    assert outer.find(FedAvg) == inner and outer.find(Wrapper) == outer and outer.find(Median) is None
 
 
 def test_an_aggregator_around_another_one_changes_nothing_by_itself() -> None:
@@ -178,22 +178,11 @@ def test_what_releases_more_than_the_noised_model_has_no_bound(name: str) -> Non
 
 
 def test_every_strategy_that_takes_another_is_a_wrapper() -> None:
-    """But for a robust rule around another one, whose base makes no round and combines rows alone."""
     for target in STRATEGIES.values():
         module, _, name = target.partition(":")
         strategy = getattr(importlib.import_module(module), name)
         takes = "base" in inspect.signature(strategy).parameters
-        assert not takes or issubclass(strategy, Wrapper | RobustRule), name
-
-
-def test_a_rule_around_another_one_combines_with_nothing_but_rules() -> None:
-    assert (
-        build_strategy("bucketing", {"base": {"name": "median", "max_update_norm": 2.0}}).max_update_norm == 2
-    )
-    inside = {"bucketing": {"base": "median"}, "contribution": {"base": "median", "estimator": "reconstruct"}}
-    for base in ({"name": "fedavg"}, *({"name": name, **keys} for name, keys in inside.items())):
-        with pytest.raises(ConfigError, match="base: found .*; allowed median, trimmed_mean, krum"):
-            build_strategy("bucketing", {"base": base})
+        assert not takes or issubclass(strategy, Wrapper), name
 
 
 def test_a_subclass_of_fedavg_has_no_bound_of_its_own_kind() -> None:

@@ -1,0 +1,284 @@
+"""Does `perennial evaluate --against` refuse models that became worse, and let harmless updates pass?
+
+`python -m perennial.benchmarks.gate [MINUTES]` adds the comparisons that are missing, until so many minutes
+are over, and writes results/gate.jsonl and .md. Two tables are written out as files and given to `perennial
+init`; nothing else is set but seeds: Fashion-MNIST in 7 x 7 means, with sites by lot and bright and dark
+pictures as subgroups, and HAM10000 in 4 x 4 means of colours, nevus or not, with its four clinics, lesions as
+patients and the redness of the skin as subgroups. An approved model is trained for each seed. An update is
+harmless by its making: another seed, other records, more records. A regression is made by a fault in what it
+is trained on. Whether it is one is measured on a second file: worse by more than the margin in some part.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from perennial.benchmarks.environment import machine
+from perennial.benchmarks.first_model import _pack
+from perennial.benchmarks.table import RESULTS
+from perennial.cli.evaluate import Against, evaluate_command
+from perennial.cli.init import init_command
+from perennial.config.run import RunSettings
+from perennial.config.simulation import forget_simulated
+from perennial.engine.run import run_in_process
+
+RECORD, PAGE = RESULTS / "gate.jsonl", RESULTS / "gate.md"
+SEEDS = (2000, 2001)
+MARGIN = 0.1
+COLUMNS = ("label", "site", "group", "patient")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """x: (n, D) numbers. label, site, group, patient: (n,) texts."""
+
+    x: np.ndarray
+    label: np.ndarray
+    site: np.ndarray
+    group: np.ndarray
+    patient: np.ndarray
+
+    def pick(self, rows: np.ndarray) -> "Rows":
+        return Rows(**{name: values[rows] for name, values in vars(self).items()})
+
+    def write(self, path: Path) -> Path:
+        with open(path, "w", newline="") as file:
+            out = csv.writer(file)
+            out.writerow([*(f"v{number}" for number in range(self.x.shape[1])), *COLUMNS])
+            out.writerows(
+                [*values, *texts] for values, *texts in zip(self.x.tolist(), *self.texts, strict=True)
+            )
+        return path
+
+    @property
+    def texts(self) -> tuple[np.ndarray, ...]:
+        return self.label, self.site, self.group, self.patient
+
+
+def _fashion() -> Rows:
+    part = _pack("fashion_mnist.webp.zip")
+    x = torch.nn.functional.avg_pool2d(part.x[:9000].float(), 4).flatten(1).round().numpy()
+    dark = x.mean(axis=1)
+    lot = np.random.default_rng(0).integers(3, size=len(x))
+    return Rows(
+        x,
+        np.array([f"kind {label}" for label in part.y[:9000].tolist()]),
+        np.array([f"site {number}" for number in lot]),
+        np.where(dark > np.median(dark), "light", "dark"),
+        np.array([f"f{place}" for place in range(len(x))]),
+    )
+
+
+def _ham() -> Rows:
+    part = _pack("ham10000_32.webp.zip", patient="lesion")
+    assert part.site is not None and part.groups is not None
+    x = torch.nn.functional.avg_pool2d(part.x.float(), 8).flatten(1).round().numpy()
+    saturated = (x[:, :16].mean(axis=1) - x[:, 32:].mean(axis=1)) > 30
+    return Rows(
+        x,
+        np.where(part.y.numpy() == 5, "nevus", "other"),
+        np.array(part.site_names)[part.site.numpy()],
+        np.where(saturated, "red", "pale"),
+        np.array([group.tobytes().hex()[:12] for group in part.groups]),
+    )
+
+
+SETS: dict[str, tuple[Callable[[], Rows], float]] = {
+    "Fashion-MNIST, 7 x 7 (9,000)": (_fashion, 0.25),
+    "HAM10000, 4 x 4, 4 clinics": (_ham, 0.3),
+}
+"""Each with the share of its patients of whom models are trained."""
+
+
+def _relabelled(rows: Rows, here: np.ndarray, share: float, generator: np.random.Generator) -> Rows:
+    """A share of the rows in here, (n,) bool, with the next class's label."""
+    names = sorted(set(rows.label.tolist()))
+    after = {name: names[(place + 1) % len(names)] for place, name in enumerate(names)}
+    wrong = here & (generator.random(len(here)) < share)
+    label = np.where(wrong, np.array([after[name] for name in rows.label.tolist()]), rows.label)
+    return Rows(rows.x, label, rows.site, rows.group, rows.patient)
+
+
+def _class(rows: Rows, generator: np.random.Generator) -> Rows:
+    name = generator.choice(np.unique(rows.label))
+    return _relabelled(rows, rows.label == name, 0.8, generator)
+
+
+def _rare(rows: Rows, generator: np.random.Generator) -> Rows:
+    name = generator.choice(np.unique(rows.label))
+    members = np.flatnonzero(rows.label == name)
+    kept = np.ones(len(rows.label), dtype=bool)
+    kept[members[6:]] = False
+    return rows.pick(np.flatnonzero(kept))
+
+
+def _site(rows: Rows, generator: np.random.Generator) -> Rows:
+    """One site wrote its numbers in another unit, in training alone."""
+    names, counts = np.unique(rows.site, return_counts=True)
+    x = rows.x.copy()
+    x[rows.site == names[counts.argmax()]] *= 0.1
+    return Rows(x, *rows.texts)
+
+
+def _group(rows: Rows, generator: np.random.Generator) -> Rows:
+    name = generator.choice(np.unique(rows.group))
+    return _relabelled(rows, rows.group == name, 0.9, generator)
+
+
+def _few(rows: Rows, generator: np.random.Generator) -> Rows:
+    return rows.pick(np.sort(generator.choice(len(rows.label), 60, replace=False)))
+
+
+def _shuffled(rows: Rows, generator: np.random.Generator) -> Rows:
+    """Half of the labels went to other rows, as after a sort of one column."""
+    moved = generator.random(len(rows.label)) < 0.9
+    label = rows.label.copy()
+    label[moved] = generator.permutation(label[moved])
+    return Rows(rows.x, label, rows.site, rows.group, rows.patient)
+
+
+REGRESSIONS = {
+    "a class whose labels are mostly the next one's": _class,
+    "six records of a class": _rare,
+    "the largest site in another unit": _site,
+    "a subgroup mostly mislabelled": _group,
+    "60 records in all": _few,
+    "labels moved against rows": _shuffled,
+}
+HARMLESS = (
+    "another seed",
+    "other records",
+    "a fifth more records",
+    "other records and another seed",
+    "a tenth fewer records",
+)
+
+
+def _train(root: Path, name: str, rows: Rows, seed: int) -> Path:
+    forget_simulated()
+    data = rows.write(root / f"{name}.csv")
+    init_command(data, root / f"init-{name}", "")
+    file = root / f"init-{name}" / "experiment.yaml"
+    run_in_process(RunSettings(str(file), f"seed={seed}", name, str(root)))
+    return root / name
+
+
+def measured(name: str, seed: int) -> list[dict[str, Any]]:
+    """All updates of one set against the model of one seed."""
+    load, share = SETS[name]
+    rows, generator = load(), np.random.default_rng(seed)
+    patients = generator.permutation(np.unique(rows.patient))
+    learnt = np.isin(rows.patient, patients[: int(share * len(patients))])
+    judging = np.flatnonzero(~learnt)
+    half = np.isin(rows.patient, patients[int((0.8 + 0.2 * share) * len(patients)) :])
+    pool = rows.pick(np.flatnonzero(learnt))
+    count = len(pool.label) * 3 // 4
+
+    def drawn(records: int) -> Rows:
+        return pool.pick(np.sort(generator.choice(len(pool.label), records, replace=False)))
+
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        rows.pick(judging[~half[judging]]).write(root / "gate.csv")
+        rows.pick(judging[half[judging]]).write(root / "truth.csv")
+        first = drawn(count)
+        _train(root, "approved", first, seed)
+        updates = {
+            HARMLESS[0]: (first, seed + 500),
+            HARMLESS[1]: (drawn(count), seed),
+            HARMLESS[2]: (drawn(count * 6 // 5), seed),
+            HARMLESS[3]: (drawn(count), seed + 501),
+            HARMLESS[4]: (drawn(count * 9 // 10), seed),
+            **{kind: (fault(drawn(count), generator), seed) for kind, fault in REGRESSIONS.items()},
+        }
+        found = []
+        for number, (kind, (data, own_seed)) in enumerate(updates.items()):
+            run = _train(root, f"update-{number}", data, own_seed)
+            passed, worst = (_gate(root, run, file) for file in ("gate.csv", "truth.csv"))
+            found.append(
+                {
+                    **{"set": name, "seed": seed, "kind": kind, "harmless": kind in HARMLESS},
+                    **{"margin": MARGIN, "passed": passed[0], "worst": passed[1], "worst_in_truth": worst[1]},
+                    **{"parts": passed[2], "records": passed[3]},
+                }
+            )
+        return found
+
+
+def _gate(root: Path, run: Path, file: str) -> tuple[bool, float, int, int]:
+    """(whether it passes, the largest loss of a part, parts, records)."""
+    sets = ["site_column=site", f"subgroup={{column: group, values: {json.dumps(_groups(root / file))}}}"]
+    against = Against(root / "approved", [str(MARGIN)], root / "judge.key")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        passes = evaluate_command(run, root / file, sets, against=against)
+    lines = [line for line in said.getvalue().splitlines() if line.startswith("  ")]
+    losses = [float(line.split(" points")[0].split()[-1]) for line in lines]
+    records = json.loads((run / "evaluations" / Path(file).stem / "measures.json").read_text())["samples"]
+    return passes, min(losses), len(lines), records
+
+
+def _groups(path: Path) -> list[str]:
+    with open(path, newline="") as file:
+        return sorted({row["group"] for row in csv.DictReader(file)})
+
+
+def write_page(done: list[dict[str, Any]]) -> None:
+    """The table of all updates, misses and all."""
+    harmless, worse = ([row for row in done if row["harmless"] is kind] for kind in (True, False))
+    real = [row for row in worse if row["worst_in_truth"] < -100 * MARGIN]
+    lines = [
+        "# The gate",
+        "",
+        "Written by `python -m perennial.benchmarks.gate`, whose head says how. Points; margin "
+        f"{100 * MARGIN:g} in every part (class, site, subgroup), said before.",
+        "",
+        f"- harmless updates refused: {sum(not row['passed'] for row in harmless)} of {len(harmless)}",
+        f"- regressions refused: {sum(not row['passed'] for row in worse)} of {len(worse)}; of those that "
+        "are worse by more than the margin on the second file too: "
+        f"{sum(not row['passed'] for row in real)} of {len(real)}",
+        "",
+        "| set | seed | update | records | parts | largest loss of a part | on the second file | verdict |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for row in sorted(done, key=lambda row: (not row["harmless"], row["set"], row["seed"])):
+        right = row["passed"] == row["harmless"]
+        verdict = ("passed" if row["passed"] else "refused") + ("" if right else " (wrongly)")
+        lines.append(
+            f"| {row['set']} | {row['seed']} | {row['kind']} | {row['records']:,} | {row['parts']} "
+            f"| {row['worst']:+.1f} | {row['worst_in_truth']:+.1f} | {verdict} |"
+        )
+    lines += ["", f"Machine: {machine()}. Versions: torch {torch.__version__}, NumPy {np.__version__}.", ""]
+    PAGE.write_text("\n".join(lines))
+
+
+def read() -> list[dict[str, Any]]:
+    """The comparisons that were recorded."""
+    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
+
+
+def main() -> None:
+    """Compare what is missing for as long as there is time."""
+    until = time.monotonic() + 60 * float(sys.argv[1]) if len(sys.argv) > 1 else float("inf")
+    for seed in SEEDS:
+        for name in SETS:
+            if any((row["set"], row["seed"]) == (name, seed) for row in read()) or time.monotonic() > until:
+                continue
+            rows = measured(name, seed)
+            with open(RECORD, "a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+            write_page(read())
+
+
+if __name__ == "__main__":
+    main()

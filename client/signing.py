@@ -1,0 +1,91 @@
+"""A site's statements of its closed-form sums: signed once, kept, and superseded where the sums change."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perennial.client.identity import Identity
+from perennial.client.secure_state import own_identity
+from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.privacy.secure.keys import signing_key
+from perennial.privacy.signed_sums import Signer, Statement, lists
+
+if TYPE_CHECKING:
+    from perennial.client.site import Site
+    from perennial.protocol.messages import StatisticsRequest
+
+FILE = "statements.json"
+"""In the site's folder of a run: all its statements."""
+CERTIFIED = Path("secure/identity.certified")
+"""In state_dir: what the node key says of the signing key; `perennial site start` writes it."""
+
+
+def own_key(state_dir: Path) -> str:
+    """The site's public signing key, made at the first call."""
+    return signing_key(own_identity(state_dir))
+
+
+def certify_own_key(state_dir: Path, certified: Callable[[str], str]) -> None:
+    """Keep what the node key says of the signing key. certified: says it of a public key."""
+    own = certified(own_key(state_dir))
+    replace_file(state_dir / CERTIFIED, own.encode(), mode=0o644)
+
+
+def own_signer(identity: Identity) -> Signer:
+    """The site's public signing key, with what its node key says of it."""
+    path, key = identity.state_dir / CERTIFIED, own_key(identity.state_dir)
+    return Signer(identity.name, key, path.read_text() if path.exists() else "")
+
+
+def kept_statements(folder: Path) -> dict[int, list[Statement]]:
+    """task -> all versions, the latest one last. folder: of a run, at the site.
+
+    Raises StateError when the file is damaged.
+    """
+    path = folder / FILE
+    found: dict[int, list[Statement]] = {}
+    try:
+        for statement in map(Statement.from_json, json.loads(path.read_bytes()) if path.exists() else ()):
+            found.setdefault(statement.task, []).append(statement)
+    except (OSError, ValueError, TypeError) as error:
+        raise StateError(f"{path}: damaged ({error!r:.200}); restore it from a copy") from error
+    return found
+
+
+def keep_statements(folder: Path, found: Iterable[Statement]) -> None:
+    """Add statements to those that are kept, each once."""
+    known = [statement for versions in kept_statements(folder).values() for statement in versions]
+    values = [asdict(statement) for statement in dict.fromkeys([*known, *found])]
+    replace_file(folder / FILE, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def signed_sums(site: "Site", request: "StatisticsRequest", sums: str) -> Statement | None:
+    """The statement of sums that are about to leave, on the disk on return; None where none is asked for.
+
+    sums: their SHA-256. Raises ProtocolError where the list of signers has not this site's key.
+    """
+    if request.signers is None:
+        return None
+    own = own_signer(site.identity)
+    if own.row not in request.signers:
+        raise ProtocolError(f"StatisticsRequest: signers: the key of {site.name} is not among them")
+    folder, secret = site.state(request.run).folder, own_identity(site.identity.state_dir)
+    make_folder(folder)
+    with one_at_a_time(folder):
+        statement = Statement.make(
+            secret,
+            kept_statements(folder).get(request.of_task, ()),
+            sums,
+            site=site.name,
+            experiment=request.experiment,
+            run=request.run,
+            task=request.of_task,
+            class_order=request.class_order,
+            features=request.features,
+            signers=lists(request.signers)[-1],
+        )
+        keep_statements(folder, [statement])
+    return statement

@@ -1,0 +1,299 @@
+"""What in somebody's data may not be what it seems: questions, each with the YAML line that answers it.
+
+Nothing here is decided: a column that tells the class, an identifier that repeats, a code that stands for
+nothing. Whoever knows the data answers, in `init` or in the file.
+"""
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from perennial.data.config import DataConfig
+from perennial.data.csv_file import CsvFile, read_csv, with_points
+from perennial.data.site import Part, SiteData
+from perennial.data.table_columns import absent, is_number
+
+Value = str | Sequence[str] | Mapping[str, str]
+NEARLY = 0.97
+"""Mean share of each class that one column alone tells rightly; from here on it is asked about."""
+LEAST_ROWS = 40
+MOST_ROWS = 4_000
+"""Rows that the search for such a column looks at."""
+MOST_COLUMNS = 500
+"""Of a wider table, which holds measurements of one kind, no single column is looked at so."""
+STAND_FOR_NOTHING = frozenset(
+    (-1.0, *(sign * nines for sign in (-1, 1) for nines in (9, 99, 999, 9999, 99999)))
+)
+UNKNOWN = frozenset(
+    ("unknown", "unbekannt", "missing", "fehlt", "k.a.", "n.a.", "not available", "-", "--", ".")
+)
+_PERSON = (
+    r"(patient|patienten|patients|pat|subject|subj|proband|probanden|person|case|fall|lesion|mrn|usubjid|p)"
+)
+_NUMBER = r"(id|ids|nr|no|num|nummer|number|key|code|identifier)"
+_IDENTIFIER = re.compile(rf"({_PERSON}{_NUMBER}?|{_NUMBER}|study{_NUMBER})")
+
+
+PARTS: tuple[Part, ...] = ("train", "validation", "calibration", "test")
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """text: what was found, and what it may mean. key, value: of the data block, if it does.
+
+    key: '' where no key answers, and the files have to be put right.
+    """
+
+    text: str
+    key: str = ""
+    value: Value = ""
+
+    @property
+    def line(self) -> str:
+        """The answer as the data block has it."""
+        return answer(self.key, self.value) if self.key else ""
+
+    def __str__(self) -> str:
+        return f"{self.text}; if so: {self.line}" if self.key else self.text
+
+
+def answer(key: str, value: Value) -> str:
+    """A key of the data block on one line."""
+    plain = value if isinstance(value, str | Mapping) else list(value)
+    shown = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
+    return f"{key}: {shown.strip().removesuffix('...').strip()}"
+
+
+def suspicions(
+    config: DataConfig, sites: Mapping[str, SiteData], classes: Sequence[str], test: SiteData | None = None
+) -> Iterator[Suspicion]:
+    """Questions about data that were read.
+
+    sites: one, or all that are simulated. test: of a simulation's server. Between sites that exist nothing is
+    compared.
+    """
+    first = next(iter(sites.values()))
+    if config.source == "csv" and config.path is not None and first.columns is not None:
+        file = read_csv(Path(config.path).expanduser(), config.encoding, config.decimal)
+        yield from suspicious_table(
+            file, config.label_column, first.columns, config.patient, config.missing, config.labels
+        )
+    counts = torch.bincount(first.y, minlength=len(classes)).tolist()
+    yield from suspicious_names({name: n for name, n in zip(classes, counts, strict=True) if n})
+    if config.partition.kind != "natural" and len(sites) > 1:
+        parts = {part: torch.cat([site.part(part) for site in sites.values()]) for part in PARTS}
+        parts |= {} if test is None else {"test": test.test}
+        sites = {"": replace(first, name="the data", **parts)}
+    for site in sites.values():
+        yield from suspicious_records(site, classes)
+
+
+def suspicious_table(
+    file: CsvFile,
+    label: str,
+    columns: Mapping[str, Any],
+    patient: str | None,
+    missing: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+) -> Iterator[Suspicion]:
+    """Questions about a table. columns: that become features, with their kinds, as far as they are known."""
+    given = file.columns[label]
+    present = ~absent(given, missing)
+    if not labels:
+        yield from _quantity(label, given[present])
+    for name, kind in columns.items():
+        texts = file.columns[name]
+        here = ~absent(texts, missing)
+        if repeats(name, texts[here]):
+            yield whose(name, texts[here], patient)
+        elif kind == "numeric":
+            yield from _codes(name, with_points(texts[here], file.decimal))
+        elif not isinstance(kind, str):
+            yield from _spellings(name, texts[here])
+    yield from _telling(file, given, present, columns, missing)
+
+
+def _quantity(label: str, labels: np.ndarray) -> Iterator[Suspicion]:
+    found = np.unique(labels).tolist()
+    if len(found) <= 10 or not all(map(is_number, found)):
+        return
+    values = sorted(map(float, found))
+    whole = all(value.is_integer() for value in values)
+    numbered = whole and values[0] in (0.0, 1.0) and values[-1] - values[0] + 1 == len(values)
+    if not whole or (not numbered and len(labels) < 20 * len(found)):
+        yield Suspicion(
+            f"column {label!r} holds {len(found)} different numbers, {values[0]:g} to {values[-1]:g}, which "
+            "look like a quantity and no classes: cut it in the file, or name another label_column"
+        )
+
+
+def repeats(name: str, present: np.ndarray) -> bool:
+    """Whether a column is called like an identifier and holds one that stands in several rows."""
+    words = [word for word in re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", name) if word]
+    if not words or not all(_IDENTIFIER.fullmatch(word.lower()) for word in words):
+        return False
+    found = np.unique(present).tolist()
+    return len(found) >= max(10, len(present) / 20) and len(found) < len(present) and not decimals(found)
+
+
+def decimals(texts: Sequence[str]) -> bool:
+    """Whether texts are numbers of which some have a part behind the point, as measurements do."""
+    return all(map(is_number, texts)) and not all(float(text).is_integer() for text in texts)
+
+
+def whose(name: str, present: np.ndarray, patient: str | None) -> Suspicion:
+    """The question about a column that repeats. patient: the column that names patients, if one does."""
+    text = (
+        f"column {name!r} looks like an identifier: {len(np.unique(present))} values in {len(present)} rows"
+    )
+    if patient is None:
+        return Suspicion(f"{text}; it may say whose each row is", "patient", name)
+    return Suspicion(f"{text}; it says nothing of a new patient", "column_kinds", {name: "ignore"})
+
+
+def _codes(name: str, present: np.ndarray) -> Iterator[Suspicion]:
+    """Numbers that may stand for an unknown value: nines or -1, far from all others."""
+    texts, counts = np.unique(present, return_counts=True)
+    values = {text: float(text) for text in texts.tolist() if is_number(text)}
+    others = [value for value in values.values() if value not in STAND_FOR_NOTHING]
+    if len(others) < 3:
+        return
+    low, high = min(others), max(others)
+    for code in sorted(STAND_FOR_NOTHING & set(values.values())):
+        negative = code < 0 <= low and (code != -1 or high - low > 10)
+        if negative or code > high + max(2 * (high - low), 1.0):
+            spelt = [text for text, value in values.items() if value == code]
+            rows = int(counts[np.isin(texts, np.array(spelt, dtype=texts.dtype))].sum())
+            yield Suspicion(
+                f"column {name!r} holds {code:g} in {rows} rows, and else {low:g} to {high:g}: it may mean "
+                "unknown",
+                "missing",
+                spelt,
+            )
+
+
+def _spellings(name: str, present: np.ndarray) -> Iterator[Suspicion]:
+    found = Counter(present.tolist())
+    # codes that are numbers are one category, however they are written
+    for several in [] if all(map(is_number, found)) else alike(found):
+        yield Suspicion(
+            f"column {name!r} has {_listed(several, found)} as categories of their own; if they mean one "
+            "thing, write them alike in the file"
+        )
+    for text in (text for text in found if text.casefold() in UNKNOWN):
+        yield Suspicion(
+            f"column {name!r} holds {text!r} {found[text]} times: it may mean unknown", "missing", [text]
+        )
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """Groups of names that differ in case, spelling of a number, blanks or joining signs alone."""
+    found: defaultdict[object, list[str]] = defaultdict(list)
+    for name in names:
+        plain = unicodedata.normalize("NFKC", name).casefold().strip()
+        found[float(plain) if is_number(plain) else re.sub(r"(?<=\w)[\s_-]+(?=\w)", "", plain)].append(name)
+    return [group for group in found.values() if len(group) > 1]
+
+
+def suspicious_names(samples: Mapping[str, int]) -> Iterator[Suspicion]:
+    """Classes that may be one. samples: by class."""
+    for group in alike(samples):
+        kept = max(group, key=lambda name: samples[name])
+        others = {name: kept for name in group if name != kept}
+        yield Suspicion(f"classes {_listed(group, samples)} may be one", "labels", others)
+
+
+def _listed(names: Sequence[str], counts: Mapping[str, int]) -> str:
+    return " and ".join(f"{name!r} ({counts[name]})" for name in names)
+
+
+def _telling(
+    file: CsvFile, labels: np.ndarray, present: np.ndarray, columns: Iterable[str], missing: Sequence[str]
+) -> Iterator[Suspicion]:
+    """Columns that nearly determine the class: known after it, as a rule."""
+    names = list(columns)
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(present))[:MOST_ROWS]
+    _, y = np.unique(labels[rows], return_inverse=True)
+    if len(rows) < LEAST_ROWS or not 1 < y.max() + 1 <= len(rows) / 10 or len(names) > MOST_COLUMNS:
+        return
+    for name in names:
+        texts = file.columns[name][rows]
+        share = _told(texts, y, absent(texts, missing), file)
+        if share >= NEARLY:
+            yield Suspicion(
+                f"column {name!r} alone tells the class rightly in {100 * share:.0f} % of other rows; it may "
+                "be known only after the diagnosis",
+                "column_kinds",
+                {name: "ignore"},
+            )
+
+
+def _told(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFile) -> float:
+    """Mean over classes of the share of the second half's rows that the first half's column tells."""
+    found, value = np.unique(texts, return_inverse=True)
+    points = with_points(found, file.decimal).tolist()
+    numbers = np.array([float(text) if is_number(text) else np.nan for text in points])[value]
+    half = len(y) // 2
+    told = np.full(len(y) - half, np.bincount(y[:half]).argmax())
+    as_number = ~empty & np.isfinite(numbers)
+    for group, key in ((as_number, numbers), (~as_number, value.astype(float))):
+        learnt, asked = np.flatnonzero(group[:half]), np.flatnonzero(group[half:])
+        if not len(learnt) or not len(asked):
+            continue
+        order = learnt[np.argsort(key[learnt], kind="stable")]
+        right = np.searchsorted(key[order], key[half + asked]).clip(0, len(order) - 1)
+        left = (right - 1).clip(0)
+        near = np.abs(key[order[left]] - key[half + asked]) < np.abs(key[order[right]] - key[half + asked])
+        nearest = order[np.where(near, left, right)]
+        exact = key[nearest] == key[half + asked]
+        most = _most_frequent(key[:half][learnt], y[:half][learnt])
+        answers = np.array([most[float(value)] for value in key[nearest]])
+        # a number lies between others; a text that was never met tells nothing
+        known = exact | (key is numbers)
+        told[asked[known]] = answers[known]
+    judged = y[half:]
+    return float(np.mean([(told[judged == label] == label).mean() for label in np.unique(judged)]))
+
+
+def _most_frequent(keys: np.ndarray, y: np.ndarray) -> dict[float, int]:
+    found: defaultdict[float, Counter[int]] = defaultdict(Counter)
+    for key, label in zip(keys.tolist(), y.tolist(), strict=True):
+        found[key][label] += 1
+    return {key: counted.most_common(1)[0][0] for key, counted in found.items()}
+
+
+def suspicious_records(site: SiteData, classes: Sequence[str]) -> Iterator[Suspicion]:
+    """Images of one site that lie twice under two classes or on both sides of a split, or show nothing."""
+    rows = np.concatenate([site.part(part).cpu().numpy() for part in PARTS])
+    if site.x.ndim != 4 or not len(rows):
+        return
+    part_of = np.repeat(PARTS, [len(site.part(part)) for part in PARTS])
+    where = [f"number {row}" if site.places is None else site.places[row] for row in rows.tolist()]
+    y, pixels = site.y[rows].tolist(), site.x[rows].flatten(2)
+    plain = (pixels.amax(dim=2) == pixels.amin(dim=2)).all(dim=1)
+    empty = {*plain.nonzero().flatten().tolist()}
+    if empty:
+        yield Suspicion(
+            f"{site.name}: {len(empty)} images have one colour in all pixels, the first {where[min(empty)]}; "
+            "take them out, or set data.window if their values lie outside of it"
+        )
+    _, number = np.unique(site.contents_of(torch.from_numpy(rows)), axis=0, return_inverse=True)
+    same: defaultdict[int, list[int]] = defaultdict(list)
+    for place, content in enumerate(number.reshape(-1).tolist()):
+        same[content].append(place)
+    twice = [places for places in same.values() if len(places) > 1 and places[0] not in empty]
+    for what, of in (("under two classes", y), ("on both sides of a split", part_of.tolist())):
+        if differ := [places for places in twice if len({of[place] for place in places}) > 1]:
+            first = ", ".join(f"{where[p]} ({classes[y[p]]}, {part_of[p]})" for p in differ[0][:3])
+            yield Suspicion(
+                f"{site.name}: {len(differ)} images are there more than once, {what}: {first}; "
+                "take out all but the right ones"
+            )

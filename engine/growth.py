@@ -1,0 +1,167 @@
+"""How a simulation's records differ from those that a run has noted, and which sums change with them."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from perennial.client.learnt import FOLDER, NOWHERE, PARTS, Noted, as_noted, read_noted
+from perennial.config.experiment import Experiment
+from perennial.config.simulation import simulated_federation
+from perennial.data.federation import SimulatedFederation
+from perennial.data.schedule import TaskSchedule
+from perennial.data.site import SiteData
+from perennial.server.corrected import ask_again
+
+MOST_NAMED = 3
+
+
+@dataclass
+class Changes:
+    """Records by what happened to them, each as its place and its class; what is gone by its class alone.
+
+    learnt: whether the run noted anything at all. training: new ones that would be trained on.
+    """
+
+    learnt: bool = False
+    training: int = 0
+    new: list[str] = field(default_factory=list)
+    corrected: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    duplicate: list[str] = field(default_factory=list)
+
+    def in_words(self) -> Iterator[str]:
+        """A line for each kind that there is."""
+        for kind, what in (
+            ("new", "are new"),
+            ("corrected", "are known with another class"),
+            ("moved", "are known from another place"),
+            ("removed", "are there no more"),
+            ("duplicate", "are there more than once"),
+        ):
+            if found := getattr(self, kind):
+                more = ", ..." if found[MOST_NAMED:] else ""
+                yield f"{len(found)} records of known classes {what}: {', '.join(found[:MOST_NAMED])}{more}"
+
+
+def changes_of(run: Path, federation: SimulatedFederation, known: int) -> Changes:
+    """What happened to the records of the known classes; between sites that exist nothing is compared."""
+    found = Changes()
+    for names, sites in _compared(federation):
+        noted = read_noted([p for name in names for p in sorted(run.glob(f"sites/{name}/runs/*"))])
+        found.learnt |= len(noted) > 0
+        _compare(found, noted, sites, federation.classes, known)
+    return found
+
+
+def _compared(federation: SimulatedFederation) -> list[tuple[list[str], list[SiteData]]]:
+    """Sites that exist one by one; those among which records were divided together, with the server's."""
+    if federation.natural:
+        return [([name], [site]) for name, site in federation.sites.items()]
+    test = [] if federation.test is None else [federation.test]
+    return [([*federation.sites], [*federation.sites.values(), *test])]
+
+
+def _now(site: SiteData, known: int) -> tuple[Noted, list[str]]:
+    rows = torch.cat([site.task_indices(part, 0, known) for part in PARTS])
+    places = [f"row {row + 1}" if site.places is None else site.places[row] for row in rows.tolist()]
+    return as_noted(site, site.keyed.key, rows), places
+
+
+def _compare(
+    found: Changes, noted: Noted, sites: Sequence[SiteData], classes: Sequence[str], known: int
+) -> None:
+    """Add what happened to the records of some sites."""
+    before: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for content, label, place in zip(
+        *(v.tolist() for v in (noted.content, noted.label, noted.place)), strict=True
+    ):
+        before[content].append((label, place))
+    now: defaultdict[int, dict[str, tuple[int, int, bool]]] = defaultdict(dict)
+    for site in sites:
+        held, places = _now(site, known)
+        columns = (held.content, held.label, held.place, held.part == PARTS.index("train"))
+        for name, content, label, place, trains in zip(places, *(v.tolist() for v in columns), strict=True):
+            now[content][name] = (label, place, trains)
+    for content, there in now.items():
+        learnt = before.pop(content, [])
+        labels, hashes = {label for label, _ in learnt}, {place for _, place in learnt}
+        named = {name: f"{name} ({classes[label]})" for name, (label, _, _) in there.items()}
+        if not learnt:
+            found.new += named.values()
+            found.training += sum(trains for _, _, trains in there.values())
+        for name, (label, place, _) in there.items() if learnt else ():
+            if label not in labels:
+                former = "/".join(sorted({classes[label] for label in labels}))
+                found.corrected.append(f"{name} ({former}, now {classes[label]})")
+            elif place not in hashes and place != NOWHERE and len(there) <= len(learnt):
+                found.moved.append(named[name])
+        if len(there) > 1:
+            found.duplicate += [*named.values()][1:]
+        found.removed += [f"one of {classes[label]}" for label, _ in learnt[len(there) :]]
+    found.removed += [f"one of {classes[label]}" for learnt in before.values() for label, _ in learnt]
+
+
+@dataclass
+class Stale:
+    """Sums that are no longer those of a site's training records. sums: (task, site).
+
+    added, subtracted: training records that the sums of all sites lack, and that they have and should not.
+    """
+
+    sums: list[tuple[int, str]] = field(default_factory=list)
+    added: int = 0
+    subtracted: int = 0
+
+    def __str__(self) -> str:
+        sites = sorted({name for _, name in self.sums})
+        shown = ", ".join(sites[:MOST_NAMED]) + (", ..." if sites[MOST_NAMED:] else "")
+        return (
+            f"sums of {len(sites)} sites ({shown}) change, and they alone are asked again: {self.added} "
+            f"training records are added, {self.subtracted} subtracted"
+        )
+
+
+def stale_sums(run: Path, experiment: Experiment, schedule: TaskSchedule) -> Stale:
+    """What has changed at sites that noted what they gave; new ones are asked as a matter of course."""
+    federation, found = simulated_federation(experiment), Stale()
+    was_all, there_all = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for folder in sorted(path.parent for path in run.glob(f"sites/*/runs/*/{FOLDER}")):
+        noted = read_noted([folder])
+        noted = noted.pick(noted.part == PARTS.index("train"))
+        site = federation.sites.get(folder.parent.parent.name)
+        now = noted.pick(noted.part < 0)
+        if site is not None:
+            now = as_noted(site, site.keyed.key, site.task_indices("train", 0, schedule.boundaries[-1]))
+        for task in range(1, schedule.count + 1):
+            was, there = (_counted(each, schedule.classes_of(task)) for each in (noted, now))
+            was_all, there_all = was_all + was, there_all + there
+            if was != there:
+                found.sums.append((task, folder.parent.parent.name))
+    found.added, found.subtracted = (there_all - was_all).total(), (was_all - there_all).total()
+    return found
+
+
+def _counted(records: Noted, classes: range) -> Counter[tuple[int, int]]:
+    here = np.isin(records.label, np.array(classes))
+    return Counter(zip(records.content[here].tolist(), records.label[here].tolist(), strict=True))
+
+
+def correct_sums(run: Path, experiment: Experiment, schedule: TaskSchedule, *, grows: bool) -> str:
+    """Have the run ask again for the sums that its records have changed; what it does, or ''.
+
+    grows: whether a new task comes anyway, whose exchange asks for what is missing.
+    """
+    stale = stale_sums(run, experiment, schedule)
+    new = any(not (run / "sites" / name).exists() for name in simulated_federation(experiment).sites)
+    if not stale.sums and (grows or not new):
+        return ""
+    for task, name in stale.sums:
+        for path in run.glob(f"sites/{name}/runs/*/{FOLDER}/task-{task:05d}.safetensors"):
+            path.unlink()
+    ask_again(run, stale.sums, grows=grows)
+    return str(stale) if stale.sums else ""

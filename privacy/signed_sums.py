@@ -1,0 +1,211 @@
+"""What a site signs of its closed-form sums and of their withdrawal, so that none need believe the operator.
+
+A site's signing key is its own; its node key certifies it where it has one. Every statement names the list of
+signers as it stood, which only grows, so that all contributions of a model name one list.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
+from typing import Any, Self
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+
+from perennial.foundation.names import is_site_name
+from perennial.privacy.secure.keys import derive, joined, sign, signing_key, verified
+
+NO_LIST = sha256(b"perennial signers 1").hexdigest()
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A site's public signing key. certified: its OpenSSH node key, a space and the node key's signature."""
+
+    site: str
+    key: str
+    certified: str = ""
+
+    @property
+    def row(self) -> str:
+        return f"{self.site} {self.key}"
+
+    @property
+    def node_key(self) -> str:
+        """The OpenSSH node key that certifies this key; '' where none does."""
+        public, _, signature = self.certified.rpartition(" ")
+        try:
+            key = serialization.load_ssh_public_key(public.encode())
+            if isinstance(key, ec.EllipticCurvePublicKey):
+                key.verify(bytes.fromhex(signature), _certified(self.site, self.key), ec.ECDSA(SHA384()))
+                return public
+        except (InvalidSignature, ValueError, UnsupportedAlgorithm):
+            pass
+        return ""
+
+
+def certify(node: ec.EllipticCurvePrivateKey, site: str, key: str) -> str:
+    """What a node key says of its site's signing key, as Signer.certified."""
+    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    public = node.public_key().public_bytes(encoding, form).decode()
+    return f"{public} {node.sign(_certified(site, key), ec.ECDSA(SHA384())).hex()}"
+
+
+def _certified(site: str, key: str) -> bytes:
+    return joined("perennial signing key 1", site, key)
+
+
+def lists(rows: Iterable[str]) -> list[str]:
+    """The hash of the list of signers after each of its rows."""
+    found, last = [], NO_LIST
+    for row in rows:
+        last = sha256(joined("perennial signers 1", last, row)).hexdigest()
+        found.append(last)
+    return found
+
+
+def _checked(cls: type, values: Any) -> dict[str, Any]:
+    """A dataclass's fields from JSON. Raises ValueError when the values are none of these."""
+    kinds = {field.name: field.type for field in fields(cls)}
+    if not isinstance(values, dict) or values.keys() != kinds.keys():
+        raise ValueError(f"found {values!r:.60}, expected {', '.join(kinds)}")
+    found = dict(values)
+    for name, kind in kinds.items():
+        if kind in (str, int):
+            fits = type(found[name]) is kind
+        else:
+            fits = isinstance(found[name], list | tuple) and all(type(part) is str for part in found[name])
+            found[name] = tuple(found[name]) if fits else ()
+        if not fits:
+            raise ValueError(f"{name}: found {values[name]!r:.40}")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """A site says: these are my sums of this task. Hashes are SHA-256 in hexadecimal digits.
+
+    task: whose classes are meant. features: of the maps. signers: of the list of signers. version: from 1;
+    supersedes: the hash of the version before, '' of the first. sums: of the salt and of the sums' own hash.
+    """
+
+    site: str
+    key: str
+    experiment: str
+    run: str
+    task: int
+    class_order: str
+    features: str
+    signers: str
+    version: int
+    supersedes: str
+    salt: str
+    sums: str
+    signature: str = ""
+
+    @classmethod
+    def make(
+        cls,
+        secret: bytes,
+        known: Sequence["Statement"],
+        sums: str,
+        former: "Statement | None" = None,
+        **said: Any,
+    ) -> "Statement":
+        """The statement of the holder of a private key; one of those known where it says the same.
+
+        known: all versions that it has made of this run and task, in their order. sums: their SHA-256.
+        former: the one to supersede; None: the latest. said: site, experiment, run, task, class_order,
+        features and signers.
+        """
+        latest = known[-1] if known else None
+        said |= {"key": signing_key(secret)}
+        for each in known if former is not None else known[-1:]:
+            fits = former is None or each.supersedes == former.sha256
+            if fits and each.is_of(sums) and said.items() <= asdict(each).items():
+                return each
+        former = former or latest
+        version = 1 if latest is None else latest.version + 1
+        supersedes = "" if former is None else former.sha256
+        salt = derive(
+            secret, joined("perennial salt 1", said["run"], said["task"], version, supersedes)
+        ).hex()
+        unsigned = cls(**said, version=version, supersedes=supersedes, salt=salt, sums=_salted(salt, sums))
+        return replace(unsigned, signature=sign(secret, unsigned._content))
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """Raises ValueError when the values are no statement."""
+        return cls(**_checked(cls, values))
+
+    @property
+    def _content(self) -> bytes:
+        values = {**asdict(self), "signature": ""}
+        return joined("perennial statement of sums 1", *values.values())
+
+    @property
+    def sha256(self) -> str:
+        return sha256(self._content).hexdigest()
+
+    @property
+    def signed(self) -> bool:
+        """Whether the key that it names signed it, for a site that there can be."""
+        return is_site_name(self.site) and verified(self.key, self._content, self.signature)
+
+    def is_of(self, sums: str) -> bool:
+        """Whether it is about the sums with this SHA-256."""
+        return self.sums == _salted(self.salt, sums)
+
+
+def _salted(salt: str, sums: str) -> str:
+    return sha256(joined("perennial salted sums 1", salt, sums)).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdrawal:
+    """A receipt: these statements count no more, those that replace them do. Signed by site and operator.
+
+    withdrawn, remaining: hashes of statements; of a whole site nothing remains. operator: public key.
+    """
+
+    site: str
+    run: str
+    time: str
+    withdrawn: tuple[str, ...]
+    remaining: tuple[str, ...]
+    key: str = ""
+    signature: str = ""
+    operator: str = ""
+    countersigned: str = ""
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """Raises ValueError when the values are no receipt."""
+        return cls(**_checked(cls, values))
+
+    @property
+    def _content(self) -> bytes:
+        lists_of = (len(self.withdrawn), *self.withdrawn, len(self.remaining), *self.remaining)
+        return joined("perennial withdrawal 1", self.site, self.run, self.time, *lists_of)
+
+    def by_site(self, secret: bytes) -> "Withdrawal":
+        """With the site's signature."""
+        return replace(self, key=signing_key(secret), signature=sign(secret, self._content))
+
+    def by_operator(self, secret: bytes) -> "Withdrawal":
+        """With the operator's signature."""
+        return replace(self, operator=signing_key(secret), countersigned=sign(secret, self._content))
+
+    @property
+    def signed(self) -> bool:
+        """Whether it is signed by the operator, and by the site where that is said."""
+        by_site = not (self.key or self.signature) or verified(self.key, self._content, self.signature)
+        return by_site and verified(self.operator, self._content, self.countersigned)
+
+
+def allowed_by(signer: Signer, brought: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a list that a verifier brings has this site's signing key, or a node key that certifies it."""
+    keys = brought.get(signer.site, ())
+    return signer.key in keys or (signer.node_key != "" and signer.node_key in keys)

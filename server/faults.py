@@ -1,0 +1,221 @@
+"""The faults of a federation, as every surface names them, and those of answers and of what a run has learnt.
+
+Pages, `perennial deploy status`, `/metrics`, webhook, mail and report take their words from here and
+`server/fault_kinds.py`; which faults stand in what goes on is found in `live/diagnosis.py`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perennial.foundation.errors import ERROR, NO_ANSWER, NOT_APPROVED
+from perennial.server.fault_kinds import KINDS, Grade, Owner
+from perennial.server.run_record import Summary
+
+WENT_BACK, WENT_ON = "its ledger went back", "its ledger goes on"
+"""Of a note of the journal about a site's ledger."""
+WRONG_NAME = "it says it is site"
+"""Of the reason why a node that says another site's name takes no part."""
+FORGETTING = 0.3
+"""Share of a task's best accuracy, in points over 100, from whose loss on forgetting is named."""
+FALLEN, ROUNDS = 0.5, 3
+"""Accuracy under this share of the task's best, in so many rounds in a row, has collapsed."""
+SHOWN = 6
+"""Sites that one sentence names."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault that stands. Two are the same fault while kind, site, run and key are.
+
+    key: what it is about, where there are several: a rule, a file, a setting. detail: what is known beyond
+    the sentence, which may change while it stands. since: in seconds since 1970. deployed: whether
+    `perennial deploy` started the run.
+    """
+
+    kind: str
+    site: str = ""
+    run: str = ""
+    detail: str = field(default="", compare=False)
+    since: float | None = field(default=None, compare=False)
+    deployed: bool = field(default=True, compare=False)
+    key: str = ""
+
+    @property
+    def cause(self) -> str:
+        """One sentence."""
+        return self._filled(KINDS[self.kind].cause)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose turn it is."""
+        return KINDS[self.kind].owner
+
+    @property
+    def command(self) -> str:
+        """What ends it."""
+        return self._filled(KINDS[self.kind].command)
+
+    @property
+    def grade(self) -> Grade:
+        return KINDS[self.kind].grade
+
+    @property
+    def said(self) -> str:
+        """The sentence, and what is known beyond it."""
+        return f"{self.cause} {self.detail}".rstrip()
+
+    @property
+    def turn(self) -> str:
+        """Whose turn it is, and what ends the fault."""
+        return f"{self.owner.capitalize()}: {self.command}."
+
+    def facts(self) -> dict[str, str]:
+        """For programs: JSON, and the labels of a metric."""
+        named = ("grade", "kind", "run", "site", "owner", "cause", "command")
+        return {name: getattr(self, name) for name in named}
+
+    def _filled(self, text: str) -> str:
+        run = self.run
+        paused = self.kind == "paused"
+        own = f"perennial resume runs/{run}" if paused else "perennial run EXPERIMENT --resume"
+        resume = f"perennial deploy resume {run}" if self.deployed else own
+        return text.format(site=self.site, run=run, key=self.key, resume=resume)
+
+
+def ranked(faults: Iterable[Fault]) -> list[Fault]:
+    """Each once, the gravest first, and else in the order of KINDS."""
+    order = {kind: place for place, kind in enumerate(KINDS)}
+    return sorted(
+        dict.fromkeys(faults), key=lambda one: (one.grade != "critical", order[one.kind], one.run, one.site)
+    )
+
+
+def grouped(faults: Iterable[Fault]) -> list[Fault]:
+    """The same with one sentence for sites that differ in their names alone."""
+    together: dict[Fault, list[Fault]] = {}
+    for fault in ranked(faults):
+        alone = "{site}" in KINDS[fault.kind].command
+        together.setdefault(fault if alone else replace(fault, site="*"), []).append(fault)
+    return [replace(ones[0], site=_named([one.site for one in ones])) for ones in together.values()]
+
+
+def _named(sites: list[str]) -> str:
+    shown = ", ".join(sites[:SHOWN])
+    return f"{shown} and {len(sites) - SHOWN} more" if len(sites) > SHOWN else shown
+
+
+def of_answer(site: str, run: str, reason: str, *, here: bool = False) -> Fault:
+    """The fault behind what came in place of an answer.
+
+    reason: where the site refused, it begins with what did (policy, privacy, state, ...). here: at the site
+    itself, which may know of its disk and ledger.
+    """
+    kind, _, words = reason.partition(": ")
+    match kind:
+        case "policy" | "privacy" if "would bring this site's lifetime" in words:
+            return Fault("budget", site, run)
+        case "policy" if words.startswith("this site pauses"):
+            return Fault("site_paused", site, run)
+        case "policy" if words.startswith("this site has withdrawn"):
+            return Fault("withdrawn", site, run)
+        case "policy" | "privacy":
+            found = re.match(r"(?:policy|state|privacy)\.\w+", words)
+            return Fault("policy", site, run, words, key=found.group() if found else "what it names")
+        case "protocol" | "config" if "version" in words:
+            return Fault("version", site, run, words)
+        case "protocol" | "config":
+            return Fault("other_code", site, run, words)
+        case "state" | "data" | "error":
+            return _of_own_state(site, words) if here else Fault("own_reason", site, run)
+    if reason == NOT_APPROVED:
+        return Fault("not_approved", site, run)
+    if reason.startswith(NO_ANSWER):
+        return Fault("deadline", site, run)
+    if WRONG_NAME in reason:
+        return Fault("wrong_name", site, run, shown_sentence(reason))
+    if "speaks protocol version" in reason:
+        return Fault("version", site, run, shown_sentence(reason))
+    if "has experiment" in reason:
+        return Fault("other_code", site, run)
+    return Fault("failed" if reason.startswith(ERROR) else "invalid", site, run, shown_sentence(reason))
+
+
+def shown_sentence(words: str) -> str:
+    """words as a sentence that ends."""
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
+
+
+def _of_own_state(site: str, words: str) -> Fault:
+    if "No space left" in words:
+        return Fault("site_disk_full", site)
+    return of_ledger(site, words) or Fault("site_error", site, detail=shown_sentence(words))
+
+
+def of_ledger(site: str, words: str) -> Fault | None:
+    """The fault of a ledger that an error is about; None where it is about something else."""
+    if "lacks line" in words or words.startswith("ledger_tip: no file"):
+        return Fault("ledger_behind", site)
+    return Fault("ledger_unreadable", site, detail=shown_sentence(words)) if "ledger" in words else None
+
+
+def of_learning(
+    run: str,
+    signs: Sequence[str],
+    tries: Callable[[], Sequence[str]],
+    by_round: Sequence[float | None],
+    classes: Mapping[str, float | None],
+    forgotten: float | None,
+) -> Iterator[Fault]:
+    """What is wrong with what a run has learnt.
+
+    signs: of server/stopped.py, after the newest task. tries: settings that may help. by_round: accuracy
+    after each round of one task. classes: accuracy of each class so far. forgotten: of the worst task.
+    """
+    measured = [value for value in by_round if value is not None]
+    newest = measured[-ROUNDS:]
+    if not signs and len(measured) > ROUNDS and max(newest) < FALLEN * max(measured):
+        signs = ["its accuracy has fallen to under half of what this task had reached"]
+    if signs:
+        yield Fault("collapsed", run=run, detail=shown_sentence("; ".join(signs)), key="; or ".join(tries()))
+    never = [name for name, share in classes.items() if share == 0.0]
+    if never:
+        yield Fault("unrecognised", run=run, detail=f"{len(never)} of {len(classes)}: {_named(never)}.")
+    if forgotten is not None and forgotten > FORGETTING:
+        yield Fault("forgetting", run=run)
+
+
+def of_summary(run: str, summary: Summary, by_round: Sequence[float | None] = ()) -> Iterator[Fault]:
+    """What is wrong with a finished run's model and its sites' sums. by_round: as in of_learning()."""
+    extra = summary.model_extra or {}
+    stopped, matrix = summary.stopped_learning, summary.accuracy_matrix
+    last = stopped.tasks[-1] if stopped is not None and stopped.tasks else None
+    signs = last.signs if last is not None and last.task == len(matrix) else []
+    shares = (extra.get("class_accuracy") or [()])[-1]
+    lost = []
+    for task, now in enumerate(matrix[-1][:-1]):
+        best = max((row[task] or 0.0 for row in matrix[task:-1]), default=0.0)
+        lost += [] if now is None else [best - now]
+    classes = dict(zip(summary.classes, shares, strict=False))
+    tries = stopped.to_try if stopped is not None else ["see docs/which_method.md"]
+    yield from of_learning(run, signs, lambda: tries, by_round, classes, max(lost, default=None))
+    table = extra.get("cross_site")
+    rows = table.get("sites") if isinstance(table, dict) else None
+    found = rows.items() if isinstance(rows, dict) else ()
+    marks = {site: str(row.get("marked") or "") for site, row in found if isinstance(row, dict)}
+    yield from of_marks(run, marks)
+
+
+def of_marks(run: str, marks: Mapping[str, str]) -> Iterator[Fault]:
+    """Sites whose sums differ from the others'. marks: what differs by site, '' for nothing."""
+    for site, mark in marks.items():
+        if mark:
+            yield Fault("contradicting", site, run, shown_sentence(mark))
+
+
+def of_note(run: str, text: str) -> tuple[str, Fault | None] | None:
+    """(site, fault or None where one has ended) of a note of the journal about a ledger."""
+    site, _, words = text.removeprefix("site ").partition(": ")
+    if not text.startswith("site ") or not words.startswith("its ledger "):
+        return None
+    return site, Fault("receipts", site, run) if words.startswith(WENT_BACK) else None

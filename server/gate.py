@@ -1,0 +1,162 @@
+"""The gate between a new model and patients: is it as good as the approved one, but for a margin, everywhere?
+
+Both models answer for the same records. For each class, each site and each subgroup the difference between
+the shares that they call rightly has the 95 % score interval for paired shares (Tango 1998, Statistics in
+Medicine 17, 891). A part is shown to be as good where the lower end lies above minus its margin, a one-sided
+test at 2.5 %. Every part must be shown to be, so that many parts need no correction: a model that is worse by
+the margin in any one of them passes with at most the chance of that one test (intersection-union; Berger
+1982). Records of one patient count as one: the patient's shares of lost and of gained answers.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from perennial.foundation.errors import ConfigError, nearest
+from perennial.server.measures.figure import Figure, Z
+
+Kind = Literal["class", "site", "subgroup"]
+STEPS = 60
+"""Halvings of an interval: 2^-60 of its width is left."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One class, site or subgroup. units: patients, or records where nobody names patients.
+
+    lost, gained: units classified correctly by the approved model alone, and by the new one alone.
+    """
+
+    kind: Kind
+    name: str
+    units: int
+    lost: float
+    gained: float
+    margin: float
+
+    @property
+    def difference(self) -> Figure:
+        """Share classified correctly by the new model less that of the approved one."""
+        return paired_difference(self.lost, self.gained, self.units)
+
+    @property
+    def needed(self) -> int:
+        """Units without which not even two equal models could be shown to be equal within the margin."""
+        return math.floor(Z * Z * (1 - self.margin) / self.margin) + 1
+
+    @property
+    def passes(self) -> bool:
+        """Whether the new model was shown to be worse by less than the margin."""
+        low = self.difference.low
+        return low is not None and low > -self.margin
+
+    def __str__(self) -> str:
+        said, within = self.difference, f"margin {100 * self.margin:g}"
+        if said.value is None or said.low is None or said.high is None:
+            return f"{self.kind} {self.name}: no record, {within}"
+        text = (
+            f"{self.kind} {self.name}: {100 * said.value:+.1f} points [{100 * said.low:+.1f}, "
+            f"{100 * said.high:+.1f}] of {self.units}, {within}"
+        )
+        return text + (f"; at least {self.needed} are needed" if self.units < self.needed else "")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate says. parts: all that were compared. new: classes that the approved model lacks."""
+
+    parts: tuple[Part, ...]
+    new: tuple[str, ...] = ()
+    failing: tuple[Part, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "failing", tuple(part for part in self.parts if not part.passes))
+
+    @property
+    def passes(self) -> bool:
+        """Whether every part was shown to be as good, and there was any."""
+        return bool(self.parts) and not self.failing
+
+
+def compare(
+    right: tuple[np.ndarray, np.ndarray],
+    groups: Sequence[tuple[Kind, str, np.ndarray]],
+    margins: Mapping[str, float],
+    patients: np.ndarray | None,
+) -> tuple[Part, ...]:
+    """Each part, from the answers of both models.
+
+    right: (n,) bool of the approved and of the new model. groups: kind, name, (n,) bool who is in it.
+    margins: as read_margins. patients: (n,) int64 whose each record is.
+    """
+    approved, new = right
+    lost, gained = approved & ~new, new & ~approved
+    found = []
+    for kind, name, members in groups:
+        whose = np.arange(members.sum()) if patients is None else patients[members]
+        _, unit, records = np.unique(whose, return_inverse=True, return_counts=True)
+        either = [np.bincount(unit, each[members], len(records)) / records for each in (lost, gained)]
+        sums = [float(shares.sum()) for shares in either]
+        found.append(Part(kind, name, len(records), *sums, margins.get(name, margins[""])))
+    return tuple(found)
+
+
+def read_margins(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """Margins of shares by the name of a part; '' is that of all others.
+
+    texts: NUMBER, and NAME=NUMBER for a class, site or subgroup. Raises ConfigError naming what is wrong.
+    """
+    found = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            margin = float(number)
+        except ValueError:
+            margin = math.nan
+        if not 0 < margin <= 1:
+            raise ConfigError(
+                f"--margin: found {text!r}, allowed a share above 0 and at most 1, as in 0.05 or NAME=0.2"
+            )
+        if name and name not in names:
+            raise ConfigError(f"--margin: {name!r} is no class, site or subgroup here{nearest(name, names)}")
+        found[name] = margin
+    if "" not in found:
+        raise ConfigError("--margin: missing; how much worse may the new model be? A share, as in 0.05")
+    return found
+
+
+def paired_difference(lost: float, gained: float, units: float) -> Figure:
+    """The difference of two shares of the same units, with its score interval."""
+    if units <= 0:
+        return Figure()
+    value = (gained - lost) / units
+    low = _root(lambda difference: _score(lost, gained, units, difference) - Z, -1.0, value)
+    high = _root(lambda difference: _score(lost, gained, units, difference) + Z, value, 1.0)
+    return Figure(value=value, low=low, high=high)
+
+
+def _score(lost: float, gained: float, units: float, difference: float) -> float:
+    """How far off a true difference is, in standard errors under it; falls as the difference grows."""
+    b = 2 * units * difference - lost - gained + (lost - gained) * difference
+    c = -lost * difference * (1 - difference)
+    # the constrained estimate of the share that is lost, whose quadratic has one root that is a share
+    share = (math.sqrt(max(0.0, b * b - 8 * units * c)) - b) / (4 * units)
+    if difference > 0:
+        # the other way round the same estimate loses no digits
+        return -_score(gained, lost, units, -difference)
+    variance = units * (2 * share + difference * (1 - difference))
+    distance = gained - lost - units * difference
+    if variance <= 0:
+        return math.copysign(math.inf, distance) if distance else 0.0
+    return distance / math.sqrt(variance)
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function is 0, between low and high; the end that is nearer where it is nowhere."""
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2

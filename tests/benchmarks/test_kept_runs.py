@@ -1,0 +1,55 @@
+"""A run of a table that is stopped goes on in its folder, to the same bits; ResNet-20 is what it says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perennial.benchmarks.grid import run_job
+from perennial.benchmarks.resnet20 import ResNet20
+from perennial.benchmarks.table import Row
+from perennial.benchmarks.tables.cifar100 import TABLES
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+
+SMALL = (
+    "data.samples_limit=200",
+    "tasks={count: 2, order: seeded, rounds: 2}",
+    "model={name: mlp, hidden: [8]}",
+)
+
+
+def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    row = Row("small", "replay_digits", SMALL)
+    whole = run_job(row.file, row, 5, "cpu").summary
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 3:
+            raise KeyboardInterrupt
+
+    settings = RunSettings(str(row.file), ";".join((*SMALL, "seed=5")), "kept", str(tmp_path), device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(settings, listener=stop)
+    resumed = run_job(row.file, row, 5, "cpu", tmp_path / "kept").summary
+    assert resumed["model_sha256"] == whole["model_sha256"]
+    assert resumed["rounds"] == whole["rounds"] == 4
+
+
+def test_resnet20_has_the_papers_parameters_and_reads_one_sample_at_a_time() -> None:
+    network = ResNet20((3, 32, 32)).eval()
+    counted = sum(parameter.numel() for parameter in network.parameters()) + 64 * 10 + 10
+    assert counted == pytest.approx(0.27e6, rel=0.01)  # He et al., table 6
+    images = torch.randn(4, 3, 32, 32)
+    alone = torch.cat([network(image[None]) for image in images])
+    assert network(images).shape == (4, ResNet20.width)
+    torch.testing.assert_close(network(images), alone, rtol=1e-4, atol=1e-4)
+
+
+def test_both_arms_have_the_same_data_memory_rounds_and_optimiser() -> None:
+    replay, full = (row.load(1000) for row in TABLES["cifar100_resnet20"].rows[:2])
+    assert (replay.data, replay.tasks) == (full.data, full.tasks)
+    assert replay.learner.memory == full.learner.memory
+    assert replay.learner.optimizer == full.learner.optimizer
+    assert replay.data.samples_limit is None and replay.data.validation_fraction == 0
+    assert replay.model.name == full.model.backbone and full.model.name == "dual_backbone"

@@ -1,0 +1,92 @@
+"""What each release left on disks is opened by this one, and its messages keep their fields."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from perennial.benchmarks.golden import BUDGET, STATES, messages, write_experiment
+from perennial.cli.main import app
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import StateError
+from perennial.privacy.ledger import Ledger, Limit
+from perennial.privacy.record_book import RecordBook, as_ids
+from perennial.server.run_record import read_events, read_run, read_summary
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+RELEASES = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
+assert RELEASES
+
+
+def unpacked(release: Path, name: str, folder: Path) -> Path:
+    with zipfile.ZipFile(release / f"{name}.zip") as packed:
+        packed.extractall(folder)
+    return folder
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+@pytest.mark.parametrize("name", [name for name, (*_, stopped) in STATES.items() if stopped])
+def test_a_run_that_an_earlier_release_began_is_finished_by_this_one(
+    release: Path, name: str, tmp_path: Path
+) -> None:
+    run = unpacked(release, name, tmp_path / "run")
+    path = write_experiment(name, tmp_path)
+    before = [event for event in read_events(run) if event["event"] == "round"]
+    result = run_in_process(RunSettings(str(path), runs=str(tmp_path), resume="yes"))
+    assert result["rounds"] == 4
+    after = [event for event in read_events(run) if event["event"] == "round"]
+    # the third round was not in a checkpoint yet, and is asked again
+    assert after[:2] == before[:2] and [event["round"] for event in after] == [1, 2, 3, 4]
+    if name == "protected":
+        assert read_summary(run).epsilon is not None
+        for site in (run / "sites").iterdir():
+            charges = [entry.kind for entry in Ledger(site).entries()]
+            assert charges.count("update") == 4, "the reply that was kept is not charged again"
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+@pytest.mark.parametrize("name", [name for name, (*_, stopped) in STATES.items() if not stopped])
+def test_a_run_that_an_earlier_release_finished_is_read_by_every_command(
+    release: Path, name: str, tmp_path: Path
+) -> None:
+    run = unpacked(release, name, tmp_path / "run")
+    assert read_run(run).summary.versions["perennial"] == release.name
+    commands = [["report", str(run)]]
+    if name == "noised_sums":
+        commands.append(["ledger", str(run / "sites" / "graz")])
+    if certificates := list(run.glob("certificates/*.json")):
+        commands.append(["verify", str(certificates[0])])
+    assert bool(certificates) == (name == "sums")
+    for command in commands:
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, (command, done.output)
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+def test_records_go_on_paying_for_what_an_earlier_release_charged(release: Path, tmp_path: Path) -> None:
+    ledger, book = Ledger(unpacked(release, "site", tmp_path)), RecordBook(tmp_path, bytes(32))
+    assert len(ledger.entries()) == 2
+    ids = as_ids(np.arange(3 * 16, dtype=np.uint8).reshape(3, 16))
+    paid, _ = book.payments(ledger).of(ids, Limit(**BUDGET), ledger.entries()[0])
+    assert 0 < paid[0, 0] < paid[1, 0] == paid[2, 0]
+
+
+def test_messages_keep_their_fields_until_the_protocol_gets_another_version() -> None:
+    """A change of a message's fields needs a new VERSION in protocol/stamp.py, by which both sides refuse."""
+    kept = [json.loads((release / "messages.json").read_text()) for release in RELEASES]
+    same = [one for one in kept if one["version"] == messages()["version"]]
+    assert all(one == messages() for one in same) and (same or messages()["version"] > kept[-1]["version"])
+
+
+def test_a_checkpoint_of_another_schema_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked(RELEASES[-1], "replay", tmp_path / "run")
+    path = write_experiment("replay", tmp_path)
+    monkeypatch.setattr("perennial.server.checkpoint.SCHEMA", 5)
+    with pytest.raises(StateError, match="finish the run with the version that began it, or begin anew"):
+        run_in_process(RunSettings(str(path), runs=str(tmp_path), resume="yes"))
