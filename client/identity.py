@@ -108,7 +108,7 @@ class _Simulated:
     names: tuple[str, ...]
     settings: RunSettings | None = None
     """Of the site that was identified last."""
-    identities: dict[tuple[RunSettings, int], Identity] = field(default_factory=dict)
+    identities: dict[tuple[RunSettings | None, object], Identity] = field(default_factory=dict)
 
 
 _latest: list[_Simulated] = []
@@ -137,9 +137,9 @@ def identify(context: Context, beside: Context | None = None) -> Identity:
     """
     site_file = context.node_config.get("site")
     partition = context.node_config.get("partition-id")
-    if beside is not None and site_file is None and beside.run_config == context.run_config:
+    if beside is not None and site_file is None and _latest and beside.run_config == context.run_config:
         # neither the settings nor the file are read again
-        known = _latest[0].identities.get((_latest[0].settings or RunSettings(), int(partition or 0)))
+        known = _latest[0].identities.get((_latest[0].settings, partition))
         if known is not None:
             return known
     settings = RunSettings.from_run_config(context.run_config)
