@@ -51,6 +51,11 @@ class RunningBounds:
         """The replies of a first round, before any of them is bounded, or the first turns of a ring."""
         self._first, self._first_counts = _told(replies)
 
+    def touches(self, reply: Admitted) -> bool:
+        """Whether a bound changes the reply, or drops it."""
+        most = self._most_samples(reply.site)
+        return self.exceeds(reply.norm) or (most is not None and reply.num_examples > most)
+
     def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
         """The reply as it counts, with a note for each change.
 
