@@ -48,7 +48,8 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
     """Write model.safetensors and model.json (and model.onnx) to output.
 
     model.onnx is the classifier that the experiment judged, with the head, global class means or a Gaussian
-    head. It takes samples as model.json describes them and gives `probabilities` and `class_index`. Raises
+    head. It takes samples as model.json describes them and gives `probabilities` and `class_index`, and
+    `at_operating_point` for the points of `confidence`, in their order. Raises
     StateError when output cannot be written to, or is the run's own folder.
     """
     from perennial.models.saved import load_saved
@@ -91,7 +92,7 @@ def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> No
         module,
         (module.example(saved),),
         input_names=["samples"],
-        output_names=["probabilities", "class_index"],
+        output_names=["probabilities", "class_index", *["at_operating_point"] * bool(module.points)],
         dynamo=True,
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         verbose=False,

@@ -24,7 +24,11 @@ def mean_in_the_journal() -> Iterator[None]:
     write = Journal.write
 
     def leaking(self: Journal, event: str, **facts: Any) -> None:
-        means = [float(data.x.double().mean()) for held in client_site._processes.values() for data in held.data.values()]
+        means = [
+            float(data.x.double().mean())
+            for held in client_site._processes.values()
+            for data in held.data.values()
+        ]
         write(self, event, **facts, brightness=means)
 
     # a site that is kept in memory, as simulated ones are, so that the server could look

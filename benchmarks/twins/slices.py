@@ -124,10 +124,10 @@ def data_of(settings: Mapping[str, Any], *, patients: bool = False, form: str = 
     table = settings["data"]["source"] == "csv"
     shape = (COLUMNS,) if table else (PIXELS, PIXELS)
     form = "csv" if table else form
-    names = [f"site-{index}" for index in range(3 if "secure" in settings or "groups" in str(settings) else 2)]
-    return {
-        name: drawn(1, name, shape, CLASSES, OF_EACH, patients=patients, form=form) for name in names
-    }
+    names = [
+        f"site-{index}" for index in range(3 if "secure" in settings or "groups" in str(settings) else 2)
+    ]
+    return {name: drawn(1, name, shape, CLASSES, OF_EACH, patients=patients, form=form) for name in names}
 
 
 def valid(settings: Mapping[str, Any]) -> Experiment:

@@ -71,9 +71,11 @@ class Ran:
 
 @dataclass
 class Federation:
-    """folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first
-    site's, beside OPEN. data: of every site by name; the first one has the twin. patient: whether the
-    data say whose each record is. site: further keys of the first site's site.yaml.
+    """A server and its sites, each with data of its own.
+
+    folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first site's,
+    beside OPEN. data: of every site by name; the first one has the twin. site: further keys of the first
+    site's site.yaml.
     """
 
     folder: Path
@@ -200,7 +202,9 @@ class Federation:
         except (Exception, _Crash) as error:
             failed = f"{type(error).__name__}: {error}"
         files = {
-            str(path.relative_to(runs)): path.read_bytes() for path in sorted(runs.rglob("*")) if path.is_file()
+            str(path.relative_to(runs)): path.read_bytes()
+            for path in sorted(runs.rglob("*"))
+            if path.is_file()
         }
         return Ran(answer.answers, files, failed)
 

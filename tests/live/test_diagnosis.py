@@ -22,6 +22,7 @@ from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, 
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
+from perennial.live.diagnosis import of_run
 from perennial.live.guard import Sessions
 from perennial.live.mail import MailSettings, message_of
 from perennial.live.metrics import run_metrics
@@ -375,13 +376,20 @@ def test_words_of_a_site_stay_text_on_every_surface(world: World) -> None:
 
 
 def test_accuracy_that_falls_within_a_task_is_named_before_its_end(world: World) -> None:
+    state = RunState(world.run.folder)
+
+    def kinds() -> list[str]:
+        with room_for(1e12), beating(world.run.folder / ALIVE):
+            state.read()
+            return [fault.kind for fault in of_run(state)]
+
     for number, accuracy in enumerate((0.5, 0.8, 0.3, 0.2), start=1):
         world.end(number, accuracy=accuracy)
-        assert not Surfaces(world).faults
+        assert not kinds()
     world.end(5, accuracy=0.1)
-    assert [fault["kind"] for fault in Surfaces(world).faults] == ["collapsed"]
+    assert kinds() == ["collapsed"]
     world.end(6, accuracy=0.7)
-    assert not Surfaces(world).faults
+    assert not kinds()
 
 
 SIGNS = {
