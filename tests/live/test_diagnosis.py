@@ -51,7 +51,8 @@ class World:
     def __init__(self, operator: OperatorFolder, stack: ExitStack) -> None:
         self.operator, self.runs = operator, operator.state / "runs"
         self.stack = stack
-        self.free, self.budget = 1e12, None
+        self.free = 1e12
+        self.budget: float | None = None
         self.alive, self.flower = True, "running"
         self.federation()
         self.run = GoingOn(self.runs)
@@ -232,7 +233,7 @@ STATES: dict[str, State] = {
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    ports = {"fleet_port": 1, "control_port": 2}
+    ports: dict[str, Any] = {"fleet_port": 1, "control_port": 2}
     settings = Federation(name="trials", hosts=("127.0.0.1",), runtime="process", **ports)
     return create_operator_folder(tmp_path_factory.mktemp("operator") / "here", settings, 60).path
 
