@@ -143,7 +143,7 @@ def masked_words(folder: Path, **changes: Any) -> Outcome:
 
 
 def model_difference(folder: Path, **changes: Any) -> Outcome:
-    """What another site sees: an imprinted model, and the model after a round in which three sites trained."""
+    """What another site sees: an imprinted model, and the model after a round of three sites."""
     federation = _three_sites(
         folder, {"secure": None, "tasks": {"count": 1, "rounds": 2, "order": "natural"}} | changes, of_each=20
     )
