@@ -101,7 +101,6 @@ def _silent(hospital: Hospital, pixels: Tensor, above: Tensor, epsilon: float | 
         SparsityRequest(
             **hospital.stamp(),
             arrays=Tensors(arrays),
-            network="model",
             channels=list(range(MANY)),
             layers=1,
             combine="average",
@@ -144,7 +143,7 @@ def masked_words(folder: Path, **changes: Any) -> Outcome:
 
 
 def model_difference(folder: Path, **changes: Any) -> Outcome:
-    """What another site sees: an imprinted model, and the model after a round in which three sites trained."""
+    """What another site sees: an imprinted model, and the model after a round of three sites."""
     federation = _three_sites(
         folder, {"secure": None, "tasks": {"count": 1, "rounds": 2, "order": "natural"}} | changes, of_each=20
     )

@@ -73,8 +73,9 @@ class Ran:
 class Federation:
     """A server and its sites, each with data of its own.
 
-    folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first site's,
-    beside OPEN. data: of every site by name; the first one has the twin. site: further keys of the first
+    folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first
+    site's, beside OPEN. data: of every site by name; the first one has the twin.
+    site: further keys of the first
     site's site.yaml.
     """
 

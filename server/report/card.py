@@ -177,7 +177,8 @@ def _privacy(run: Run) -> str:
     epsilon = run.summary.epsilon
     if epsilon is None:
         said = TABLE[UPDATES, "clear"].verdict()
-        return f"None by differential privacy; single images for {LYING}, from {UPDATES} in the clear: {said}."
+        images = f"single images for {LYING}, from {UPDATES} in the clear: {said}"
+        return f"None by differential privacy; {images}."
     if epsilon.value is None or epsilon.claim is None:
         return "Updates were clipped, but no noise was added: epsilon is infinite."
     lines = [
