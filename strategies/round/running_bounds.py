@@ -53,8 +53,9 @@ class RunningBounds:
 
     def touches(self, reply: Admitted) -> bool:
         """Whether a bound changes the reply, or drops it."""
-        most = self._most_samples(reply.site)
-        return self.exceeds(reply.norm) or (most is not None and reply.num_examples > most)
+        return self.exceeds(reply.norm) or reply.num_examples > self._most_samples(
+            reply.site, reply.num_examples
+        )
 
     def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
         """The reply as it counts, with a note for each change.
