@@ -65,7 +65,7 @@ CLOSED: dict[str, Any] = {
     "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.1},
 }
 NOISED = CLOSED | {"strategy": {"name": "analytic", "head": "gaussian"}, "evaluation": WITHOUT}
-DIGESTS = hostile_server.ATTACKS["digests of one sample"].changes
+DIGESTS = dict(hostile_server.ATTACKS["digests of one sample"].changes)
 LAPLACE = {
     "per_digest": 1,
     "protection": "laplace",

@@ -219,7 +219,7 @@ def averaged(path: Path, theirs: Records, last: str, *overrides: str) -> dict[st
     inputs = TrainingSet(theirs.x, theirs.y, saved.inputs.mean, saved.inputs.std)
     with torch.no_grad():
         right = saved.classifier(inputs.floats(theirs.x)).argmax(1) == theirs.y
-    met = summary["bounds"]
+    met: Any = summary["bounds"]
     return {
         "accuracy": summary["final_accuracy"],
         "own": float(right.double().mean()),

@@ -59,8 +59,8 @@ which requests it answers, and which protection must be on before anything leave
 """
 
 
-IMAGES = """Under each protection that a policy can give a channel; in brackets the attack that shows it, or that
-tried.
+IMAGES = """Under each protection that a policy can give a channel; in brackets the attack that shows it, or
+that tried.
 """
 
 

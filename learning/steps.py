@@ -166,7 +166,8 @@ def prepare_gpu(words: str, device: torch.device) -> Steps:
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = tries, not tries
         torch.use_deterministic_algorithms(not tries, warn_only=True)
         # new memory is written before it is read here, and need not be filled
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        deterministic: Any = torch.utils.deterministic
+        deterministic.fill_uninitialized_memory = False
     if "graphs" not in options:
         return AS_THEY_COME
     return _graphed.setdefault(str(device), GraphedSteps(lambda: CudaGraphs(device)))

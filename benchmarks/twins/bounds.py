@@ -80,7 +80,8 @@ def _of_update(
     length = math.hypot(*(float(np.linalg.norm(first[name].astype(np.float64))) for name in names))
     slack = ROUNDING * (1 + length)
     if privacy.mode != "sample":
-        norm = request["fields"].get("clip_norm") or privacy.clip_norm  # pyright: ignore[reportAttributeAccessIssue]
+        fields: Any = request["fields"]
+        norm: Any = fields.get("clip_norm") or privacy.clip_norm
         return Bound("TrainReply.update", moved, 2 * float(norm) + slack)
     optimizer = experiment.learner.optimizer
     if optimizer.name != "sgd" or optimizer.schedule != "constant":

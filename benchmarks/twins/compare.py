@@ -112,8 +112,9 @@ def _messages(
             known[0][path], known[1][path] = first, second
         if _same(first, second) or (field not in covers and all(again)):
             continue
-        if np.shape(first) != np.shape(second):
-            shaped = _listed(f"{field} shape", number, f"{np.shape(first)}, {np.shape(second)}")
+        shapes = [np.shape(np.asarray(each)) for each in (first, second)]
+        if shapes[0] != shapes[1]:
+            shaped = _listed(f"{field} shape", number, f"{shapes[0]}, {shapes[1]}")
             if shaped.listed or not _unprotected(entries, field):
                 yield shaped
                 continue

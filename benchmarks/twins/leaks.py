@@ -63,7 +63,8 @@ def normalisation_constant() -> Iterator[None]:
     def leaking(self: Site, indices: Any, exemplars: int = 0) -> Any:
         found = samples(self, indices, exemplars)
         own = (self.data.x.double() / 255).mean().to(found.mean.dtype)
-        return type(found)(**(vars_of(found) | {"mean": torch.full_like(found.mean, float(own))}))
+        changed: dict[str, Any] = vars_of(found) | {"mean": torch.full_like(found.mean, float(own))}
+        return type(found)(**changed)
 
     with patch.object(Site, "samples", leaking):
         yield

@@ -75,7 +75,7 @@ def _data(data: Mapping[str, Any], table: bool) -> dict[str, Any]:
 
 
 def _model(model: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(model)
+    found: dict[str, Any] = dict(model)
     if found["name"].startswith("resnet"):
         found = {"name": "small_cnn"}
     if str(found.get("backbone", "")).startswith("resnet"):
@@ -102,7 +102,7 @@ def _map(features: Any) -> Any:
 
 def _strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
     strategy = settings["strategy"]
-    found = {"name": strategy} if isinstance(strategy, str) else dict(strategy)
+    found: dict[str, Any] = {"name": strategy} if isinstance(strategy, str) else dict(strategy)
     if "global_rounds" in found:
         found["global_rounds"] = 1
     if "groups" in found:

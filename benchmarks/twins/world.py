@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from perennial.benchmarks.twins.coupling import coupled, drawn_as
 from perennial.benchmarks.twins.records import Records
@@ -183,7 +183,7 @@ class Federation:
     def _contexts(self, run_config: dict[str, Any]) -> dict[int, Context]:
         contexts = site_contexts(len(self.data), run_config)
         for (node, context), name in zip(contexts.items(), self.data, strict=True):
-            place = {"site": str(self.folder / name / "site.yaml")}
+            place: dict[str, Any] = {"site": str(self.folder / name / "site.yaml")}
             contexts[node] = Context(1, node, place, context.state, context.run_config)
         return contexts
 
@@ -284,7 +284,7 @@ def answered(
         reply = client_app(message, context)
     charged = ledger.entries()[before:] if ledger.started else ()
     content = copied(reply.content) if reply.has_content() else None
-    error = "" if reply.has_content() else reply.error.reason
+    error = "" if reply.has_content() else str(reply.error.reason)
     return Answer(message.metadata.message_type, request, content, error, charged, tuple(said), copy)
 
 
@@ -302,7 +302,7 @@ def copied(content: RecordDict) -> RecordDict:
 
     found = RecordDict()
     for name, part in content.items():
-        if type(part).__name__ == "ArrayRecord":
+        if isinstance(part, ArrayRecord):
             tensors = unpack(part, name)
             found[name] = pack(type(tensors)({key: value.clone() for key, value in tensors.items()}))
         else:

@@ -154,7 +154,8 @@ def test_a_run_keeps_its_operating_point_for_predict_evaluate_and_export(run: Pa
     assert "Where 2 % of patients are ill: of those called so" in told
     judged = read_measures(run / "evaluations" / "new")
     assert judged is not None
-    ill = np.array([row["diagnosis"] == "ill" for row in csv.DictReader(open(new))])
+    with open(new) as rows:
+        ill = np.array([row["diagnosis"] == "ill" for row in csv.DictReader(rows)])
     assert judged.operating_points[0].sensitivity.value == pytest.approx(reached[ill].mean())
     assert judged.operating_points[0].specificity.value == pytest.approx(1 - reached[~ill].mean())
     assert "Where 30 % of patients are ill" in invoke("report", run, "--prevalence", "ill=0.3")
