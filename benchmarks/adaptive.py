@@ -123,7 +123,7 @@ class AdaptiveClient:
             self._own = data
             return backdoored(data, 0) if self._backdoor else data
 
-        Site.samples = samples
+        setattr(Site, "samples", samples)  # noqa: B010
         try:
             yield
         finally:

@@ -28,6 +28,7 @@ from perennial.protocol.messages import (
     EvaluateReply,
     FinishTaskReply,
     Refusal,
+    SparsityReply,
     StatisticsReply,
     TrainReply,
 )
@@ -97,6 +98,7 @@ class Hospital:
             DigestReply,
             StatisticsReply,
             CompareHeadsReply,
+            SparsityReply,
         )
         (kind,) = [reply for reply in replies if reply.__name__ == read_kind(content)]
         return kind.from_record(content)

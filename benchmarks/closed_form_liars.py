@@ -240,8 +240,8 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
             f"`python -m perennial.benchmarks.closed_form_liars`: {len(lines)} of {len(list(planned()))} "
             f"federations on digits, {WIDTH} random features, ridge; attacks on seeds {SEEDS[0]} to "
             f"{SEEDS[-1]}, honest divisions on seeds {HONEST_SEEDS[0]} to {HONEST_SEEDS[-1]}. Per cent. "
-            "*Named* is marked by the cross-site table (skill below 0; from six sites on also a benefit four "
-            "scaled deviations below the sites' median), or dropped by the checks of the sums.",
+            "*Named* is marked by the cross-site table (skill below 0, where most sites' is above), "
+            "or dropped by the checks of the sums.",
             "",
             f"| {' | '.join(heads)} |",
             f"|{' --- |' * len(heads)}",

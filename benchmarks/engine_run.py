@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from flwr.app import Message
 
 from perennial.benchmarks.workloads import failed, write_workload
 from perennial.cli.start_up import import_run
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
+from perennial.protocol.messages import TrainReply
 from perennial.strategies.round.gate import Admitted, Gate
 
 
@@ -32,15 +32,14 @@ def main(
     # as the command does, which leaves its imports out of garbage collection
     import_run()
     steps = 0
-    admit = Gate.admit
+    admitted = Gate._admitted
 
-    def counted(self: Gate, message: Message, site: str) -> Admitted:
+    def counted(self: Gate, site: str, reply: TrainReply) -> Admitted:
         nonlocal steps
-        reply = admit(self, message, site)
         steps += reply.steps
-        return reply
+        return admitted(self, site, reply)
 
-    Gate.admit = counted
+    Gate._admitted = counted
     runs.mkdir(parents=True, exist_ok=True)
     experiment = write_workload(workload, runs)
     settings = RunSettings(str(experiment), changes, runs=str(runs), name="timed", device=device, gpu=gpu)

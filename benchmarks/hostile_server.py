@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from perennial.benchmarks.attacked_hospital import BASE, PIXELS, POLICIES, Hospital
+from perennial.benchmarks.hostile_images import Outcome, first_layer, head, imprinted, matched, read_imprint
 from perennial.config.experiment import load_experiment
 from perennial.models.gradient_encoder import GradientEncoder
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
@@ -35,18 +36,7 @@ from perennial.protocol.tensors import Tensors
 
 LEVELS = 16
 """Of brightness."""
-ALIKE = 0.98
-"""Correlation from which a reconstruction counts as the image."""
 SAMPLE = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an attack came to. refusal: the first, '' without one."""
-
-    recovered: int
-    of: int
-    refusal: str
 
 
 @dataclass(frozen=True)
@@ -62,56 +52,20 @@ class Attack:
     run: Callable[[Hospital], Outcome]
 
 
-def matched(found: Tensor, images: Tensor) -> int:
-    """How many of the images (n, 64) some row of found (k, 64) shows."""
-    if len(found) == 0:
-        return 0
-    rows = [_standard(tensor.double()) for tensor in (images, found)]
-    return int(((rows[0] @ rows[1].T / PIXELS).max(dim=1).values > ALIKE).sum())
-
-
-def _standard(rows: Tensor) -> Tensor:
-    spread = rows.std(dim=1, correction=0, keepdim=True)
-    return torch.where(spread > 0, (rows - rows.mean(dim=1, keepdim=True)) / spread, 0.0)
-
-
-def _first_layer(arrays: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Names of the first layer's weight and bias."""
-    weight = next(name for name, tensor in arrays.items() if tensor.shape == (PIXELS, PIXELS))
-    return weight, weight.removesuffix("weight") + "bias"
-
-
-def _head(arrays: Mapping[str, Tensor]) -> tuple[str, str]:
-    weight = [name for name, tensor in arrays.items() if tensor.dim() == 2][-1]
-    return weight, weight.removesuffix("weight") + "bias"
-
-
 def imprint(hospital: Hospital) -> Outcome:
-    """One update, of a model whose neurons sort images by brightness; neighbours differ by one image.
-
-    Fowl et al. 2022 (arXiv 2110.13057).
-    """
-    arrays = hospital.arrays()
-    weight, bias = _first_layer(arrays)
-    head, head_bias = _head(arrays)
-    arrays[weight] = torch.full((PIXELS, PIXELS), 1 / PIXELS)
-    arrays[bias] = -torch.linspace(-0.4, 0.4, PIXELS)
-    arrays[head] = torch.linspace(-1, 1, len(arrays[head]))[:, None].expand(-1, PIXELS).clone() / PIXELS
-    arrays[head_bias] = torch.zeros_like(arrays[head_bias])
-    reply = hospital.ask(TrainRequest(**hospital.stamp(), arrays=Tensors(arrays)))
+    """One update of an imprinted model."""
+    reply = hospital.ask(TrainRequest(**hospital.stamp(), arrays=Tensors(imprinted(hospital.arrays()))))
     images = hospital.images()
     if not isinstance(reply, TrainReply):
         return Outcome(0, len(images), hospital.refusal)
-    rows = reply.update[weight].double().diff(dim=0)
-    scale = reply.update[bias].double().diff()[:, None]
-    return Outcome(matched(rows[scale.flatten().abs() > 1e-12], images), len(images), hospital.refusal)
+    return Outcome(matched(read_imprint(reply.update), images), len(images), hospital.refusal)
 
 
 def segments(hospital: Hospital) -> Outcome:
     """A ring whose segments have one sample each: every update is one image times a number."""
     images = hospital.images()
     arrays = hospital.arrays()
-    weight, bias = _first_layer(arrays)
+    weight, bias = first_layer(arrays)
     # every neuron sees every image, and what is added to nothing is exact
     arrays[weight], arrays[bias] = torch.zeros_like(arrays[weight]), torch.ones_like(arrays[bias])
     keys = hospital.experiment.strategy.parameters
@@ -135,7 +89,7 @@ def segments(hospital: Hospital) -> Outcome:
 def class_means(hospital: Hospital) -> Outcome:
     """Sums over one exemplar for each class, of a model that hands the pixels through."""
     arrays = hospital.arrays()
-    weight, bias = _first_layer(arrays)
+    weight, bias = first_layer(arrays)
     arrays[weight], arrays[bias] = torch.eye(PIXELS), torch.full((PIXELS,), 10.0)
     images = hospital.images()
     last = hospital.experiment.tasks.rounds
@@ -186,13 +140,13 @@ def counted_pixels(hospital: Hospital, attempt: int = 0) -> Outcome:
 
 def threshold(arrays: dict[str, Tensor], pixel: int, level: float, label: int) -> dict[str, Tensor]:
     """A model that calls everything `label` whose pixel is above a level, and the next class otherwise."""
-    weight, bias = _first_layer(arrays)
-    head, head_bias = _head(arrays)
-    for name in (weight, bias, head, head_bias):
+    weight, bias = first_layer(arrays)
+    last, last_bias = head(arrays)
+    for name in (weight, bias, last, last_bias):
         arrays[name] = torch.zeros_like(arrays[name])
     arrays[weight][0, pixel], arrays[bias][0] = 1.0, -level
-    arrays[head][label, 0] = 1e6
-    arrays[head_bias][(label + 1) % len(arrays[head_bias])] = 1e-3
+    arrays[last][label, 0] = 1e6
+    arrays[last_bias][(label + 1) % len(arrays[last_bias])] = 1e-3
     return arrays
 
 

@@ -7,6 +7,7 @@ import textwrap
 import typing
 from pathlib import Path
 
+from perennial.privacy.exposure_table import as_table
 from perennial.protocol import messages, receipts, secure_messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import MEASUREMENTS
@@ -58,11 +59,17 @@ which requests it answers, and which protection must be on before anything leave
 """
 
 
+IMAGES = """Under each protection that a policy can give a channel; in brackets the attack that shows it, or
+that tried.
+"""
+
+
 def page() -> str:
     """The page's text."""
     parts = [HEAD, "\n## From a site to the server\n"]
     parts += [_section(message) for message in UP]
     parts += [_measurements()]
+    parts += [f"## Out of which channel single images come\n\n{IMAGES}\n{as_table()}"]
     parts += ["\n## From the server to a site\n"]
     parts += [_section(message) for message in DOWN]
     return "\n".join(parts)

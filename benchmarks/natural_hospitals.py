@@ -21,7 +21,7 @@ import yaml
 
 from perennial.benchmarks.environment import machine, versions
 from perennial.benchmarks.intervals import half_width
-from perennial.benchmarks.natural_places import PLACES, Place
+from perennial.benchmarks.natural_places import PLACES, Place, blood_cells
 from perennial.benchmarks.table import RESULTS
 from perennial.benchmarks.tables.analytic import ONE_RELEASE
 from perennial.config.experiment import load_experiment
@@ -148,7 +148,7 @@ Reduced = tuple[float, float, float, str]
 
 
 def reduced(shares: Shares, measure: str) -> Reduced:
-    """Of one model at all hospitals, or of one model for each."""
+    """Of one model at all hospitals, or of one model for each; the third is meant for accuracy alone."""
     worst = min(shares, key=lambda name: shares[name][measure])
     records = sum(share["records"] for share in shares.values())
     together = sum(share[measure] * share["records"] for share in shares.values()) / records
@@ -199,9 +199,14 @@ def page(places: Sequence[Place], lines: Sequence[Line]) -> str:
         if not found:
             continue
         text += ["", f"## {place.title}", ""]
+        sites = found[0]["hospitals"].keys()
+        planned = len(SEEDS) * len(experiments(place, list(sites)))
+        if len(found) < planned:
+            text += [f"**{len(found)} of {planned} runs.** The others are still to be run.", ""]
         for measure in ("accuracy", "balanced"):
             label = "balanced accuracy" if measure == "balanced" else measure
-            heads = (label, "mean of hospitals", "worst hospital", "all records")
+            heads = [label, "mean of hospitals", "worst hospital"]
+            heads += ["all records"] if measure == "accuracy" else []
             text += [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
             for name, seeds in arrangements(found):
                 if not seeds:
@@ -210,13 +215,25 @@ def page(places: Sequence[Place], lines: Sequence[Line]) -> str:
                     *(reduced(each, measure) for each in seeds), strict=True
                 )
                 [(lowest, _)] = Counter(names).most_common(1)
-                cells = (name, _cell(average), f"{_cell(worst)} ({lowest})", _cell(together))
+                cells = [name, _cell(average), f"{_cell(worst)} ({lowest})"]
+                cells += [_cell(together)] if measure == "accuracy" else []
                 text.append(f"| {' | '.join(cells)} |")
             text.append("")
         text += [place.published] if place.published else []
+    names = {line["place"] for line in lines}
+    lacking = [place.name for place in places if place.name not in names and place.make is not blood_cells]
+    if lacking:
+        text += ["", f"**Still to be run:** {', '.join(lacking)}."]
     minutes = sum(line["seconds"] for line in lines) / 60
     machines = "; ".join(sorted({line["machine"] for line in lines}))
-    return "\n".join([*text, "", f"{len(lines)} runs, {minutes:.0f} minutes of one core; {machines}.", ""])
+    return "\n".join(
+        [
+            *text,
+            "",
+            f"{len(lines)} runs, {minutes:.0f} minutes of the clock, one after the other; {machines}.",
+            "",
+        ]
+    )
 
 
 def _cell(shares: Sequence[float]) -> str:

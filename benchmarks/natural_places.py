@@ -135,8 +135,9 @@ PLACES = (
             "model": {"name": "mlp", "hidden": []},
             "learner": {"batch_size": 4, "optimizer": {"name": "adam", "lr": 0.001}},
         },
-        "FLamby's published accuracies (logistic regression): FedAvg 68.5, its best federated method 73.1, "
-        "pooled 73.5. Averaging here has its network, batches and optimiser, 50 rounds of one epoch.",
+        "FLamby's published accuracies of its logistic regression, on the same records: FedAvg 68.5, its "
+        "best federated method 73.1, pooled 73.5. Averaging here has its network, batches and optimiser, 50 "
+        "rounds of one epoch.",
     ),
     Place(
         "skin lesions",

@@ -16,9 +16,11 @@ PAPERS: Mapping[str, str] = {
     "tricon_sf": "TriCon-SF",
 }
 """Beginning of the names of a paper's tables, page and experiment, and what it is called."""
-OURS = ("(ours)", "(what groups are worth, ours)")
-"""How claims end that are not the paper's."""
-SEEN = {"holds": "holds", "does not hold": "refuted", "undecided": "undecided", "not measured": "not judged"}
+OURS = ("ours)", "as recommended here")
+"""What claims say that are not the paper's."""
+VARIANTS = ("pp_fcil_variants_digits",)
+"""Tables of what papers leave open."""
+SEEN = {"holds": "holds", "does not hold": "refuted", "undecided": "undecided", "not measured": "undecided"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ UNTESTED = (
     Untested("tricon_sf", "accuracies of table II", _SIZE, _LARGE.format("tricon_sf_ham10000_paper")),
     Untested(
         *("tricon_sf", "contribution values find who does not contribute (table IV)", _SIZE),
-        "counted, not tested: [detection](../benchmarks/results/detection_fairness.md)",
+        "counted, not tested: [shares](../benchmarks/results/tricon_sf_detection.md)",
     ),
     Untested(
         *("tricon_sf", "shuffled layers protect", "refuted"),
@@ -69,6 +71,8 @@ Tested = tuple[str, Claim, Runs, Verdict | None]
 
 def paper_of(table: str) -> str | None:
     """Beginning of a paper's names; None for a table of no paper."""
+    if table in VARIANTS:
+        return None
     return next((paper for paper in PAPERS if table.startswith(f"{paper}_")), None)
 
 
@@ -79,7 +83,7 @@ def papers_table(tested: Sequence[Tested], decided: Mapping[tuple[str, str], Est
     for paper, name in PAPERS.items():
         claims: dict[str, list[Tested]] = {}
         for each in tested:
-            if paper_of(each[0]) == paper and not each[1].text.endswith(OURS):
+            if paper_of(each[0]) == paper and not any(word in each[1].text for word in OURS):
                 claims.setdefault(each[1].text, []).append(each)
         link = f"[{name}](methods/{paper}.md)"
         for text, those in claims.items():
@@ -95,8 +99,8 @@ def _cell(name: str, claim: Claim, runs: Runs, verdict: Verdict | None, decided:
     word, interval, why = "undecided", None, ""
     if verdict is not None:
         word, interval = SEEN[verdict.word], verdict.difference
-        if verdict.word in ("undecided", "not measured") and decided is not None and runs:
-            why = f" with {verdict.seeds} of {decided.needed:g} new seeds"
+        if decided is not None and decided.decision == "more seeds":
+            why = f", {verdict.seeds} of {decided.needed:g} new seeds run"
     elif decided is not None:
         interval, why = t_interval(claim.differences(runs)), f", would take {_seeds(decided.needed)}"
     shown = "" if interval is None else f" {figures}, {interval}"

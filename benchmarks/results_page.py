@@ -218,10 +218,10 @@ def _link(name: str, table: Table) -> str:
 
 
 def write_pages() -> None:
-    """Write the page of each table of CPU size or with runs, the pictures, and the page that lists them."""
+    """Write the page of each table for a processor or with runs, the pictures, and the list of them."""
     held = measured()
     for name, table in tables().items():
-        if table.scale == "cpu" or held[name]:
+        if table.scale != "paper" or held[name]:
             text = markdown(name, table, held[name], controls_of(table))
             (RESULTS / f"{name}.md").write_text(text)
     PAGE.write_text(page(held))

@@ -104,8 +104,8 @@ def robust(read: Callable[[str], Runs]) -> str:
         [
             *lines,
             "",
-            "Per cent; mean of the seeds and half its 95 % t-interval. Points lost are paired by seed with the",
-            "mean that nobody attacks, and the worst of both divisions and attacks. From",
+            "Per cent; mean of the seeds and half its 95 % t-interval. Points lost are paired by seed with",
+            "the mean that nobody attacks, and the worst of both divisions and attacks. From",
             ",\n".join(f"[{name}](../benchmarks/results/{name}.md)" for name in TABLES) + ".",
             "",
         ]

@@ -8,7 +8,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 
-WARNING = re.compile(r'<li class="(?:critical|warning)"><strong>(.*?)</strong> (.*?)</li>')
+WARNING = re.compile(r'<li class="(?:critical|warning)"><strong>(.*?)</strong> (.*?)(?: <span>.*?)?</li>')
 SITE = re.compile(r'<tr><t[hd][^>]*>([^<]+)</t[hd]><td[^>]*><span class="pill (\w+)">')
 EVENTS = re.compile(r'data-events="([^"]+)"')
 TROUBLE = ("refused", "failed", "silent", "offline")

@@ -16,7 +16,6 @@ from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.operations import node_statuses, progress, run_statuses, started_at, started_runs
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
-from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
 from perennial.live.diagnosis import diagnosis
 from perennial.live.run_state import RunState
@@ -89,11 +88,8 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
 
 
 def ask_flower(folder: OperatorFolder) -> tuple[dict[str, str], dict[str, str]]:
-    """Flower's status of every node and every run by id; nothing where its Control API does not answer."""
-    try:
-        return node_statuses(folder), run_statuses(folder)
-    except StateError:
-        return {}, {}
+    """Flower's status of every node and every run by id. Raises StateError when it does not answer."""
+    return node_statuses(folder), run_statuses(folder)
 
 
 def _seen_from_here(

@@ -46,14 +46,17 @@ def evaluate_command(
     output: Path | None = None,
     against: Against | None = None,
     state: Path | None = None,
+    prevalence: Sequence[str] = (),
 ) -> bool:
     """Measure a model on labelled data, print warnings and the measures of each class, write the report.
 
     Records that the model is known to have learnt from, or to have been chosen by, are left out and named.
-    state: folder of a site that knows what it gave to runs. Returns whether the gate lets the model pass.
+    state: folder of a site that knows what it gave to runs. prevalence: NAME=SHARE of classes.
+    Returns whether the gate lets the model pass.
     """
     from perennial.models.saved import load_saved, model_file
     from perennial.server.external import Outside, judge, outside_data, write_evaluation
+    from perennial.server.measures.operating import prevalence_in_words, read_shares
 
     console = Console(highlight=False, markup=False)
     path = model_file(run, site)
@@ -88,8 +91,12 @@ def evaluate_command(
             said,
         )
     first = [sentence, *(said if not sentence else [])]
-    measures = measures.model_copy(update={"headline": [*filter(None, first), *measures.headline]})
+    worth = prevalence_in_words(measures, read_shares(prevalence, saved.classes))
+    told = {"headline": [*filter(None, first), *measures.headline], "notes": [*measures.notes, *worth]}
+    measures = measures.model_copy(update=told)
     _show(console, measures)
+    for text in worth:
+        console.print(text, soft_wrap=True)
     name = saved.settings["name"] + (f", site {site}" if site else "")
     console.print(f"report: {write_evaluation(folder, measures, name, data.name)}", soft_wrap=True)
     if against is not None and verdict is not None:

@@ -75,7 +75,12 @@ def export_command(
 
 
 def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> None:
-    """Preprocessing, network, temperature and softmax in one file, with class names as its metadata."""
+    """Preprocessing, network, temperature and softmax in one file, with class names as its metadata.
+
+    It is the classifier that the experiment judged, with the head, global class means or a Gaussian head. It
+    takes samples as model.json describes them and gives `probabilities` and `class_index`, and
+    `at_operating_point` for the points of `confidence`, in their order.
+    """
     try:
         import onnx
         import onnxscript  # noqa: F401
@@ -90,7 +95,7 @@ def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> No
         module,
         (module.example(saved),),
         input_names=["samples"],
-        output_names=["probabilities", "class_index"],
+        output_names=["probabilities", "class_index", *["at_operating_point"] * bool(module.points)],
         dynamo=True,
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         verbose=False,

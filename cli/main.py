@@ -11,6 +11,7 @@ import perennial
 from perennial.cli.deploy import app as deploy
 from perennial.cli.digest import app as digest
 from perennial.cli.export import export_command
+from perennial.cli.judging import evaluate
 from perennial.cli.pages import serve
 from perennial.cli.predict import predict_command
 from perennial.cli.privacy import attack_command, audit_command, epsilon_command, ledger_command
@@ -219,10 +220,19 @@ def verify(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
-    """Write report.html of a run again."""
+def report(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    prevalence: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=SHARE: say predictive values where a class is so frequent"),
+    ] = None,
+) -> None:
+    """Write report.html of a run again; with --prevalence say what answers are worth there."""
+    from perennial.server.measures.operating import prevalence_of_run
     from perennial.server.report.write import write_report
 
+    for sentence in prevalence_of_run(run, prevalence or []):
+        typer.echo(sentence)
     typer.echo(write_report(run))
 
 
@@ -253,41 +263,7 @@ def compare(
 
 
 @app.command()
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="run folder")],
-    data: Annotated[Path, typer.Argument(help="labelled data: a folder, CSV table, manifest or .npz file")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE of a data block, e.g. label_column=diagnosis")
-    ] = None,
-    site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
-    output: Annotated[
-        Path | None, typer.Option(help="folder; default: RUN/evaluations/NAME of the data")
-    ] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="run folder of the approved model, than which RUN may not be worse")
-    ] = None,
-    margin: Annotated[
-        list[str] | None,
-        typer.Option(help="how much worse, as a share: 0.05, and NAME=0.2 for a class, site or subgroup"),
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="state folder of a site: what it gave to any run is left out")
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="Ed25519 key that signs the verdict; default: your own, made once")
-    ] = None,
-) -> None:
-    """Measure a finished model on other labelled data; with --against it must be as good as another one.
-
-    Writes measures.json and report.html. Where the model is not shown to be as good, the exit status is 1.
-    """
-    from perennial.cli.evaluate import Against, evaluate_command
-
-    if (against is None) != (margin is None):
-        raise ConfigError("evaluate: --against and --margin belong together, and one is missing")
-    gate = None if against is None else Against(against, margin or [], key)
-    if not evaluate_command(run, data, overrides or [], site, output, gate, state):
-        raise typer.Exit(1)
+app.command()(evaluate)
 
 
 @app.command()

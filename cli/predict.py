@@ -28,7 +28,11 @@ def predict_command(
     form: Annotated[str, typer.Option("--format", help="text, csv or jsonl; default: by --output")] = "",
     output: Annotated[Path | None, typer.Option(help="file to write; default: standard output")] = None,
 ) -> None:
-    """Class and confidence of images or rows; as csv or jsonl with every probability and prediction set."""
+    """Class and confidence of images or rows; as csv or jsonl with every probability and prediction set.
+
+    The classifier is the one that the experiment judged. Where only the sites have class means, the global
+    model answers with its head, and standard error says so.
+    """
     from perennial.library import Model
     from perennial.models.saved import load_saved, model_file
 
@@ -59,18 +63,21 @@ def _writer(form: str) -> Writer:
 
 
 def _text(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
-    """name, class and confidence, and the prediction set where there are any, tab-separated."""
+    """name, class and confidence, and prediction set and operating points where there are any, by tabs."""
     for each in found:
-        line = f"{each.name}\t{each.label}\t{each.confidence:.4f}"
-        yield f"{line}\t{_set_in_words(each)}" if sets else line
+        line = [each.name, each.label, f"{each.confidence:.4f}", *([_set_in_words(each)] if sets else [])]
+        yield "\t".join([*line, *([_reached_in_words(each)] if each.reached else [])])
 
 
 def _csv(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
     """A header, then the same and the probability of each class."""
     columns = ["name", "class", "confidence", *(["prediction set"] if sets else [])]
-    yield _row([*columns, *(f"probability of {name}" for name in classes)])
-    for each in found:
+    for number, each in enumerate(found):
+        points = [f"at operating point of {name}" for name in each.reached]
+        if not number:
+            yield _row([*columns, *points, *(f"probability of {name}" for name in classes)])
         values = [each.name, each.label, f"{each.confidence:.6g}", *([_set_in_words(each)] if sets else [])]
+        values += ["yes" if reached else "no" for reached in each.reached.values()]
         yield _row([*values, *(f"{share:.6g}" for share in each.probabilities.values())])
 
 
@@ -83,6 +90,7 @@ def _json_lines(found: Iterable["Prediction"], classes: Sequence[str], sets: boo
             "confidence": each.confidence,
             "probabilities": dict(each.probabilities),
             **({"prediction_set": list(each.members or ())} if sets else {}),
+            **({"at_operating_point": dict(each.reached)} if each.reached else {}),
         }
         yield json.dumps(line, ensure_ascii=False)
 
@@ -91,6 +99,10 @@ def _set_in_words(found: "Prediction") -> str:
     from perennial.models.prediction import NONE_OF_THE_KNOWN
 
     return "; ".join(found.members or ()) or NONE_OF_THE_KNOWN
+
+
+def _reached_in_words(found: "Prediction") -> str:
+    return "; ".join(f"{name}: {'yes' if reached else 'no'}" for name, reached in found.reached.items())
 
 
 def _row(values: Sequence[str]) -> str:

@@ -111,16 +111,19 @@ def _answer(
 
 
 def attempt(
-    message: Message, context: Context, act: Callable[[Identity], Done], known: Identity | None = None
+    message: Message,
+    context: Context,
+    act: Callable[[Identity], Done],
+    who: Callable[[Context], Identity] = identify,
 ) -> Done | Message:
     """The reply that act makes for the message's site, or a Refusal with the reason why it made none.
 
-    known: the site, if it has been identified already.
+    who: finds out which site it is.
     """
     site, deployed = "unknown", True
     with one_subject():
         try:
-            identity = known or identify(context)
+            identity = who(context)
             site, deployed = identity.name, identity.deployed
             speak_of(site=site)
             return act(identity)

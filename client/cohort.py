@@ -1,23 +1,25 @@
-"""Simulated sites of one process that answer their requests of a round together: training in one pass.
+"""Simulated sites of one process that answer their requests of a round together: one turn for a cohort.
 
-Everything else is as for one site: each opens its turn, and each releases its own update.
+What the sites share is read, checked and loaded once: the request, the model, the experiment. What a site is
+by itself stays its own: its samples and streams, its state, its refusal, its ledger, its kept reply.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from perennial.client.app import attempt
-from perennial.client.identity import Identity
+from perennial.client.identity import Identity, identify
 from perennial.client.kept_reply import answered_once
-from perennial.client.site import open_site
+from perennial.client.site import Site, open_site
 from perennial.client.training_turn import TrainingTurn
 from perennial.foundation.site_log import log
 from perennial.learning.cohort_training import Member, MemberResult, train_cohort
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainReply, TrainRequest
+from perennial.protocol.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -34,73 +36,104 @@ class Waiting:
     def kind(self) -> tuple[object, ...]:
         """Turns of one kind can train in one pass."""
         turn = self.turn
-        own = self.name if self.member is None else self.member.kind
+        own = id(self) if self.member is None else self.member.kind
         return turn.model, turn.teacher, turn.request.task, turn.request.progress, own
 
-    @property
-    def name(self) -> str:
-        """Tells this turn from the others."""
-        return self.message.metadata.message_id
+    def reply(self, result: MemberResult | None) -> WireMessage | Message:
+        """What the site says to its result, or its refusal; None: it trains alone first."""
 
-    def reply(self, result: MemberResult | None) -> Message:
-        """The site's reply to its result; None: it trains alone first."""
-
-        def act(_: Identity) -> Message:
+        def act(_: Identity) -> WireMessage:
             def answer() -> TrainReply:
                 self.turn.resume(self.start if result is None else result.end)
                 return self.turn.taken() if result is None else self.turn.reply(result)
 
-            return self._message(answered_once(self.turn.site, self.turn.request, answer))
+            return answered_once(self.turn.site, self.turn.request, answer)
 
-        return attempt(self.message, self.context, act, self.turn.site.identity)
-
-    def _message(self, reply: WireMessage) -> Message:
-        return Message(reply.to_record(), reply_to=self.message)
+        return attempt(self.message, self.context, act, lambda _: self.turn.site.identity)
 
 
 def answer_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
-    """The replies to requests of one round of training, in their order. contexts: of their sites.
+    """The replies to requests of one round of training. contexts: of their sites.
 
-    A site that cannot take part answers why; the others train without it.
+    The updates of sites that trained in one pass are one message. A site that cannot take part answers why;
+    the others train without it.
     """
-    read = _Requests()
-    opened = [_open(message, context, read) for message, context in zip(messages, contexts, strict=True)]
-    waiting = [each for each in opened if isinstance(each, Waiting)]
-    results: dict[str, MemberResult | None] = {}
-    for group in _by_kind(waiting):
-        for each, result in zip(group, _trained(group), strict=True):
-            results[each.name] = result
-    return [each.reply(results[each.name]) if isinstance(each, Waiting) else each for each in opened]
+    door = _Door()
+    opened = [door.open(message, context) for message, context in zip(messages, contexts, strict=True)]
+    replies = [each for each in opened if isinstance(each, Message)]
+    groups: dict[tuple[object, ...], list[Waiting]] = {}
+    for each in opened:
+        if isinstance(each, Waiting):
+            groups.setdefault(each.kind, []).append(each)
+    for group in groups.values():
+        results = _trained(group)
+        said = [each.reply(result) for each, result in zip(group, results, strict=True)]
+        replies += _together([each.message for each in group], said, results[0])
+    return replies
 
 
-class _Requests:
-    """Requests by their record, which the sites of a round share: each is read once."""
+def _together(
+    requests: Sequence[Message], said: Sequence[WireMessage | Message], first: MemberResult | None
+) -> list[Message]:
+    """The messages of sites that trained in one pass: one for all that release their row and nothing beside.
+
+    first: the result of the first site; None where none trained.
+    """
+    apart: list[Message] = []
+    places: dict[int, TrainReply] = {}
+    for place, (request, each) in enumerate(zip(requests, said, strict=True)):
+        if isinstance(each, Message):
+            apart.append(each)
+        elif isinstance(each, TrainReply) and first is not None and _is_row(each, first.rows[place]):
+            places[place] = each
+        else:
+            apart.append(Message(each.to_record(), reply_to=request))
+    if first is None or not places:
+        return apart
+    rows = first.rows if len(places) == len(first.rows) else first.rows[[*places]]
+    stack = Stack([requests[place] for place in places], [*places.values()], rows)
+    return [Message(stack, reply_to=stack.requests[0]), *apart]
+
+
+def _is_row(reply: TrainReply, row: Tensor) -> bool:
+    """Whether the update lies in the row, tensor after tensor, and is all that the reply holds."""
+    at = row.data_ptr()
+    for tensor in reply.update.values():
+        if tensor.data_ptr() != at:
+            return False
+        at += tensor.nbytes
+    return reply.method is None and at == row.data_ptr() + row.nbytes
+
+
+class _Door:
+    """Opens the turns of a cohort; what sites share is read with the first of them."""
 
     def __init__(self) -> None:
-        self._last: tuple[RecordDict, TrainRequest] | None = None
+        self._record: RecordDict | None = None
+        self._request: TrainRequest | None = None
+        self._before: Waiting | None = None
 
-    def of(self, record: RecordDict) -> TrainRequest:
+    def open(self, message: Message, context: Context) -> Waiting | Message:
+        def act(identity: Identity) -> Waiting:
+            request = self._read(message.content)
+            if before is None or before.turn.request is not request:
+                turn = TrainingTurn.open(open_site(identity, request), request)
+                start = turn.flat.vector.clone()
+            else:
+                turn = TrainingTurn.open(Site(identity, before.turn.site.process), request, before.turn)
+                start = before.start if turn.start is before.turn.start else turn.flat.vector.clone()
+            self._before = Waiting(message, context, turn, start, turn.training().as_member(start))
+            return self._before
+
+        before = self._before
+        beside = None if before is None else before.context
+        return attempt(message, context, act, lambda own: identify(own, beside))
+
+    def _read(self, record: RecordDict) -> TrainRequest:
         """Raises ProtocolError, for each site anew, where the record is no request for training."""
-        if self._last is None or self._last[0] != record:
-            self._last = record, TrainRequest.from_record(record)
-        return self._last[1]
-
-
-def _open(message: Message, context: Context, read: _Requests) -> Waiting | Message:
-    def act(identity: Identity) -> Waiting:
-        request = read.of(message.content)
-        turn = TrainingTurn.open(open_site(identity, request), request)
-        start = turn.flat.vector.clone()
-        return Waiting(message, context, turn, start, turn.training().as_member(start))
-
-    return attempt(message, context, act)
-
-
-def _by_kind(waiting: Iterable[Waiting]) -> list[list[Waiting]]:
-    groups: dict[tuple[object, ...], list[Waiting]] = {}
-    for each in waiting:
-        groups.setdefault(each.kind, []).append(each)
-    return list(groups.values())
+        if self._request is None or self._record != record:
+            self._record, self._request = record, TrainRequest.from_record(record)
+        return self._request
 
 
 def _trained(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:

@@ -1,15 +1,28 @@
-"""What a hostile server could get out of a site under a policy: one sentence, then channel by channel.
+"""What a server that lies could get out of a site under a policy: one sentence, then channel by channel.
 
-For each channel: whether the server can recover single images, computed from the policy alone. The server is
-taken at its worst: it sends any model, in the requests of any experiment that the hospital approves.
-tests/redteam runs an attack on each channel and holds these answers against what it recovers.
+The policy alone decides which protection each channel has; what comes out under it stands in the table of
+privacy/exposure_table.py. The server is taken at its worst: it sends any model, in the requests of any
+experiment that the hospital approves.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perennial.client.floor import exempt
-from perennial.config.site import Answer, Release, SitePolicy
+from perennial.config.site import Answer, SitePolicy
+from perennial.privacy.exposure_table import (
+    COUNTS,
+    DIGESTS,
+    HONEST,
+    MEANS,
+    PROTOTYPES,
+    SPARSITY,
+    SUMS,
+    TABLE,
+    UPDATES,
+    Cell,
+    Protection,
+)
 
 ANY_APP = (
     "a hostile server can recover single images: YES, ALL OF THEM: connection.any_app runs whatever code and "
@@ -19,37 +32,111 @@ OTHER_CODE = (
     "a hostile server can recover single images: YES, ALL OF THEM, by apps with code of their own that "
     "other_code names: such code can read what the SuperNode's user can and ignore this file"
 )
-SHARED = ("client_shared", "sample_shared")
-"""Demands that noise of all sites together serves."""
+STRONG = (10.0, 1e-3)
+"""The largest epsilon and delta of a budget whose noise attacks were tried against."""
 BITS = 3 * 8
 """Bits of the smallest thing that is called an image here: three pixels of 8 bits."""
 
 
+ANSWER: dict[str, Answer] = {
+    UPDATES: "train",
+    COUNTS: "evaluate",
+    MEANS: "train",
+    DIGESTS: "digest",
+    SPARSITY: "sparsity",
+    PROTOTYPES: "train",
+    SUMS: "statistics",
+}
+"""What policy.answers must list for a channel to be open."""
+
+
 @dataclass(frozen=True)
 class Channel:
-    """One way out. recovers: whether single images come out of it. why: the rule that decides it.
+    """One way out under one policy."""
 
-    open: whether anything leaves by it at all.
-    """
+    cell: Cell
+    rule: str = ""
+    """Which rule shuts it."""
 
-    name: str
-    recovers: bool
-    why: str
-    open: bool = True
+    @property
+    def name(self) -> str:
+        return self.cell.channel
+
+    @property
+    def recovers(self) -> bool:
+        """Whether a server that lies gets single images from it."""
+        return self.cell.images[0]
+
+    @property
+    def open(self) -> bool:
+        """Whether anything leaves by it at all."""
+        return self.cell.protection != "shut"
 
     def __str__(self) -> str:
-        return f"{self.name}: {'YES' if self.recovers else 'no'}, {self.why}"
+        return f"{self.name}: {self.cell.verdict()}; {self.rule or self.cell.why}"
 
 
 def channels(policy: SitePolicy) -> Iterator[Channel]:
     """Every channel of the protocol, whether it is open or shut."""
-    yield _updates(policy)
-    yield _evaluation(policy)
-    yield _class_means(policy)
-    yield _digests(policy)
-    yield _sparsity(policy)
-    yield _prototypes(policy)
-    yield _statistics(policy)
+    for name, protection in protections(policy).items():
+        rule = ""
+        if protection == "shut":
+            rule = f"policy.answers does not list {ANSWER[name]!r}"
+            if ANSWER[name] in policy.answers:
+                rule = "policy.require_privacy, max_epsilon, require_secure and below_floor let none leave"
+        yield Channel(TABLE[name, protection], rule)
+
+
+def protections(policy: SitePolicy) -> dict[str, Protection]:
+    """What protects each channel, from the policy alone."""
+    answers, demand, budget = policy.answers, policy.require_privacy, policy.max_epsilon is not None
+    clear: Protection = "masks" if policy.require_secure else "clear"
+    shared: Protection = "shared" if policy.peers else "unpinned"
+    of_all, bare = demand in ("client_shared", "sample_shared"), demand == "none"
+    # a budget without a demand lets the server name a mode of its own, client_central as well
+    updates: Protection = "noise"
+    if of_all:
+        updates = shared
+    elif demand == "client_central" or (bare and budget and not policy.require_secure):
+        updates = "central"
+    elif bare:
+        updates = clear
+    noised: Protection = "noise" if demand in ("sample", "sample_shared") or (bare and budget) else "shut"
+    beside: Protection = "clear" if bare and not budget else noised
+    if policy.require_secure:
+        beside = "shut"
+    digests = beside
+    if beside == "clear" and policy.min_samples > 1 and not exempt(policy, "digest"):
+        digests = "floor"
+    sums: Protection = (
+        clear if bare and not budget else "noise" if bare or demand in ("sample", "patient") else "shut"
+    )
+    if of_all:
+        sums = shared
+    counts: Protection = "unpinned" if of_all and not policy.peers else "noise"
+    if bare or demand == "client_central":
+        # tables of measures tell more of one model than a count does
+        few = (
+            policy.max_evaluations is not None and policy.max_evaluations < BITS and "measures" not in answers
+        )
+        counts = "few" if few else "clear"
+    found: dict[str, Protection] = {
+        UPDATES: updates,
+        COUNTS: counts,
+        MEANS: clear if bare and not budget else "noise" if demand == "client_local" else "shut",
+        DIGESTS: digests,
+        SPARSITY: beside,
+        PROTOTYPES: "clear" if bare and not budget and exempt(policy, "prototypes") else "shut",
+        SUMS: sums,
+    }
+    largest, delta = STRONG
+    weak = policy.max_epsilon is not None and (policy.max_epsilon > largest or policy.delta > delta)
+    for name, protection in found.items():
+        if ANSWER[name] not in answers:
+            found[name] = "shut"
+        elif weak and protection in ("noise", "shared"):
+            found[name] = "weak"
+    return found
 
 
 def in_one_sentence(policy: SitePolicy) -> str:
@@ -60,14 +147,15 @@ def in_one_sentence(policy: SitePolicy) -> str:
         return f"{learns} single images of patients, by {', '.join(by)}"
     if not found:
         return f"{learns} nothing that is computed from samples: no request for it is answered"
+    names = ", ".join(channel.name for channel in found)
     if policy.require_privacy != "none" and policy.max_epsilon is not None:
         return (
             f"{learns} of one {policy.unit} what epsilon {policy.max_epsilon:g} at delta {policy.delta:g} "
-            f"allows over all runs together, by {', '.join(channel.name for channel in found)}"
+            f"allows over all runs together, by {names}"
         )
     return (
         f"{learns} sums, means and counts over {policy.min_samples} samples and more, with no bound on what "
-        f"all of them together tell of one sample, by {', '.join(channel.name for channel in found)}"
+        f"all of them together tell of one sample, by {names}"
     )
 
 
@@ -86,154 +174,13 @@ def in_words(policy: SitePolicy, *, any_app: bool = False, other_code: bool = Fa
         yield f"a hostile server can recover single images: YES, by {', '.join(by)}"
     else:
         yield "a hostile server can recover single images: no channel that this file opens gives them"
+    yield "  (in brackets: the attack that shows it, or that tried)"
     yield from (f"  {channel}" for channel in found)
+    kept = [c.name for c in found if c.recovers and not c.cell.images[1]]
+    if kept:
+        yield f"  by {', '.join(kept)} {HONEST} gets none: the masks hide this site's value from it"
     if policy.require_privacy in ("client_local", "sample") and policy.max_epsilon is not None:
         yield (
             f"  what all releases together tell of one {policy.unit} is bounded by epsilon "
             f"{policy.max_epsilon:g} at delta {policy.delta:g}; an epsilon above 10 bounds little"
         )
-
-
-def _shut(policy: SitePolicy, name: str, answer: Answer) -> Channel | None:
-    if answer in policy.answers:
-        return None
-    return Channel(name, False, f"policy.answers does not list {answer!r}", open=False)
-
-
-def _budget(policy: SitePolicy) -> str | None:
-    """Why nothing leaves in the clear; None where it may."""
-    if policy.require_privacy != "none":
-        return f"policy.require_privacy demands {policy.require_privacy!r}"
-    if policy.max_epsilon is not None:
-        return "policy.max_epsilon: what leaves in the clear has an infinite epsilon"
-    return None
-
-
-def _masked(policy: SitePolicy, name: str) -> Channel | None:
-    """A channel in which values leave as a part of masked sums only; None where they may leave alone."""
-    if policy.require_privacy not in SHARED:
-        if not policy.require_secure or policy.require_privacy != "none":
-            return None
-        return Channel(
-            name,
-            True,
-            "policy.require_secure without noise: masks hide this site's value from a server that keeps to "
-            "the protocol; one that lies chooses the model and who counts as present, and one sum under a "
-            "model made for it gives single images. Noise of all sites stops that: require_privacy "
-            "client_shared or sample_shared",
-        )
-    if not policy.peers:
-        why = "policy.peers pins nobody, so a hostile server can make up the sites whose noise hides this one"
-        return Channel(name, True, why)
-    return Channel(
-        name,
-        False,
-        f"policy.require_privacy {policy.require_privacy!r}: a sum of {name} with those of pinned peers and "
-        "the noise of all, as long as no more of them than the experiment assumes work with the server",
-    )
-
-
-def _closed(policy: SitePolicy, name: str, answer: Answer) -> Channel | None:
-    """The channel if the site does not answer, or sends nothing in the clear; None where it is open."""
-    if shut := _shut(policy, name, answer):
-        return shut
-    budget = _budget(policy)
-    return None if budget is None else Channel(name, False, budget, open=policy.require_privacy != "none")
-
-
-def _updates(policy: SitePolicy) -> Channel:
-    name = "updates"
-    if shut := _shut(policy, name, "train"):
-        return shut
-    if policy.require_privacy == "client_central":
-        return Channel(
-            name, True, "mode client_central cuts an update and sends it without noise to the server"
-        )
-    if masked := _masked(policy, name):
-        return masked
-    if policy.require_privacy != "none":
-        return Channel(name, False, f"{_budget(policy)}, with noise from this site")
-    if policy.max_epsilon is not None:
-        # the server may name the mode, and client_central has a finite epsilon against everybody but it
-        return Channel(
-            name,
-            True,
-            "policy.require_privacy 'none' with a budget takes mode client_central, in which the server sees "
-            "the update without noise",
-        )
-    return Channel(
-        name,
-        True,
-        "policy.require_privacy 'none': a model made for it leaves single images in the update of "
-        f"{policy.min_samples} samples and more",
-    )
-
-
-def _evaluation(policy: SitePolicy) -> Channel:
-    name = "counts of right answers"
-    if shut := _shut(policy, name, "evaluate"):
-        return shut
-    # in client_central, which a budget alone lets the server name, it sees the counts and promises the noise
-    at_server = policy.require_privacy in ("none", "client_central")
-    if not at_server:
-        return Channel(name, False, f"{_budget(policy)}, so counts leave with noise, which costs budget")
-    # a floor takes one model more: a count with a sample less the count without it is one bit of the sample
-    most = policy.max_evaluations
-    return Channel(
-        name,
-        most is None or most >= BITS,
-        "exact counts: a model made for it moves one count by what one sample is, in each of "
-        + ("as many questions as the experiments need" if most is None else f"{most} questions")
-        + " (policy.max_evaluations)",
-    )
-
-
-def _few(policy: SitePolicy, name: str, release: Release, answer: Answer, usual: str) -> Channel:
-    """A channel in the clear that the floor alone bounds."""
-    if closed := _closed(policy, name, answer):
-        return closed
-    if exempt(policy, release):
-        return Channel(name, True, f"policy.below_floor lists {release!r}, so single samples may leave")
-    if policy.min_samples == 1:
-        return Channel(name, True, "policy.min_samples 1 lets what comes from one sample leave")
-    return Channel(name, False, usual)
-
-
-def _class_means(policy: SitePolicy) -> Channel:
-    usual = f"policy.min_samples: each sum is over {policy.min_samples} exemplars of a class and more"
-    return _few(policy, "sums for class means", "class_means", "train", usual)
-
-
-def _digests(policy: SitePolicy) -> Channel:
-    usual = f"policy.min_samples: each digest mixes {policy.min_samples} samples and more"
-    return _few(policy, "digests", "digest", "digest", usual)
-
-
-def _sparsity(policy: SitePolicy) -> Channel:
-    usual = f"policy.min_samples: each number is a mean over {policy.min_samples} samples and more"
-    return _few(policy, "sparsity vectors", "sparsity", "sparsity", usual)
-
-
-def _prototypes(policy: SitePolicy) -> Channel:
-    name = "gradients of prototypes"
-    if closed := _closed(policy, name, "train"):
-        return closed
-    if exempt(policy, "prototypes"):
-        return Channel(name, True, "policy.below_floor lists 'prototypes', each of which is one sample")
-    return Channel(name, False, "policy.below_floor does not list 'prototypes'", open=False)
-
-
-def _statistics(policy: SitePolicy) -> Channel:
-    name = "sums of features"
-    if shut := _shut(policy, name, "statistics"):
-        return shut
-    if masked := _masked(policy, name):
-        return masked
-    if budget := _budget(policy):
-        return Channel(name, False, budget)
-    return Channel(
-        name,
-        True,
-        "policy.require_privacy 'none': sums over fewer samples than features tell the space that these lie "
-        "in, and features can be turned back into images",
-    )

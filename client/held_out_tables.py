@@ -56,10 +56,9 @@ def reported_tables(
     if len(calibration):
         if site.data.patients:
             calibration = site.data.one_of_each_patient(calibration, "calibration")
-        own = _score(site, request, model, calibration).own_scores()
-        uncalibrated = sorted(withheld(policy, "evaluate", own.sum(axis=1).tolist()))
-        own[uncalibrated] = 0
-        tables = replace(tables, calibration=own)
+        found = _score(site, request, model, calibration)
+        uncalibrated = sorted(withheld(policy, "evaluate", found.total))
+        tables = replace(tables, calibration=found.pick(~np.isin(found.label, uncalibrated)).scores())
     return ReportedTables(tables, uncalibrated)
 
 

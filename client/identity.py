@@ -106,7 +106,9 @@ class _Simulated:
     experiment: Experiment
     data: "DataKey"
     names: tuple[str, ...]
-    identities: dict[tuple[RunSettings, int], Identity] = field(default_factory=dict)
+    settings: RunSettings | None = None
+    """Of the site that was identified last."""
+    identities: dict[tuple[RunSettings | None, object], Identity] = field(default_factory=dict)
 
 
 _latest: list[_Simulated] = []
@@ -127,14 +129,20 @@ def _site_config(path: Path, changed: int) -> SiteConfig:
     return load_site_config(path)
 
 
-def identify(context: Context) -> Identity:
-    """The site of this node.
+def identify(context: Context, beside: Context | None = None) -> Identity:
+    """The site of this node. beside: of a simulated site that was identified just before, in the same run.
 
     Raises ConfigError when the node's configuration names neither a site.yaml nor a partition, PolicyRefusal
     when a site with a site.yaml did not approve the run's code and settings.
     """
-    settings = RunSettings.from_run_config(context.run_config)
     site_file = context.node_config.get("site")
+    partition = context.node_config.get("partition-id")
+    if beside is not None and site_file is None and _latest and beside.run_config == context.run_config:
+        # neither the settings nor the file are read again
+        known = _latest[0].identities.get((_latest[0].settings, partition))
+        if known is not None:
+            return known
+    settings = RunSettings.from_run_config(context.run_config)
     if site_file is not None:
         path = Path(str(site_file))
         config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
@@ -146,13 +154,13 @@ def identify(context: Context) -> Identity:
         )
         return Identity.of_site(config, experiment)
     experiment = _experiment(settings)
-    partition = context.node_config.get("partition-id")
     if not isinstance(partition, int):
         raise ConfigError(
             'node config: needs site="/path/to/site.yaml" (a real site) or partition-id=K (a simulated one); '
             f"found {sorted(context.node_config) or 'nothing'}"
         )
     sites = _simulated(experiment)
+    sites.settings = settings
     known = sites.identities.get((settings, partition))
     if known is not None:
         return known

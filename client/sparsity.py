@@ -41,13 +41,14 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
         indices = indices[: len(indices) - exemplars]
     check_floor(policy, "sparsity", len(indices))
     entry = charges.sparsity(site.experiment, request.run, request.epsilon, request.delta)
-    chosen = choose(site, entry, indices)
+    chosen, samples = choose(site, entry, indices), len(indices)
     indices = chosen.rows
     network, _ = site.models.load(request.num_classes, request.arrays, previous)
     data = site.samples(indices)
     shares = zero_shares(network.eval(), _batches(data), plan.layers)
-    vector = plan.vector(shares)
-    _release(site, request, vector, entry, chosen)
+    # a mean over all, in which those left out count as nothing: how many these are must not scale the noise
+    vector = plan.vector(shares) * (len(indices) / samples) if noised else plan.vector(shares)
+    _release(site, request, vector, entry, chosen, samples)
     return SparsityReply(
         **request.stamp_fields,
         extractor=plan.fingerprint(content_sha256(request.arrays)),
@@ -74,15 +75,19 @@ def _batches(data: TrainingSet) -> Iterator[Tensor]:
     return (data.inputs(slice(i, i + EVALUATION_BATCH)) for i in range(0, len(data), EVALUATION_BATCH))
 
 
-def _release(site: Site, request: SparsityRequest, vector: Tensor, entry: Entry, chosen: Chosen) -> None:
-    """Add the noise asked for, in place, and charge the ledger; then the vector may leave."""
+def _release(
+    site: Site, request: SparsityRequest, vector: Tensor, entry: Entry, chosen: Chosen, samples: int
+) -> None:
+    """Add the noise asked for, in place, and charge the ledger; then the vector may leave.
+
+    samples: of the task, whether or not they were left out.
+    """
     identity, privacy = site.identity, site.experiment.privacy
     if request.epsilon is None or request.delta is None:
         if not identity.deployed:
             return
     else:
-        samples = len(chosen.rows)
-        if samples == 0:
+        if len(chosen.rows) == 0:
             raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
         secure = privacy.noise_source == "secure"
         seeded = stream(site.experiment.seed, "sparsity-noise", site.name, request.round)

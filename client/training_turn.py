@@ -65,15 +65,17 @@ class TrainingTurn:
     start: Mapping[str, Tensor]
 
     @classmethod
-    def open(cls, site: Site, request: TrainRequest) -> "TrainingTurn":
+    def open(cls, site: Site, request: TrainRequest, beside: "TrainingTurn | None" = None) -> "TrainingTurn":
         """Check the request and gather what training needs; the model holds what was received.
 
-        Raises a PerennialError that says what is wrong.
+        beside: the turn before this one, of another simulated site, open on the same request: what follows
+        from the request alone is that turn's. Raises a PerennialError that says what is wrong.
         """
         check_answer(site.identity.policy, "train")
-        turn = turn_of(request)
+        turn = turn_of(request) if beside is None else beside.turn
         check_update(site.identity.policy, site.experiment, turn)
-        site.check_experiment(request)
+        if beside is None:
+            site.check_experiment(request)
         previous = site.previous_model(request)
         indices, exemplars = training_indices(site, request, previous)
         if turn is not None:
@@ -89,8 +91,11 @@ class TrainingTurn:
         )
         indices = chosen.rows
         own = request.personal or []
-        arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
-        model, flat = site.models.load(request.num_classes, arrays, previous)
+        if beside is None or own:
+            arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
+            model, flat = site.models.load(request.num_classes, arrays, previous)
+        else:
+            arrays, model, flat = beside.start, beside.model, beside.flat
         correction = open_correction(site, request, flat)
         prototypes = prototype_gradients(site, request, model, indices[: len(indices) - exemplars])
         adversary = behaviour(site)

@@ -7,7 +7,10 @@ from pydantic import Field
 from perennial.foundation.block import Block
 
 MAX_SAMPLES = 1 << 20
-SHARE = 1 / 3
+SHARE = 1 / 2
+"""No site counts for more than all others together."""
+LEAST_SITES = 4
+"""Sites from which on a share of samples is bounded."""
 CLOSED_FORM = ("registered", "share")
 """Keys that mean something where sites send sums."""
 
@@ -34,8 +37,7 @@ class BoundsConfig(Block):
     """The share of all samples that one site counts for at most; 1: no bound.
 
     null: SHARE where sites send updates, and none with closed form, whose model is that of all data in one
-    place. Of three sites that send updates it is a half at least, of two 1. With closed form it holds from
-    four sites of a task on.
+    place. It holds from four sites on, with closed form of a task.
     """
 
     @property

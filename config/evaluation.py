@@ -1,7 +1,7 @@
 """When and where a model is measured, and the noise on the counts of right answers that sites report."""
 
 import operator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,11 @@ class EvaluationConfig(Block):
     coverage: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False, exclude_if=_WITHOUT)
     """Make prediction sets that hold the true class with
     this probability; needs data.calibration_fraction."""
+    operating_points: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
+        default_factory=dict, exclude_if=_WITHOUT
+    )
+    """Class -> specificity: choose the probability from which the class is reported so that this share of
+    the other classes' calibration samples does not reach it, and say its sensitivity there."""
     noise_multiplier: float | None = Field(
         default=None, gt=0, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
     )
@@ -65,17 +70,18 @@ def subgroups_of(experiment: "Experiment") -> int:
 
 
 def require_calibration(experiment: "Experiment") -> None:
-    """Raises ValueError where prediction sets are asked for and nobody could calibrate them."""
-    if experiment.evaluation.coverage is None:
+    """Raises ValueError where sets or operating points are asked for and nobody could calibrate them."""
+    asked = "coverage" if experiment.evaluation.coverage is not None else "operating_points"
+    if not getattr(experiment.evaluation, asked):
         return
     if experiment.data.calibration_fraction == 0:
         raise ValueError(
-            "data.calibration_fraction: missing; evaluation.coverage needs samples that nothing else is "
+            f"data.calibration_fraction: missing; evaluation.{asked} needs samples that nothing else is "
             "fitted to, 0.1 of them for instance"
         )
     if not asks_for_tables(experiment):
         raise ValueError(
-            "evaluation.coverage: sites hold the calibration samples and tell their exact counts; allowed "
+            f"evaluation.{asked}: sites hold the calibration samples and tell their exact counts; allowed "
             "with evaluation.federated and evaluation.measures, and without evaluation.noise_multiplier"
         )
 

@@ -35,7 +35,7 @@ STRATEGIES = {
     "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
 }
 REMOVED = frozenset({"bucketing", "centred_clipping", "geometric_median", "krum", "trimmed_mean"})
-"""Rules of 0.1.0: an attacker who knows them does no less harm than to the median (docs/robustness.md)."""
+"""Rules of 0.1.0; benchmarks/compared_rules.py has them beside the median (docs/robustness.md)."""
 
 _HANDED_ON = "each turn hands a single site's model on"
 _IN_CLUSTERS = "clusters are formed from single sites' vectors"

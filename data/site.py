@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -52,6 +52,8 @@ class SiteData:
     subgroup: np.ndarray | None = None
     contents: np.ndarray | None = None
     places: tuple[str, ...] | None = None
+    _of_tasks: dict[tuple[Part, int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+    """What task_indices found, which every round of a task asks for."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -71,9 +73,12 @@ class SiteData:
 
     def task_indices(self, part: Part, low: int, high: int) -> Tensor:
         """Indices of the samples of one part whose internal label is in low .. high - 1."""
-        indices = self.part(part)
-        labels = self.y[indices]
-        return indices[(labels >= low) & (labels < high)]
+        asked = part, low, high
+        if asked not in self._of_tasks:
+            indices = self.part(part)
+            labels = self.y[indices]
+            self._of_tasks[asked] = indices[(labels >= low) & (labels < high)]
+        return self._of_tasks[asked]
 
     def counts(self, part: Part, num_classes: int) -> Tensor:
         """(num_classes,) int64 samples of each of the first classes in one part."""

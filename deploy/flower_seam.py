@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from flwr.common.serde import recorddict_to_proto as recorddict_to_proto
     from flwr.common.serde_utils import metadata_from_proto as metadata_from_proto
     from flwr.common.serde_utils import metadata_to_proto as metadata_to_proto
-    from flwr.common.serde_utils import record_value_dict_from_proto as record_value_dict_from_proto
     from flwr.proto.message_pb2 import Message as ProtoMessage
-    from flwr.proto.recorddict_pb2 import ConfigRecord as ProtoConfigRecord
-    from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
     from flwr.server import LegacyContext as LegacyContext
     from flwr.server.workflow import SecAggPlusWorkflow as SecAggPlusWorkflow
     from flwr.supercore import sql_mixin as sql_mixin
@@ -128,11 +125,6 @@ PRIVATE = {
     "recorddict_to_proto": Private("flwr.common.serde", "recorddict_to_proto", _SERDE, _PUBLIC_SERDE),
     "metadata_from_proto": Private("flwr.common.serde_utils", "metadata_from_proto", _SERDE, _PUBLIC_SERDE),
     "metadata_to_proto": Private("flwr.common.serde_utils", "metadata_to_proto", _SERDE, _PUBLIC_SERDE),
-    "record_value_dict_from_proto": Private(
-        "flwr.common.serde_utils", "record_value_dict_from_proto", _SERDE, _PUBLIC_SERDE
-    ),
-    "ProtoConfigRecord": Private("flwr.proto.recorddict_pb2", "ConfigRecord", _SERDE, _PUBLIC_SERDE),
-    "ProtoRecordDict": Private("flwr.proto.recorddict_pb2", "RecordDict", _SERDE, _PUBLIC_SERDE),
     "ProtoMessage": Private("flwr.proto.message_pb2", "Message", _SERDE, _PUBLIC_SERDE),
     "build_fab_from_disk": Private(
         "flwr.cli.build",

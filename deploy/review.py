@@ -23,6 +23,8 @@ from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
 from perennial.privacy.entries import Entry
+from perennial.privacy.exposure_table import HONEST, LYING, SUMS, TABLE, UPDATES, protection_of_mode
+from perennial.privacy.statement import UNIT
 from perennial.server.continuation import registry_of
 
 WORDS = {
@@ -37,18 +39,6 @@ WORDS = {
     "compare_heads": "counts of right answers of several classifiers on validation samples, by class",
     "digest": "mixtures of features of a few samples each, which the server keeps",
 }
-PROTECTED = {
-    "none": "none: what leaves is not protected, and a server can compute samples back from it",
-    "client_local": "noise at this site hides its whole data from the server",
-    "client_central": "the update is cut to clip_norm here; the SERVER adds the noise and is trusted to",
-    "client_shared": "noise that all sites share hides this site's whole data from the server and from as "
-    "many sites as secure.assumed_colluders says",
-    "sample_shared": "noise that all sites share on sums of features hides each single training sample from "
-    "the server and from as many sites as secure.assumed_colluders says",
-    "sample": "noise at this site hides each single training sample from the server",
-}
-
-
 LEAVING = ("privacy", "secure", "evaluation", "digests", "strategy", "data", "tasks", "stopping", "rounds")
 """Keys of an experiment that decide what leaves a site, how often and how protected, in the order in which
 their changes are told."""
@@ -91,7 +81,7 @@ def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None)
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         yield f"  task {task}: {names} ({rounds} rounds)"
     yield f"training: {_training(experiment)}"
-    yield f"protection: privacy.mode {experiment.privacy.mode}: {PROTECTED[experiment.privacy.mode]}"
+    yield f"protection: privacy.mode {experiment.privacy.mode}: {'; '.join(_protection(experiment))}"
     secure = experiment.secure
     if secure is not None and secure.masks:
         yield (
@@ -111,6 +101,17 @@ def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None)
         yield f"a request may set: {'; '.join(words)}"
     for words in unmet(policy, plan):
         yield f"{REFUSED}{words}"
+
+
+def _protection(experiment: Experiment) -> Iterator[str]:
+    """What hides the updates or sums, and who gets single images from them all the same."""
+    mode = experiment.privacy.mode
+    masks = experiment.secure is not None and experiment.secure.masks
+    cell = TABLE[UPDATES if experiment.strategy.trains else SUMS, protection_of_mode(mode, masks=masks)]
+    yield f"hides {UNIT['patient' if experiment.privacy.hidden_unit == 'patient' else mode]}"
+    yield cell.why
+    yield f"single images for {LYING}: {cell.verdict(LYING)}"
+    yield f"for {HONEST}: {cell.verdict(HONEST)}"
 
 
 def _data(data: DataConfig) -> str:

@@ -17,25 +17,22 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Literal
 
-from flwr.app import ConfigRecord, ConfigRecordValues, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 from perennial.deploy.flower_seam import (
     ErrorCode,
-    ProtoConfigRecord,
     ProtoMessage,
-    ProtoRecordDict,
     make_message,
     message_from_proto,
     message_to_proto,
     metadata_from_proto,
     metadata_to_proto,
-    record_value_dict_from_proto,
-    recorddict_to_proto,
 )
 from perennial.engine.cohorts import Cohorts
+from perennial.engine.frames import Frame, content_of, frames
 from perennial.engine.grid import Client, InProcessGrid, answered, set_task_identity
 from perennial.foundation.errors import StateError
-from perennial.protocol.tensors import filled, packed_elsewhere
+from perennial.protocol.stack import answers
 
 LONGEST_WAIT = 1.0
 """Seconds that one look at the workers may block, so that a round's deadline is noticed."""
@@ -72,12 +69,19 @@ class _Worker:
                 crossed = message.content
                 frame.content.SetInParent()
                 self.connection.send_bytes(frame.SerializeToString())
-                self.connection.send_bytes(contents.serialised(crossed))
+                for piece in contents.serialised(crossed):
+                    self.connection.send_bytes(piece)
 
     def receive(self) -> Message:
         """Raises EOFError or OSError when the process is gone."""
-        reply = _message(ProtoMessage.FromString(self.connection.recv_bytes()))
-        self.pending.pop(reply.metadata.reply_to_message_id, None)
+        proto = ProtoMessage.FromString(self.connection.recv_bytes())
+        if proto.HasField("content"):
+            content = content_of(self.connection.recv_bytes, self.pending)
+            reply = make_message(metadata=metadata_from_proto(proto.metadata), content=content)
+        else:
+            reply = message_from_proto(proto)
+        for message_id in answers(reply):
+            self.pending.pop(message_id, None)
         return reply
 
     def end(self) -> None:
@@ -93,11 +97,11 @@ class _Contents:
     """Serialises what several messages share, as a round's model, once for all workers."""
 
     def __init__(self) -> None:
-        self._last: tuple[RecordDict, bytes] | None = None
+        self._last: tuple[RecordDict, list[Frame]] | None = None
 
-    def serialised(self, content: RecordDict) -> bytes:
+    def serialised(self, content: RecordDict) -> list[Frame]:
         if self._last is None or self._last[0] != content:
-            self._last = content, recorddict_to_proto(content).SerializeToString()
+            self._last = content, [*frames(content)]
         return self._last[1]
 
 
@@ -269,52 +273,34 @@ def _work(
     # Ctrl-C reaches every process of a terminal; the server decides what it means and closes the connections
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_task_identity()
-    frames: SimpleQueue[bytes] = SimpleQueue()
-    Thread(target=_receive, args=(connection, frames), daemon=True).start()
+    arrived: SimpleQueue[bytes] = SimpleQueue()
+    Thread(target=_receive, args=(connection, arrived), daemon=True).start()
     record = RecordDict()
     while True:
         messages: list[Message] = []
-        for _ in range(int.from_bytes(frames.get())):
-            frame = ProtoMessage.FromString(frames.get())
+        for _ in range(int.from_bytes(arrived.get())):
+            frame = ProtoMessage.FromString(arrived.get())
             if frame.HasField("content"):
-                record = _content(ProtoRecordDict.FromString(frames.get()))
+                record = content_of(arrived.get, {})
             messages.append(make_message(metadata=metadata_from_proto(frame.metadata), content=record))
         for reply in answered(client, cohorts, messages, contexts):
-            connection.send_bytes(message_to_proto(reply).SerializeToString())
+            if not reply.has_content():
+                connection.send_bytes(message_to_proto(reply).SerializeToString())
+                continue
+            frame = ProtoMessage(metadata=metadata_to_proto(reply.metadata))
+            frame.content.SetInParent()
+            connection.send_bytes(frame.SerializeToString())
+            for piece in frames(reply.content):
+                connection.send_bytes(piece)
 
 
-def _message(proto: ProtoMessage) -> Message:
-    if not proto.HasField("content"):
-        return message_from_proto(proto)
-    return make_message(metadata=metadata_from_proto(proto.metadata), content=_content(proto.content))
-
-
-def _content(proto: ProtoRecordDict) -> RecordDict:
-    """What a message of this project holds, tensors and fields, read without Flower's checks of each."""
-    content = RecordDict()
-    for item in proto.items:
-        match item.WhichOneof("value"):
-            case "array_record":
-                arrays = item.array_record.items
-                content[item.key] = packed_elsewhere((array.key, array.value.data) for array in arrays)
-            case "config_record":
-                content[item.key] = filled(ConfigRecord(), _values(item.config_record))
-            case other:
-                raise ValueError(f"{item.key}: found {other}, allowed array_record and config_record")
-    return content
-
-
-def _values(proto: ProtoConfigRecord) -> dict[str, ConfigRecordValues]:
-    return record_value_dict_from_proto({item.key: item.value for item in proto.items})
-
-
-def _receive(connection: Connection, frames: SimpleQueue[bytes]) -> None:
+def _receive(connection: Connection, arrived: SimpleQueue[bytes]) -> None:
     """Take messages off the connection as they come: a server that sends never waits for a site that trains.
 
     Ends the process when the server closes its end or dies, so that no worker outlives it.
     """
     try:
         while True:
-            frames.put(connection.recv_bytes())
+            arrived.put(connection.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)

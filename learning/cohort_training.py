@@ -60,9 +60,10 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberResult(TrainingResult):
-    """end: (P,), the model after training."""
+    """end: (P,), the model after training. rows: (K, P), of all members; the update is one of them."""
 
     end: Tensor
+    rows: Tensor
 
 
 def train_cohort(
@@ -86,29 +87,32 @@ def train_cohort(
     if not all(len(member.data) for member in members):
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     order = sorted(range(len(members)), key=lambda place: -members[place].steps(config))
-    cohort = _Cohort(config, model, flat, [members[place] for place in order], augmentation)
-    found = cohort.run(teacher, progress, first_class, steps)
-    return [found[order.index(place)] for place in range(len(members))]
+    cohort = _Cohort(config, model, flat, members, order, augmentation)
+    return cohort.run(teacher, progress, first_class, steps)
 
 
 class _Cohort:
-    """Members with most steps first."""
+    """Members with most steps first, which is the order of places; results lie in the given order."""
 
     def __init__(
         self,
         config: LearnerConfig,
         model: IncrementalModel,
         flat: FlatParameters,
-        members: Sequence[Member],
+        given: Sequence[Member],
+        places: Sequence[int],
         augmentation: AugmentationConfig,
     ) -> None:
-        self._config, self._model, self._members, self._augmentation = config, model, members, augmentation
+        self._members = members = [given[place] for place in places]
+        self._config, self._model, self._augmentation = config, model, augmentation
         self._steps = [member.steps(config) for member in members]
         self._network, self._sites = stack(model, flat, len(members))
         self._flat = flat
-        self._starts = flat.row_major(torch.stack([member.start for member in members]))
-        self._sites.load(self._starts)
-        self._ends: list[Tensor] = []
+        one = all(member.start is given[0].start for member in given)
+        starts = given[0].start[None] if one else torch.stack([member.start for member in given])
+        self._starts, self._places = flat.row_major(starts), torch.tensor(places, device=starts.device)
+        self._sites.load(self._starts.expand(len(given), -1) if one else self._starts[self._places])
+        self._ends = starts.new_empty(len(given), starts.shape[1])
         # grouped convolutions prefer the channels last, in which PyTorch's group norm is less exact
         norms = any(isinstance(module, nn.GroupNorm) for module in model.modules())
         self._format = torch.contiguous_format if norms else torch.channels_last
@@ -163,14 +167,14 @@ class _Cohort:
                 batch = batches.step(step, there)
                 counted_now = counted[step][:there]
                 carry_out(work, batch.rows, batch.inputs, batch.labels, counted_now, layout=batch.sizes)
-        self._ends.append(sites.rows(sites.vector))
-        ends = torch.cat(self._ends[::-1])
-        updates = self._flat.as_stored(ends - self._starts)
-        ends = self._flat.as_stored(ends)
+        self._ends[self._places[: sites.count]] = sites.rows(sites.vector)
+        updates, ends = self._flat.as_stored(self._ends - self._starts), self._flat.as_stored(self._ends)
         means = (totals / torch.tensor([len(data) for data in datasets], device=before.device)).tolist()
+        measured = list(zip(means[0], self._steps, means[1], strict=True))
+        order = self._places.argsort().tolist()
         return [
-            MemberResult(update, *measured, end=end)
-            for update, end, *measured in zip(updates, ends, means[0], self._steps, means[1], strict=True)
+            MemberResult(update, *measured[place], end=end, rows=updates)
+            for update, end, place in zip(updates, ends, order, strict=True)
         ]
 
     def _obstacle(self) -> str:
@@ -202,7 +206,7 @@ class _Cohort:
     ) -> tuple[Tensor, GradientCorrection | None]:
         """Take out the members that are done; returns before and correction of the others."""
         sites = self._sites
-        self._ends.append(sites.rows(sites.vector)[count:])
+        self._ends[self._places[count : sites.count]] = sites.rows(sites.vector)[count:]
         shift = None if correction is None else correction.shift
         shifts = [] if shift is None else [shift]
         before, *kept = sites.keep(count, [before, *shifts, *optimizer.states])

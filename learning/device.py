@@ -1,5 +1,6 @@
 """The device on which a process trains and measures."""
 
+import os
 import re
 
 import torch
@@ -20,6 +21,9 @@ def choose_device(device: str) -> torch.device:
         _require_gpu(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda"):
+        # cuBLAS reads it with its first product, which without it may add in another order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device(device)
 
 

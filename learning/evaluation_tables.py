@@ -43,7 +43,7 @@ class EvaluationTables:
     likelihood: (2, K) negative log-likelihood of validation samples at each temperature, in LIKELIHOOD_STEP:
     of the true class, and the mean of the two most probable classes.
     validation: (1,) the number of those samples.
-    calibration: (M, S) calibration samples by the score of their own class.
+    calibration: (2, M, S) calibration samples of the class, and of all others, by the class's score.
     subgroups: (G, M, 3) of each subgroup and class: samples, right answers, samples that were called so.
     """
 
@@ -119,7 +119,7 @@ def _shapes(classes: int, subgroups: int) -> dict[str, Sequence[int]]:
         "confidence": (2, 2, CONFIDENCE_BINS),
         "likelihood": (2, len(TEMPERATURES)),
         "validation": (1,),
-        "calibration": scores,
+        "calibration": (2, *scores),
         "subgroups": (subgroups, classes, 3),
     }
 

@@ -96,9 +96,10 @@ class Scored:
         every = np.stack([_counted(self.score[:, label], each, SCORE_BINS) for label in range(classes)])
         return own, every
 
-    def own_scores(self) -> np.ndarray:
-        """(M, S) samples of each class by the score of that class."""
-        return self._scores(np.ones(len(self), dtype=np.int64))[0]
+    def scores(self) -> np.ndarray:
+        """(2, M, S) samples of each class, and of all others, by the score of that class."""
+        own, every = self._scores(np.ones(len(self), dtype=np.int64))
+        return np.stack([own, every - own])
 
 
 def score(

@@ -155,12 +155,19 @@ def prepare_gpu(words: str, device: torch.device) -> Steps:
 
     words: graphs, benchmark, or both with a comma between. graphs: steps are replayed as CUDA graphs.
     benchmark: cuDNN tries its algorithms for each shape and takes the fastest, which may be another one in
-    the next run, with other last bits. Raises ConfigError when there is an option and no GPU.
+    the next run, with other last bits. Without it algorithms are deterministic; of an operation that has
+    none PyTorch warns by name. Raises ConfigError when there is an option and no GPU.
     """
     options = gpu_options(words)
     if options and device.type != "cuda":
         raise ConfigError(f"gpu: found {words!r} on device {device}, allowed on a GPU alone")
-    torch.backends.cudnn.benchmark = "benchmark" in options
+    if device.type == "cuda":
+        tries = "benchmark" in options
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = tries, not tries
+        torch.use_deterministic_algorithms(not tries, warn_only=True)
+        # new memory is written before it is read here, and need not be filled
+        deterministic: Any = torch.utils.deterministic
+        deterministic.fill_uninitialized_memory = False
     if "graphs" not in options:
         return AS_THEY_COME
     return _graphed.setdefault(str(device), GraphedSteps(lambda: CudaGraphs(device)))

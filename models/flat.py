@@ -6,6 +6,7 @@ P: elements of all travelling tensors. T: elements of those that are trained, T 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,8 @@ class FlatParameters:
         self._parameters = parameters
         self._frozen = self._frozen_slices(model.frozen_rows if isinstance(model, IncrementalModel) else 0)
         self._held: tuple[slice, ...] = ()
+        self.stacks: dict[int, Any] = {}
+        """By number of sites: this model for several of them, as models/stacked.py makes it."""
 
     @property
     def gradient(self) -> Tensor:

@@ -1,6 +1,7 @@
 """From a model's logits to what a person reads: probabilities, prediction sets."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,19 +17,32 @@ NONE_OF_THE_KNOWN = "none of the known classes"
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """probabilities: (B, M) float64, after scaling. sets: (B, M) bool; None without calibration."""
+    """probabilities: (B, M) float64, after scaling. sets: (B, M) bool; None without calibration.
+
+    reached: class -> (B,) bool, whether its operating point is reached.
+    """
 
     probabilities: Tensor
     sets: Tensor | None
+    reached: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def answers(logits: Tensor, confidence: Confidence) -> Answers:
-    """What logits (B, M) say: a class is in the set if its log odds reach its threshold."""
+def answers(logits: Tensor, confidence: Confidence, classes: Sequence[str] = ()) -> Answers:
+    """What logits (B, M) say: a class is in the set if its log odds reach its threshold.
+
+    classes: names by label, for operating points.
+    """
     scaled = logits.double() / (confidence.temperature or 1.0)
-    sets = None
+    sets, odds = None, log_odds(scaled)
     if confidence.thresholds is not None:
-        sets = log_odds(scaled) >= torch.tensor(confidence.thresholds, dtype=torch.float64).to(scaled.device)
-    return Answers(probabilities(logits.double(), confidence.temperature or 1.0), sets)
+        sets = odds >= torch.tensor(confidence.thresholds, dtype=torch.float64).to(scaled.device)
+    places = {name: label for label, name in enumerate(classes)}
+    reached = {
+        name: odds[:, places[name]] >= least
+        for name, (_, least) in confidence.points.items()
+        if name in places
+    }
+    return Answers(probabilities(logits.double(), confidence.temperature or 1.0), sets, reached)
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,12 +77,14 @@ class Confidence:
     prediction set that holds the true class with probability coverage; -inf: always. None without calibration
     samples. In files always is null.
     void: why that coverage is not guaranteed, or ''.
+    points: class -> (the specificity that was asked for, the least log odds with which it is reported at it).
     """
 
     temperature: float | None = None
     coverage: float | None = None
     thresholds: tuple[float, ...] | None = None
     void: str = ""
+    points: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Confidence":
@@ -93,6 +95,7 @@ class Confidence:
             found.get("coverage"),
             None if thresholds is None else tuple(-math.inf if t is None else float(t) for t in thresholds),
             found.get("void", ""),
+            {name: (float(asked), float(least)) for name, (asked, least) in found.get("points", {}).items()},
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -122,12 +122,17 @@ STACKED: dict[type[nn.Module], Callable[[Any, str, StackedParameters], nn.Module
 def stack(
     model: IncrementalModel, flat: FlatParameters, count: int
 ) -> tuple[IncrementalModel, StackedParameters]:
-    """(the model with the weights of several sites, those weights), all zero.
+    """(the model with the weights of several sites, those weights), which the caller loads.
 
     Its code is the model's own, its layers are stacked ones, and it stands on the weights: whoever loads
-    others, or keeps fewer sites, changes what it computes. model: the one of flat; count: number of sites.
+    others, or keeps fewer sites, changes what it computes. A small model's serve the next turn of as many
+    sites too. model: the one of flat; count: number of sites.
     Raises ConfigError naming the layer that has no stacked form.
     """
+    if count in flat.stacks:
+        network, sites = flat.stacks[count]
+        sites.begin_again()
+        return network, sites
     if flat.trainable_keys != flat.keys:
         buffer = next(key for key in flat.keys if key not in flat.trainable_keys)
         raise ConfigError(f"{buffer}: statistics of the data, which sites cannot share")
@@ -135,6 +140,8 @@ def stack(
     network = _stacked(model, "", sites)
     assert isinstance(network, IncrementalModel)
     sites.settle()
+    if not flat.large:
+        flat.stacks[count] = network, sites
     return network, sites
 
 

@@ -30,6 +30,7 @@ class StackedParameters:
         self._shapes = {name: (1, tuple(shape)) for name, shape in shapes.items()}
         self.vector = like.new_zeros(count * self.length)
         self.gradient = torch.zeros_like(self.vector)
+        self._whole = count, self.vector, self.gradient
 
     @property
     def length(self) -> int:
@@ -50,6 +51,13 @@ class StackedParameters:
             leaf = weight.view(whole).requires_grad_()
             leaf.grad = gradient.view(whole)
             self.leaves[name] = leaf
+
+    def begin_again(self) -> None:
+        """Hold as many sites as at first, in the same memory; the gradient is zero."""
+        self.count, self.vector, self.gradient = self._whole
+        self.gradient.zero_()
+        self.sizes = self.generators = ()
+        self.settle()
 
     def blocks(self, vector: Tensor) -> list[Tensor]:
         """(K, n) of each tensor, as views of vector (K * T,)."""

@@ -40,6 +40,7 @@ class Prediction:
     confidence: its probability.
     probabilities: of all classes, scaled where the run fitted a temperature.
     members: the prediction set, most probable first; empty: none of the known classes; None: not calibrated.
+    reached: class -> whether its operating point is reached, where the run has any.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Prediction:
     confidence: float
     probabilities: Mapping[str, float] = field(default_factory=dict)
     members: tuple[str, ...] | None = None
+    reached: Mapping[str, bool] = field(default_factory=dict)
 
 
 class Model:
@@ -83,7 +85,7 @@ class Model:
             raise ConfigError(f"model: found inputs of shape {tuple(x.shape[1:])}, allowed {inputs.shape}")
         with torch.no_grad():
             logits = self.saved.classifier(to_float(x, inputs.mean, inputs.std))
-        return answers(logits, self.saved.confidence)
+        return answers(logits, self.saved.confidence, self.classes)
 
     def predict(self, samples: "Sequence[Path | str] | np.ndarray") -> list[Prediction]:
         """One prediction for each image file, and for each row of an array, table or .npz array; folders too.
@@ -124,7 +126,9 @@ class Model:
     def _named(self, names: Sequence[str], answers: "Answers") -> Iterator[Prediction]:
         sets = None if answers.sets is None else answers.sets.tolist()
         for row, (name, shares) in enumerate(zip(names, answers.probabilities.tolist(), strict=True)):
-            yield self._prediction(name, shares, None if sets is None else sets[row])
+            reached = {label: bool(values[row]) for label, values in answers.reached.items()}
+            found = self._prediction(name, shares, None if sets is None else sets[row])
+            yield replace(found, reached=reached)
 
     def _repr_html_(self) -> str:
         shape = " x ".join(map(str, self.saved.inputs.shape))

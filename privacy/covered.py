@@ -78,7 +78,9 @@ UNCOVERED = (
         r"LedgerTip\..*",
         "where the site keeps the operator's receipts: the length of its ledger, and a hash of its last line",
     ),
-    Uncovered(r"DigestReply\.digests shape", "how many digests a site lends, which follows its number of samples"),
+    Uncovered(
+        r"DigestReply\.digests shape", "how many digests a site lends, which follows its number of samples"
+    ),
     Uncovered("time", "how long the site takes, and whether it answers in time"),
     Uncovered("log", "what the site's own log, ledger and pages say, which stay at the hospital"),
 )

@@ -7,12 +7,14 @@ from typing import Any, Literal
 
 from perennial.privacy.composition import compose
 from perennial.privacy.config import Mode, PrivacyConfig
+from perennial.privacy.covered import uncovered_in_words
 from perennial.privacy.entries import Entry
+from perennial.privacy.exposure_table import LYING, TABLE, UPDATES
 
 Kind = Mode | Literal["patient"]
 """A mode, and "patient" for mode sample with unit patient."""
 
-_UNIT: dict[Kind, str] = {
+UNIT: dict[Kind, str] = {
     "none": "nothing",
     "client_local": "one site: its whole data",
     "client_central": "one site: its whole contribution",
@@ -71,33 +73,24 @@ BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
 }
 """The neighbours of the Bayesian figure: typical ones, while the headline's are the worst."""
 _NOT_COVERED: dict[Kind, tuple[str, ...]] = {
-    "none": ("updates leave in the clear; a single one can give training images back",),
-    "client_local": (
-        "that a site takes part, and in which rounds; a site whose data falls short of its policy refuses",
-    ),
+    "none": (f"updates: single images for {LYING}: {TABLE[UPDATES, 'clear'].verdict()}",),
+    "client_local": ("that a site takes part, and in which rounds",),
     "client_central": (
         "anything that the server itself sees: each site's clipped update reaches it without noise",
         "that a site takes part, as far as the network, the journal and skipped rounds show it",
     ),
     "client_shared": (
-        "that a site takes part, and in which rounds; a site whose data falls short of its policy refuses",
+        "that a site takes part, and in which rounds",
         "a server that invents sites, unless the peers' keys are pinned in each site.yaml",
         "more colluding sites than assumed: each one takes its share of the noise with it",
     ),
-    "sample": (
-        "a person with many samples: k samples cost about k times the epsilon",
-        "whether a site has enough samples of a task to take part at all",
-    ),
+    "sample": ("a person with many samples: k samples cost about k times the epsilon",),
     "sample_shared": (
         "a person with many samples: k samples cost about k times the epsilon",
-        "whether a site has enough samples of a task to take part at all",
         "a server that invents sites, unless the peers' keys are pinned in each site.yaml",
         "more colluding sites than assumed: each one takes its share of the noise with it",
     ),
-    "patient": (
-        "a patient with records at several sites: their epsilons add up",
-        "whether a site has enough samples of a task to take part at all",
-    ),
+    "patient": ("a patient with records at several sites: their epsilons add up",),
 }
 _NEVER_COVERED = (
     "the class list of each task, which is public",
@@ -171,7 +164,7 @@ def describe(
     cost = compose(secure, privacy.delta, privacy.accountant, unit)
     replaced = privacy.mode == "sample" and cost.relation == "replace"
     return Statement(
-        unit=_UNIT[kind],
+        unit=UNIT[kind],
         adversary=_ADVERSARY[kind],
         relation=_REPLACED[kind] if replaced else _RELATION[kind],
         mechanism=_mechanism(privacy, kind, releases),
@@ -180,7 +173,7 @@ def describe(
         delta=privacy.delta,
         bayesian_epsilon=bayesian_epsilon,
         bayesian_relation=BAYESIAN_NEIGHBOURS[privacy.mode],
-        not_covered=(*_NOT_COVERED[kind], *also_open, *_NEVER_COVERED),
+        not_covered=(*_NOT_COVERED[kind], *also_open, *uncovered_in_words(), *_NEVER_COVERED),
         warnings=tuple(_warnings(privacy, releases, units)),
     )
 

@@ -8,7 +8,7 @@ the same bytes that NumPy's .npy format defines.
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -142,22 +142,10 @@ def filled(record: Record, entries: Mapping[str, Any]) -> Record:
     return record
 
 
-def pack(tensors: Mapping[str, "Tensor"]) -> ArrayRecord:
-    """An ArrayRecord that shares the tensors' memory."""
-    return filled(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
-
-
-def packed_elsewhere(arrays: Iterable[tuple[str, bytes]]) -> ArrayRecord:
-    """What `pack` made in another process of this run, from the .npy bytes of each tensor, zero-copy.
-
-    Not for a stranger's bytes, whose Arrays Flower and `unpack` look at: a tenth of a millisecond a message.
-    Raises ValueError when the bytes are malformed.
-    """
-    import torch
-
-    _silence_read_only_warning()
-    entries = {name: TensorArray(torch.from_numpy(_decode(data))) for name, data in arrays}
-    for array in entries.values():
+def pack(tensors: Mapping[str, "Tensor"], lasting: bool = False) -> ArrayRecord:
+    """An ArrayRecord that shares the tensors' memory. lasting: whether nobody writes to it any more."""
+    entries = {name: TensorArray(tensor) for name, tensor in tensors.items()}
+    for array in entries.values() if lasting else ():
         array.lasting = True
     return filled(ArrayRecord(), entries)
 
@@ -194,9 +182,8 @@ def unpack(record: ArrayRecord, where: str) -> Tensors:
                     f"{where}: tensor {name!r}: declared {array.dtype} {tuple(array.shape)}, "
                     f"found {values.dtype} {values.shape}"
                 )
-            # torch has no read-only tensors and warns about that; the contract above is what protects the
-            # bytes
-            _silence_read_only_warning()
+            # the contract above is what protects the bytes
+            silence_read_only_warning()
             tensors[name] = unseen[name] = torch.from_numpy(values)
     norm = _require_finite(unseen, where)
     if len(unseen) == len(tensors):
@@ -244,7 +231,8 @@ def _norm_of(norms: "list[Tensor]") -> "Tensor":
 
 
 @lru_cache(maxsize=1)
-def _silence_read_only_warning() -> None:
+def silence_read_only_warning() -> None:
+    """PyTorch has no read-only tensors, and warns where one lies in the bytes of a message."""
     import warnings
 
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

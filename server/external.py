@@ -33,8 +33,10 @@ from perennial.server.measures.assemble import (
     whole_measures,
 )
 from perennial.server.measures.headline import headline
+from perennial.server.measures.operating import judged_point
 from perennial.server.measures.record import (
     Measures,
+    OperatingPoint,
     PartMeasures,
     PredictionSets,
     SetThreshold,
@@ -187,6 +189,10 @@ def judge(outside: Outside, scored: Scored | None = None) -> Measures:
         subgroup_column="" if config.subgroup is None else config.subgroup.column,
         subgroups={} if groups is None else part_measures(groups, saved.classes),
         prediction_sets=None if sets is None else judged_sets(tables, sets),
+        operating_points=[
+            judged_point(tables, saved.classes, OperatingPoint(name=name, asked=asked, log_odds=least))
+            for name, (asked, least) in saved.confidence.points.items()
+        ],
         notes=list(outside.notes),
         **whole_measures(tables, classes, intervals),
     )

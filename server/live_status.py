@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import Refusal
+from perennial.protocol.stack import answers, stack_of
 from perennial.server.forwarding_grid import ForwardingGrid
 from perennial.strategies.round.queries import describe_error
 
@@ -132,10 +133,11 @@ class ObservedGrid(ForwardingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.poll()
         for reply in self._grid.pull_messages(message_ids):
-            site, _ = self._waiting.pop(reply.metadata.reply_to_message_id, ("", 0.0))
-            if site:
-                fault, refused = _fault_of(reply)
-                self._now.write("answered", site=site, fault=fault, refused=refused)
+            fault, refused = _fault_of(reply) if stack_of(reply) is None else ("", False)
+            for message_id in answers(reply):
+                site, _ = self._waiting.pop(message_id, ("", 0.0))
+                if site:
+                    self._now.write("answered", site=site, fault=fault, refused=refused)
             yield reply
 
 

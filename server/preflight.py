@@ -10,7 +10,7 @@ from perennial.config.simulation import simulated_federation
 from perennial.data.deployed import declared_constants, declared_fill, declared_input_shape
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import Inputs
@@ -68,7 +68,12 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     """
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
-    schedule = facts.registry.schedule
+    schedule, names = facts.registry.schedule, facts.registry.classes
+    if strangers := [name for name in experiment.evaluation.operating_points if name not in names]:
+        raise ConfigError(
+            f"evaluation.operating_points: {strangers[0]!r} is no class{nearest(strangers[0], names)}; "
+            f"allowed: {', '.join(names[:12])}"
+        )
     check_privacy(
         experiment,
         strategy,

@@ -46,7 +46,6 @@ def open_channels(experiment: Experiment) -> tuple[str, ...]:
             f"how a simulation's data were cut by data.{' and data.'.join(capped)}, a number: its threshold "
             "follows how many records there are; a share moves none, and real sites cut nothing"
         )
-    if experiment.digests is not None:
-        labels = "the labels of the digests, and " if experiment.digests.labels == "public" else ""
-        channels.append(f"{labels}how many digests a site lends, which follows its number of samples")
+    if experiment.digests is not None and experiment.digests.labels == "public":
+        channels.append("the labels of the digests")
     return tuple(channels)

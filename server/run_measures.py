@@ -20,6 +20,7 @@ from perennial.server.measures.assemble import (
 )
 from perennial.server.measures.calibration import at_an_end
 from perennial.server.measures.headline import headline
+from perennial.server.measures.operating import operating_points
 from perennial.server.measures.record import Measures, PartMeasures, write_measures
 from perennial.server.position import Position
 from perennial.server.site_counts import SiteCounts
@@ -94,6 +95,7 @@ def task_measures(
         prediction_sets=None
         if coverage is None
         else prediction_sets(tables, classes, coverage, _void(sites, one_classifier)),
+        operating_points=operating_points(tables, classes, experiment.evaluation.operating_points),
         notes=_notes(experiment, central, sites),
         **whole_measures(tables, by_class, intervals),
     )
@@ -182,6 +184,11 @@ def confidence_facts(measures: Measures | None, *, one_classifier: bool = True) 
         "temperature": measures.calibration.temperature,
         "coverage": None if sets is None else sets.coverage,
         "void": "" if sets is None else sets.void,
+        "points": {
+            each.name: [each.asked, each.log_odds]
+            for each in measures.operating_points
+            if each.log_odds is not None
+        },
         "thresholds": None
         if sets is None
         else [sets.thresholds[each.name].log_odds for each in measures.classes],

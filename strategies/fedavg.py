@@ -1,5 +1,6 @@
 """FedAvg: the mean of the sites' updates, weighted by samples (McMahan et al. 2017, arXiv 1602.05629)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -82,6 +83,14 @@ class WeightedMean(Aggregator):
 
     def add(self, reply: Admitted) -> None:
         self.sum.add(reply.update, self.method.weight(reply), reply.norm)
+
+    def add_stack(self, replies: Sequence[Admitted], rows: Tensor) -> bool:
+        """Whether this class's own way of taking a reply fits all of them."""
+        if type(self).add is not WeightedMean.add or list(replies[0].update) != list(self.ctx.reference):
+            return False
+        return self.sum.add_rows(
+            rows, [self.method.weight(reply) for reply in replies], [reply.norm for reply in replies]
+        )
 
     def result(self) -> dict[str, Tensor]:
         return self.sum.added_to(self.ctx.reference, self.ctx.asked if self.method.fixed_weights else None)

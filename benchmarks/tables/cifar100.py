@@ -74,7 +74,7 @@ TABLES = {
         "backbones. Messages are of all sites together. Hours are of the clock, one core, on a machine that "
         "had other work. The best published figures from scratch, with memory, ResNet-18 and 100 rounds a "
         "task, are 49.8 (5 tasks) and 46.5 (10 tasks).",
-        pending="Stopped runs go on where they stopped: `python -m perennial.benchmarks cifar100_resnet20 "
-        "--keep FOLDER`.",
+        pending="A run takes hours and goes on where it stopped: `python -m perennial.benchmarks "
+        "cifar100_resnet20 --keep FOLDER`.",
     )
 }

@@ -11,7 +11,11 @@ from flwr.app import RecordDict
 from perennial.config.experiment import Experiment
 from perennial.config.secure_words import UpdateWords
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
-from perennial.privacy.calibration import digest_l1_sensitivity, digest_l2_sensitivity, sparsity_l2_sensitivity
+from perennial.privacy.calibration import (
+    digest_l1_sensitivity,
+    digest_l2_sensitivity,
+    sparsity_l2_sensitivity,
+)
 from perennial.privacy.entries import Entry
 from perennial.privacy.noised_sums import STEPS, replacement, sensitivity
 
@@ -76,7 +80,8 @@ def _of_update(
     length = math.hypot(*(float(np.linalg.norm(first[name].astype(np.float64))) for name in names))
     slack = ROUNDING * (1 + length)
     if privacy.mode != "sample":
-        norm = request["fields"].get("clip_norm") or privacy.clip_norm  # pyright: ignore[reportAttributeAccessIssue]
+        fields: Any = request["fields"]
+        norm: Any = fields.get("clip_norm") or privacy.clip_norm
         return Bound("TrainReply.update", moved, 2 * float(norm) + slack)
     optimizer = experiment.learner.optimizer
     if optimizer.name != "sgd" or optimizer.schedule != "constant":
@@ -111,11 +116,18 @@ def _of_words(
     classes = len(experiment.data.classes or ()) // tasks
     # D (D + 1) / 2 products, C D sums, C counts
     width = next(
-        width for width in range(1, len(moved)) if width * (width + 1) // 2 + classes * (width + 1) == len(moved)
+        width
+        for width in range(1, len(moved))
+        if width * (width + 1) // 2 + classes * (width + 1) == len(moved)
     )
     products = width * (width + 1) // 2
     parts = np.split(moved, [products, products + classes * width])
-    return _of_sums(field, [part.reshape(classes, -1) if i == 1 else part for i, part in enumerate(parts)], experiment, replaced=replaced)
+    return _of_sums(
+        field,
+        [part.reshape(classes, -1) if i == 1 else part for i, part in enumerate(parts)],
+        experiment,
+        replaced=replaced,
+    )
 
 
 def _of_sums(field: str, parts: list[Any], experiment: Experiment, *, replaced: bool) -> Bound:
@@ -140,7 +152,9 @@ def _of_sums(field: str, parts: list[Any], experiment: Experiment, *, replaced: 
 def _of_counts(
     first: Mapping[str, Any], second: Mapping[str, Any], experiment: Experiment, *, replaced: bool
 ) -> Bound | None:
-    if "EvaluateReply.correct" not in first or first.get("EvaluateReply.withheld") != second.get("EvaluateReply.withheld"):
+    if "EvaluateReply.correct" not in first or first.get("EvaluateReply.withheld") != second.get(
+        "EvaluateReply.withheld"
+    ):
         return None
     right = np.subtract(first["EvaluateReply.correct"], second["EvaluateReply.correct"])
     wrong = np.subtract(first["EvaluateReply.total"], second["EvaluateReply.total"]) - right

@@ -11,9 +11,9 @@ from perennial.benchmarks.twins.slices import EXPERIMENTS, committed, sliced
 class Case:
     """One federation and which pairs it gets.
 
-    pairs: usual, or the branch that its data or policy stand at. policy: of the first site, beside one that
-    refuses nothing. runs: one behind the other. crash: after so many answers of the first site the server
-    dies, and the run is resumed.
+    pairs: usual, few, or the branch that its data or policy stand at. policy: of the first site, beside one
+    that refuses nothing. runs: one behind the other. crash: after so many answers of the first site the
+    server dies, and the run is resumed.
     """
 
     name: str
@@ -71,7 +71,9 @@ def of(name: str, *, learner: Mapping[str, Any] | None = None, **changes: Any) -
     private = "privacy" in changes and changes["privacy"]["mode"] != "none"
     found["evaluation"] = {"central": False, "federated": not private, **changes.get("evaluation", {})}
     for block in ("data", "tasks"):
-        found[block] |= {key: value for key, value in changes.get(block, {}).items() if key not in ("source", "count")}
+        found[block] |= {
+            key: value for key, value in changes.get(block, {}).items() if key not in ("source", "count")
+        }
     return found
 
 
@@ -90,7 +92,9 @@ def _closed(name: str, **changes: Any) -> dict[str, Any]:
 MODES: dict[str, dict[str, Any]] = {
     "none": of("none", learner=HERDED),
     "none, early stopping": of("stopping", stopping={"patience": 1}),
-    "none, prediction sets": of("sets", data={"source": "digits", "calibration_fraction": 0.25}, evaluation={"coverage": 0.8}),
+    "none, prediction sets": of(
+        "sets", data={"source": "digits", "calibration_fraction": 0.25}, evaluation={"coverage": 0.8}
+    ),
     "none, class means": of("means", learner=HERDED | {"classifier": "nearest_mean", "means": "global"}),
     "none, own class means": of("own-means", learner=HERDED | {"classifier": "nearest_mean"}),
     "none, Gaussian head": of("gaussian", learner=HERDED | {"classifier": "gaussian"}),
@@ -116,16 +120,18 @@ MODES: dict[str, dict[str, Any]] = {
     "none, digests in Gaussian noise": of(
         "digests-gauss",
         digests={
-            "per_digest": 2, "protection": "gauss", "epsilon": 4.0, "norm": 1.0, "labels": "randomised",
+            "per_digest": 2,
+            "protection": "gauss",
+            "epsilon": 4.0,
+            "norm": 1.0,
+            "labels": "randomised",
             "label_epsilon": 2.0,
         },
         **TWO_BRANCHES,
     ),
     "none, digests of noised sums": of(
         "digests-sums",
-        digests={
-            "kind": "statistics", "per_digest": 1, "protection": "gauss", "epsilon": 200.0, "norm": 1.0
-        },
+        digests={"kind": "statistics", "per_digest": 1, "protection": "gauss", "epsilon": 200.0, "norm": 1.0},
         **TWO_BRANCHES,
     ),
     "client_local": _protected("local", LOCAL, learner=HERDED),
@@ -147,8 +153,12 @@ MODES: dict[str, dict[str, Any]] = {
         "sample-sparsity",
         SAMPLE,
         strategy={
-            "name": "clustered_personalisation", "base": "fedavg", "global_rounds": 1, "clusters": 2,
-            "sparsity_epsilon": 4.0, "personal": [],
+            "name": "clustered_personalisation",
+            "base": "fedavg",
+            "global_rounds": 1,
+            "clusters": 2,
+            "sparsity_epsilon": 4.0,
+            "personal": [],
         },
         tasks={"count": 1},
         model={"name": "small_cnn", "norm": "none"},
@@ -157,7 +167,11 @@ MODES: dict[str, dict[str, Any]] = {
         "sample-digests",
         SAMPLE,
         digests={
-            "per_digest": 2, "protection": "laplace", "epsilon": 4.0, "largest": 1.0, "labels": "randomised",
+            "per_digest": 2,
+            "protection": "laplace",
+            "epsilon": 4.0,
+            "largest": 1.0,
+            "labels": "randomised",
             "label_epsilon": 2.0,
         },
         **TWO_BRANCHES,
@@ -180,33 +194,37 @@ SITE_BUDGET = {"require_privacy": "client_local", "max_epsilon": 30.0, "delta": 
 
 def cases() -> list[Case]:
     """All of them, in order."""
-    found = [Case(f"experiment {name}", _slice(name)) for name in EXPERIMENTS]
-    found += [Case(name, settings) for name, settings in MODES.items()]
+    found = [Case(name, settings) for name, settings in MODES.items()]
     found += [Case(name, settings, patients=True, pairs="patients") for name, settings in PATIENTS.items()]
     for name in ("none", "sample", "sample, counts", "client_local", "sample, sums", "none, closed form"):
         settings = MODES[name]
         found.append(Case(f"{name}, only of its class", settings, "only of its class"))
         found.append(Case(f"{name}, at the floor", settings, "floor"))
         found.append(Case(f"{name}, unreadable file", settings, "unreadable", form="folder"))
-        found.append(Case(f"{name}, two runs", settings, runs=2))
+        found.append(Case(f"{name}, two runs", settings, "few", runs=2))
     for name in ("none", "sample", "client_local"):
         table = MODES[name] | {"data": sliced(BASE | {"data": TABLE})["data"]}
         found.append(Case(f"{name}, table", table, "table"))
-        found.append(Case(f"{name}, resumed", MODES[name], crash=3))
+        found.append(Case(f"{name}, resumed", MODES[name], "few", crash=3))
     found.append(Case("none, at the most steps", MODES["none"], "steps"))
-    found.append(Case("sample, budget spent", MODES["sample, counts"], policy=BUDGET, runs=2))
-    found.append(Case("sums, budget spent", MODES["sample, sums"], policy=BUDGET, runs=3))
-    found.append(Case("client_local, budget spent", MODES["client_local"], policy=SITE_BUDGET, runs=2))
-    found.append(Case("refused by protection", MODES["none"], policy=BUDGET | {"max_epsilon": 8.0}))
-    found.append(Case("refused by answers", MODES["none"], policy={"answers": ["train"]}))
+    found.append(Case("sample, budget spent", MODES["sample, counts"], pairs="few", policy=BUDGET, runs=2))
+    found.append(Case("sums, budget spent", MODES["sample, sums"], pairs="few", policy=BUDGET, runs=3))
+    found.append(
+        Case("client_local, budget spent", MODES["client_local"], pairs="few", policy=SITE_BUDGET, runs=2)
+    )
+    found.append(
+        Case("refused by protection", MODES["none"], pairs="few", policy=BUDGET | {"max_epsilon": 8.0})
+    )
+    found.append(Case("refused by answers", MODES["none"], pairs="few", policy={"answers": ["train"]}))
     without = MODES["none"]["data"].items()
     found.append(
         Case(
             "refused by normalisation",
             MODES["none"] | {"data": {key: value for key, value in without if key != "normalise"}},
+            "few",
         )
     )
-    return found
+    return found + [Case(f"experiment {name}", _slice(name), "few") for name in EXPERIMENTS]
 
 
 def _slice(name: str) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from perennial.privacy.entries import Entry
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import unpack
 
-MOVING = re.compile(rb"time|second|started|finished|duration|written|pid|memory|clock|date|elapsed|cpu|disk|position")
+MOVING = re.compile(
+    rb"time|second|started|finished|duration|written|pid|memory|clock|date|elapsed|cpu|disk|position"
+)
 """Keys of the operator's files that no two runs have alike."""
 TIMED = ("metrics.csv", "report.html", "live.jsonl")
 """Files of the run folder that are made of others, or tell seconds."""
@@ -102,13 +104,17 @@ def _messages(
         first, second = fields[0].get(path), fields[1].get(path)
         field = path.split("/")[0].split(":")[0]
         field = ".".join(field.split(".")[:2])
-        again = [isinstance(a, type(b)) and _same(a, b) for a, b in ((known[0].get(path), first), (known[1].get(path), second))]
+        again = [
+            isinstance(a, type(b)) and _same(a, b)
+            for a, b in ((known[0].get(path), first), (known[1].get(path), second))
+        ]
         if field in covers:
             known[0][path], known[1][path] = first, second
         if _same(first, second) or (field not in covers and all(again)):
             continue
-        if np.shape(first) != np.shape(second):
-            shaped = _listed(f"{field} shape", number, f"{np.shape(first)}, {np.shape(second)}")
+        shapes = [np.shape(np.asarray(each)) for each in (first, second)]
+        if shapes[0] != shapes[1]:
+            shaped = _listed(f"{field} shape", number, f"{shapes[0]}, {shapes[1]}")
             if shaped.listed or not _unprotected(entries, field):
                 yield shaped
                 continue
@@ -130,7 +136,9 @@ def _moved(
     replaced: bool,
 ) -> Iterator[Difference]:
     for entry in {entry.kind: entry for entry in entries if entry.protected}.values():
-        found: Bound | None = bound_of(entry, one.request, fields[0], fields[1], experiment, replaced=replaced)
+        found: Bound | None = bound_of(
+            entry, one.request, fields[0], fields[1], experiment, replaced=replaced
+        )
         if found is not None and found.moved > 0:
             yield Difference(found.field, number, (entry.kind,), moved=found.moved, bound=found.bound)
 
@@ -140,7 +148,9 @@ def _unprotected(entries: Sequence[Entry], field: str) -> bool:
 
 
 def _plain(entries: Sequence[Entry]) -> list[tuple[Any, ...]]:
-    return [(e.kind, e.mechanism, e.noise_multiplier, e.sample_rate, e.steps, e.epsilon, e.part) for e in entries]
+    return [
+        (e.kind, e.mechanism, e.noise_multiplier, e.sample_rate, e.steps, e.epsilon, e.part) for e in entries
+    ]
 
 
 def _listed(path: str, number: int, text: str) -> Difference:
@@ -167,7 +177,9 @@ def flattened(record: RecordDict) -> dict[str, Any]:
 
 def _same(first: Any, second: Any) -> bool:
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return first.shape == second.shape and np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
+        return first.shape == second.shape and np.array_equal(
+            first, second, equal_nan=first.dtype.kind == "f"
+        )
     return type(first) is type(second) and first == second
 
 
@@ -184,7 +196,7 @@ def _files(first: Ran, second: Ran) -> Iterator[tuple[str, str]]:
 
 
 def _lines_apart(one: bytes, other: bytes) -> str:
-    if one[8:9] == b"{" and one[:8] != other[:8] or one[8:9] == other[8:9] == b"{":
+    if one[8:9] == other[8:9] == b"{":
         return _tensors_apart(one, other)
     try:
         sides = [[_still(json.loads(line)) for line in text.splitlines()] for text in (one, other)]

@@ -41,6 +41,10 @@ class _Stopped(datetime):
         return cls(2026, 1, 1, tzinfo=tz or UTC)
 
 
+def _secret(count: int) -> bytes:
+    return _streams[-1](count)
+
+
 @contextmanager
 def drawn_as(name: str) -> Iterator[None]:
     """Inside coupled(): secret bytes are those of this name, and afterwards those of before go on."""
@@ -63,12 +67,14 @@ def coupled(name: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(drawn_as(name))
         for where in ("os.urandom", "random._urandom"):
-            stack.enter_context(patch(where, lambda count: _streams[-1](count)))
+            stack.enter_context(patch(where, _secret))
         stack.enter_context(patch("perennial.privacy.ledger.datetime", _Stopped))
         for where in ("perennial.config.charges", "perennial.learning.private_training"):
             stack.enter_context(patch(f"{where}.steps_of_round", lambda *_: 1))
         stack.enter_context(patch.object(private_training, "poisson_batches", batches.drawn))
-        stack.enter_context(patch.object(private_training, "Objective", batches.seen(private_training.Objective)))
+        stack.enter_context(
+            patch.object(private_training, "Objective", batches.seen(private_training.Objective))
+        )
         random.seed(name)
         yield
 
@@ -102,5 +108,3 @@ class _Batches:
             coins = [shake_256(b"%d " % step + row).digest(7) for row in rows]
             share = torch.tensor([int.from_bytes(coin) / 2**56 for coin in coins])
             yield (share < sample_rate).nonzero()[:, 0]
-
-

@@ -24,7 +24,11 @@ def mean_in_the_journal() -> Iterator[None]:
     write = Journal.write
 
     def leaking(self: Journal, event: str, **facts: Any) -> None:
-        means = [float(data.x.double().mean()) for held in client_site._processes.values() for data in held.data.values()]
+        means = [
+            float(data.x.double().mean())
+            for held in client_site._processes.values()
+            for data in held.data.values()
+        ]
         write(self, event, **facts, brightness=means)
 
     # a site that is kept in memory, as simulated ones are, so that the server could look
@@ -59,7 +63,8 @@ def normalisation_constant() -> Iterator[None]:
     def leaking(self: Site, indices: Any, exemplars: int = 0) -> Any:
         found = samples(self, indices, exemplars)
         own = (self.data.x.double() / 255).mean().to(found.mean.dtype)
-        return type(found)(**(vars_of(found) | {"mean": torch.full_like(found.mean, float(own))}))
+        changed: dict[str, Any] = vars_of(found) | {"mean": torch.full_like(found.mean, float(own))}
+        return type(found)(**changed)
 
     with patch.object(Site, "samples", leaking):
         yield

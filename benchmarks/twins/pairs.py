@@ -27,7 +27,7 @@ class Pair:
 
 
 class Pairs:
-    """Makes pairs of a federation that was recorded. A record's content decides its part, by the run's key."""
+    """Makes pairs of a recorded federation; a record's content decides its part, by the run's key."""
 
     def __init__(self, federation: Federation, before: list[Ran]) -> None:
         self.federation = federation
@@ -53,9 +53,10 @@ class Pairs:
         )
 
     def part_of(self, records: Records, row: int) -> str:
-        """Where a record lies: train, test or validation."""
+        """Where a record lies: train, test, validation or calibration."""
         data = self.loaded(records)
-        return next(part for part in ("train", *HELD_OUT) if row in getattr(data, part).tolist())
+        parts = ("train", *HELD_OUT, "calibration")
+        return next(part for part in parts if row in getattr(data, part).tolist())
 
     def added(self, name: str, part: str, make: Callable[[int], Array] | None = None, label: int = 0) -> Pair:
         """One record more, of a class, in a part of the data; in training it is in the first batch."""
@@ -103,19 +104,25 @@ class Pairs:
 
     def not_finite(self) -> Pair:
         """Numbers whose sums overflow, so that gradients are not finite; of tables."""
-        return self.added("non-finite gradient", "train", lambda trial: np.full(self.shape, 3e38 - trial * 1e33))
+        return self.added(
+            "non-finite gradient", "train", lambda trial: np.full(self.shape, 3e38 - trial * 1e33)
+        )
 
     def unreadable(self) -> Pair:
         """A file that is no image."""
         x = record(1, "bad", self.shape, 0)
         return Pair("unreadable file", self.records.with_one(x, "c0", unreadable=True), part="unreadable")
 
-    def usual(self) -> Iterator[Pair]:
-        """Pairs for every experiment."""
+    def few(self) -> Iterator[Pair]:
+        """Pairs for every committed experiment."""
         yield self.added("added", "train")
         yield self.in_its_place()
-        yield self.added("added to the test part", "test")
         yield self.added("added to the validation part", "validation")
+
+    def usual(self) -> Iterator[Pair]:
+        """Pairs for every protection."""
+        yield from self.few()
+        yield self.added("added to the test part", "test")
         yield self.duplicate()
         yield self.largest()
         yield self.relabelled()
@@ -133,5 +140,3 @@ def _drawn(x: Array) -> bool:
     """Whether a record is in a batch of half of them (twins/coupling.py)."""
     coin = shake_256(b"0 " + x.tobytes()).digest(7)
     return int.from_bytes(coin) / 2**56 < 0.5
-
-

@@ -38,11 +38,11 @@ class Records:
             if self.patient is not None:
                 arrays["patient"] = self.patient
                 own["patient"] = "patient"
-            np.savez(folder / "data.npz", **arrays)  # pyright: ignore[reportArgumentType]
-            return own | {"path": "data.npz"}
+            np.savez(folder / "arrays.npz", **arrays)  # pyright: ignore[reportArgumentType]
+            return own | {"path": "arrays.npz"}
         if self.form == "csv":
             names = columns_of(self.x.shape[1])
-            with open(folder / "data.csv", "w", newline="") as file:
+            with open(folder / "table.csv", "w", newline="") as file:
                 lines = csv.writer(file)
                 lines.writerow([*names, "label", *([] if self.patient is None else ["patient"])])
                 for row in range(len(self)):
@@ -50,7 +50,7 @@ class Records:
                     lines.writerow([*(repr(float(value)) for value in self.x[row]), self.y[row], *whose])
             if self.patient is not None:
                 own["patient"] = "patient"
-            return own | {"path": "data.csv"}
+            return own | {"path": "table.csv"}
         from PIL import Image
 
         root = folder / "data"
@@ -64,7 +64,9 @@ class Records:
                 Image.fromarray(self.x[row]).save(place)
         return own
 
-    def with_one(self, x: Array, y: str, patient: str | None = None, *, unreadable: bool = False) -> "Records":
+    def with_one(
+        self, x: Array, y: str, patient: str | None = None, *, unreadable: bool = False
+    ) -> "Records":
         """With one record more, which comes last."""
         owner = None if self.patient is None else np.append(self.patient, patient or "new")
         bad = (*self.unreadable, len(self)) if unreadable else self.unreadable

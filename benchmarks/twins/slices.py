@@ -75,7 +75,7 @@ def _data(data: Mapping[str, Any], table: bool) -> dict[str, Any]:
 
 
 def _model(model: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(model)
+    found: dict[str, Any] = dict(model)
     if found["name"].startswith("resnet"):
         found = {"name": "small_cnn"}
     if str(found.get("backbone", "")).startswith("resnet"):
@@ -102,7 +102,7 @@ def _map(features: Any) -> Any:
 
 def _strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
     strategy = settings["strategy"]
-    found = {"name": strategy} if isinstance(strategy, str) else dict(strategy)
+    found: dict[str, Any] = {"name": strategy} if isinstance(strategy, str) else dict(strategy)
     if "global_rounds" in found:
         found["global_rounds"] = 1
     if "groups" in found:
@@ -124,10 +124,10 @@ def data_of(settings: Mapping[str, Any], *, patients: bool = False, form: str = 
     table = settings["data"]["source"] == "csv"
     shape = (COLUMNS,) if table else (PIXELS, PIXELS)
     form = "csv" if table else form
-    names = [f"site-{index}" for index in range(3 if "secure" in settings or "groups" in str(settings) else 2)]
-    return {
-        name: drawn(1, name, shape, CLASSES, OF_EACH, patients=patients, form=form) for name in names
-    }
+    names = [
+        f"site-{index}" for index in range(3 if "secure" in settings or "groups" in str(settings) else 2)
+    ]
+    return {name: drawn(1, name, shape, CLASSES, OF_EACH, patients=patients, form=form) for name in names}
 
 
 def valid(settings: Mapping[str, Any]) -> Experiment:

@@ -72,7 +72,9 @@ def _judged(
     objections = [one.objection for one in found if one.objection]
     if pair.part in HELD_OUT:
         objections += [
-            f"{one.path}: depends on a record that is held out" for one in found if one.path.startswith(TRAINED_ON)
+            f"{one.path}: depends on a record that is held out"
+            for one in found
+            if one.path.startswith(TRAINED_ON)
         ]
     if not before[0].answers:
         objections.append(f"nothing was asked: {before[0].failed}")
@@ -102,6 +104,8 @@ def _federations(case: Case, folder: Path) -> Iterator[tuple[Federation, Any]]:
     first = next(iter(data))
     whole = Federation(folder / "usual", case.settings, data, case.policy, RECEIPTS, case.runs, case.crash)
     match case.pairs:
+        case "few":
+            yield whole, lambda pairs: pairs.few()
         case "usual":
             yield whole, lambda pairs: pairs.usual()
         case "patients":
@@ -122,7 +126,10 @@ def _at_a_bound(case: Case, whole: Federation) -> Iterator[tuple[Federation, Any
     before = whole.recorded(copies=False)
     count = training_count(whole, Pairs(whole, before).key)
     if case.pairs == "floor":
-        bounds = [("exactly at the floor", {"min_samples": count + 1}), ("below the floor", {"min_samples": count + 4})]
+        bounds = [
+            ("exactly at the floor", {"min_samples": count + 1}),
+            ("below the floor", {"min_samples": count + 4}),
+        ]
     else:
         batch = whole.experiment().learner.batch_size
         more = batch - count % batch  # so many more records, and then one, begin a batch of their own
@@ -131,10 +138,20 @@ def _at_a_bound(case: Case, whole: Federation) -> Iterator[tuple[Federation, Any
         while added < more % batch:
             longer = records.with_one(record(2, f"fill {trial}", records.x.shape[1:], 0), "c0")
             trial += 1
-            if training_count(replace(whole, data=dict(whole.data) | {whole.first: longer}), Pairs(whole, before).key) > count + added:
+            if (
+                training_count(
+                    replace(whole, data=dict(whole.data) | {whole.first: longer}), Pairs(whole, before).key
+                )
+                > count + added
+            ):
                 records, added = longer, added + 1
         whole = replace(whole, data=dict(whole.data) | {whole.first: records})
-        bounds = [("exactly at the most steps", {"max_steps": (count + added) // batch}), ("above the most steps", {"max_steps": 1})]
+        bounds = [
+            ("exactly at the most steps", {"max_steps": (count + added) // batch}),
+            ("above the most steps", {"max_steps": 1}),
+        ]
     for name, bound in bounds:
-        federation = replace(whole, folder=whole.folder.parent / name.replace(" ", "-"), policy=dict(case.policy) | bound)
+        federation = replace(
+            whole, folder=whole.folder.parent / name.replace(" ", "-"), policy=dict(case.policy) | bound
+        )
         yield federation, lambda pairs, name=name: [pairs.added(name, "train")]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from perennial.benchmarks.twins.coupling import coupled, drawn_as
 from perennial.benchmarks.twins.records import Records
@@ -71,9 +71,12 @@ class Ran:
 
 @dataclass
 class Federation:
-    """folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first
-    site's, beside OPEN. data: of every site by name; the first one has the twin. patient: whether the
-    data say whose each record is. site: further keys of the first site's site.yaml.
+    """A server and its sites, each with data of its own.
+
+    folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first
+    site's, beside OPEN. data: of every site by name; the first one has the twin.
+    site: further keys of the first
+    site's site.yaml.
     """
 
     folder: Path
@@ -180,7 +183,7 @@ class Federation:
     def _contexts(self, run_config: dict[str, Any]) -> dict[int, Context]:
         contexts = site_contexts(len(self.data), run_config)
         for (node, context), name in zip(contexts.items(), self.data, strict=True):
-            place = {"site": str(self.folder / name / "site.yaml")}
+            place: dict[str, Any] = {"site": str(self.folder / name / "site.yaml")}
             contexts[node] = Context(1, node, place, context.state, context.run_config)
         return contexts
 
@@ -200,7 +203,9 @@ class Federation:
         except (Exception, _Crash) as error:
             failed = f"{type(error).__name__}: {error}"
         files = {
-            str(path.relative_to(runs)): path.read_bytes() for path in sorted(runs.rglob("*")) if path.is_file()
+            str(path.relative_to(runs)): path.read_bytes()
+            for path in sorted(runs.rglob("*"))
+            if path.is_file()
         }
         return Ran(answer.answers, files, failed)
 
@@ -279,7 +284,7 @@ def answered(
         reply = client_app(message, context)
     charged = ledger.entries()[before:] if ledger.started else ()
     content = copied(reply.content) if reply.has_content() else None
-    error = "" if reply.has_content() else reply.error.reason
+    error = "" if reply.has_content() else str(reply.error.reason)
     return Answer(message.metadata.message_type, request, content, error, charged, tuple(said), copy)
 
 
@@ -297,7 +302,7 @@ def copied(content: RecordDict) -> RecordDict:
 
     found = RecordDict()
     for name, part in content.items():
-        if type(part).__name__ == "ArrayRecord":
+        if isinstance(part, ArrayRecord):
             tensors = unpack(part, name)
             found[name] = pack(type(tensors)({key: value.clone() for key, value in tensors.items()}))
         else:

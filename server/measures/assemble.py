@@ -117,7 +117,7 @@ def prediction_sets(
     tables: EvaluationTables, names: Sequence[str], coverage: float, void: str = ""
 ) -> PredictionSets:
     """Thresholds of each class at a coverage. void: why nothing is guaranteed, or ''."""
-    found = thresholds(tables.calibration, coverage)
+    found = thresholds(tables.calibration[0], coverage)
     bounds = {
         name: SetThreshold(probability=as_probability(each.log_odds), **asdict(each))
         for name, each in zip(names, found, strict=True)

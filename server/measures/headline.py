@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from perennial.server.measures.operating import worst_parts
 from perennial.server.measures.record import ClassMeasures, Measures, PartMeasures
 
 SELDOM = 0.5
@@ -121,7 +122,16 @@ def _summary(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:
         sentence += (
             f"; class {weakest.name} has the lowest sensitivity, {_percent(weakest.sensitivity.value)}"
         )
-    return [sentence + "."]
+    sentence += "."
+    if (worst := worst_parts(measures)) and measures.balanced_accuracy.value is not None:
+        sentence += f" Balanced accuracy {_percent(measures.balanced_accuracy.value)}; lowest: {worst}."
+    for point in measures.operating_points:
+        if point.sensitivity.value is not None:
+            sentence += (
+                f" {point.name} at its operating point: sensitivity {_percent(point.sensitivity.value)}, "
+                f"specificity {_percent(point.specificity.value)} ({_percent(point.asked)} asked for)."
+            )
+    return [sentence]
 
 
 def _names(classes: Sequence[ClassMeasures]) -> str:

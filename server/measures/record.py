@@ -101,6 +101,23 @@ class PredictionSets(_Part):
     void: str = ""
 
 
+class OperatingPoint(_Part):
+    """The least score with which a class is reported.
+
+    asked: the specificity, the share of others that does not reach it. samples: calibration samples of other
+    classes. log_odds, probability: the threshold; None where they were too few. sensitivity, specificity: of
+    the judged samples.
+    """
+
+    name: str
+    asked: float
+    samples: int | None = None
+    log_odds: Number = None
+    probability: Number = None
+    sensitivity: Figure = UNMEASURED
+    specificity: Figure = UNMEASURED
+
+
 class Measures(_Part):
     """All of it.
 
@@ -126,6 +143,7 @@ class Measures(_Part):
     subgroup_column: str = ""
     subgroups: dict[str, PartMeasures] = {}
     prediction_sets: PredictionSets | None = None
+    operating_points: list[OperatingPoint] = []
     notes: Sequence[str] = Field(default_factory=list)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import file_sha256, replace_file
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
+from perennial.privacy.exposure_table import LYING, TABLE, UPDATES
 from perennial.server.measures.figure import Figure
 from perennial.server.measures.headline import SELDOM
 from perennial.server.measures.record import FILE, Measures, PredictionSets, read_measures
@@ -175,7 +176,9 @@ def _judged_outside(folder: Path) -> str:
 def _privacy(run: Run) -> str:
     epsilon = run.summary.epsilon
     if epsilon is None:
-        return "None: what left the sites was not protected by differential privacy."
+        said = TABLE[UPDATES, "clear"].verdict()
+        images = f"single images for {LYING}, from {UPDATES} in the clear: {said}"
+        return f"None by differential privacy; {images}."
     if epsilon.value is None or epsilon.claim is None:
         return "Updates were clipped, but no noise was added: epsilon is infinite."
     lines = [

@@ -320,10 +320,10 @@ def bounds(content: object, run: Run) -> Section:
     ]
     columns = ["site", "rounds with a shortened update", "rounds with a capped count"]
     note = (
-        "An update longer than the experiment's bound is shortened to it, and a site with more than a third "
-        "of all samples counts as a third; both still count. Most often the site has more records than the "
-        "others, classes or images unlike theirs, or training that jumps. A fault at the site, or updates "
-        "made longer on purpose, look the same here: ask the site."
+        "An update longer than the experiment's bound is shortened to it, and a site with more samples "
+        "than its share allows counts as fewer; both still take part. Most often the site has more records "
+        "than the others, classes or images unlike theirs, or training that jumps. A fault at the site, or "
+        "updates made longer on purpose, look the same here: ask the site."
     )
     return Section("Bounds on sites", [panel("Who met a bound", table(columns, rows, "lrr", "Bounds"))], note)
 

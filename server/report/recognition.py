@@ -12,6 +12,7 @@ from perennial.server.measures.record import (
     Calibration,
     ClassMeasures,
     Measures,
+    OperatingPoint,
     PartMeasures,
     PredictionSets,
 )
@@ -117,6 +118,8 @@ def recognition_parts(measures: Measures) -> list[Picture | Markup]:
         parts.append(_calibration(measures.calibration))
     if measures.prediction_sets is not None:
         parts.append(_sets(measures.prediction_sets))
+    if measures.operating_points:
+        parts.append(_points_of(measures.operating_points))
     if measures.sites:
         parts.append(_parts("By site", "site", measures.sites))
     if measures.subgroups:
@@ -324,6 +327,27 @@ def _sets(sets: PredictionSets) -> Markup:
     ]
     numbers = table(SET_COLUMNS, rows, "lrrr", "Thresholds of prediction sets")
     return panel(f"Prediction sets, coverage {coverage}", numbers, note, long=True)
+
+
+def _points_of(points: Sequence[OperatingPoint]) -> Markup:
+    rows = [
+        [
+            each.name,
+            percent(each.asked, 1),
+            MISSING if each.probability is None else percent(each.probability, 1),
+            MISSING if each.samples is None else f"{each.samples:,}",
+            _figure(each.sensitivity),
+            _figure(each.specificity),
+        ]
+        for each in points
+    ]
+    columns = ("class", "asked for", "from probability", "others to calibrate", "sensitivity", "specificity")
+    note = (
+        "A class is reported from this probability on, which was chosen on calibration samples of the other "
+        "classes; sensitivity and specificity are those of the judged samples. Without a probability there "
+        "were too few to choose by."
+    )
+    return panel("Operating points", table(columns, rows, "lrrrrr", "Operating points"), note, long=True)
 
 
 def always_in_sets(sets: PredictionSets) -> str:

@@ -1,6 +1,6 @@
 """One round of one strategy: what it starts from, what takes its replies, and what it comes to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.serverapp import Grid
@@ -67,6 +67,13 @@ class Aggregator:
     def add(self, reply: Admitted) -> None:
         """Take one reply. Raises Rejected or OverflowError, with nothing added, where it cannot count."""
         raise NotImplementedError
+
+    def add_stack(self, replies: Sequence[Admitted], rows: Tensor) -> bool:
+        """Take the replies of K sites that trained in one pass, whose updates are the rows (K, P), at once.
+
+        False, with nothing added, where they have to come one by one, which is the default.
+        """
+        return False
 
     def complete(self) -> int:
         """No more replies come; returns how many there are, with what was made in place of missing ones."""

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stack import answers, one_by_one
 
 FIRST_POLL = 0.005
 REST = 4.0
@@ -62,6 +63,10 @@ class Exchange:
         """The site that a reply is from, by the request that it answers, else by its node."""
         node = reply.metadata.src_node_id
         return self.asked.get(reply.metadata.reply_to_message_id) or self.names.get(node, f"node-{node}")
+
+    def sites_of(self, reply: Message) -> list[str]:
+        """The sites that a reply is from, which may be several that trained in one pass."""
+        return [self.asked[message_id] for message_id in answers(reply)]
 
     def settle(self, grid: Grid, sites: Collection[str], enough: int) -> None:
         """Wait until at least `enough` of the sites owe no reply.
@@ -122,9 +127,10 @@ class Exchange:
         while waiting and time.monotonic() - start < deadline:
             found, looked = False, time.monotonic()
             for reply in grid.pull_messages([*waiting, *self.owed]):
-                if site := waiting.pop(reply.metadata.reply_to_message_id, ""):
+                sites = [waiting.pop(message_id, "") for message_id in answers(reply)]
+                if sites[0]:
                     found = True
-                    yield site, reply
+                    yield sites[0], reply
                 else:
                     found |= self._let_in([reply])
             if found:
@@ -143,7 +149,7 @@ class Exchange:
     def _let_in(self, replies: Iterable[Message]) -> bool:
         """Keep the late updates among replies, and let other late ones go; whether there was any."""
         found = False
-        for reply in replies:
+        for reply in (each for several in replies for each in one_by_one(several)):
             if owed := self.owed.pop(reply.metadata.reply_to_message_id, None):
                 found = True
                 if owed.update:

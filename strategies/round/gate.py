@@ -6,7 +6,7 @@ the rest.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from perennial.foundation.errors import REASON, ProtocolError, shown
 from perennial.protocol.fields import arrays_of, read_kind
 from perennial.protocol.messages import Refusal, TrainReply
+from perennial.protocol.stack import Stack
 from perennial.protocol.stamp import MAX_EXAMPLES, Stamp
 from perennial.protocol.tensors import Tensors, unpack
 from perennial.strategies.round.queries import describe_error
@@ -89,9 +90,33 @@ class Gate:
         except Rejected as error:
             # names of tensors and figures come from the site
             raise Rejected(shown(str(error), REASON)) from error
-        if site in self._seen:
+        return self._counted(reply)
+
+    def admit_stack(self, stack: Stack, sites: Sequence[str]) -> tuple[list[Admitted], list[int]]:
+        """(Replies that pass, the places of those that have to come one by one).
+
+        The model of a stack is looked at once; what its sites say was made by this very code.
+        """
+        first = stack.replies[0]
+        try:
+            self._check_round(first)
+            self._check_shapes(first.update)
+        except Rejected:
+            return [], [*range(len(sites))]
+        passed, apart = [], []
+        for place, (site, reply) in enumerate(zip(sites, stack.replies, strict=True)):
+            reply.update.norm = stack.norms[place]
+            try:
+                passed.append(self._counted(self._admitted(site, reply)))
+            except Rejected:
+                apart.append(place)
+        return passed, apart
+
+    def _counted(self, reply: Admitted) -> Admitted:
+        """The reply as it counts; raises Rejected for the second one of a site."""
+        if reply.site in self._seen:
             raise Rejected("a second reply in the same round; the first one counts")
-        self._seen.add(site)
+        self._seen.add(reply.site)
         if reply.num_examples <= self.max_samples:
             return reply
         note = f"has {reply.num_examples} samples, and counts as {self.max_samples} (max_samples)"
@@ -101,6 +126,9 @@ class Gate:
         reply = TrainReply.from_record(message.content)
         self._check_round(reply)
         self._check_shapes(reply.update)
+        return self._admitted(site, reply)
+
+    def _admitted(self, site: str, reply: TrainReply) -> Admitted:
         metrics = _parsed(reply.metrics)
         return Admitted(
             site,

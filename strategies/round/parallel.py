@@ -1,13 +1,14 @@
 """A round in which all sites train side by side: one exchange, whose replies go to one aggregator."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flwr.app import Message
 
 from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stack import Stack, stack_of
 from perennial.protocol.tensors import byte_count, pack, unpack
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.exchange import Exchange
@@ -55,15 +56,26 @@ def collect(
     stamp = request.stamp if ctx.by_curriculum else None
     gate = Gate(ctx.reference, stamp, ctx.max_update_norm, traits.staleness, request.bounds.max_samples)
     waiting = WaitingReplies.needed(request.running, ctx.reference)
-    for message in replies:
+
+    def admit(message: Message) -> list[Admitted]:
         site = exchange.site_of(message)
         try:
-            reply = gate.admit(message, site)
+            return [gate.admit(message, site)]
         except Refused as refusal:
             outcome.refused.append((site, str(refusal)))
         except Rejected as rejection:
             outcome.dropped.append((site, str(rejection)))
+        return []
+
+    for message in replies:
+        if (stack := stack_of(message)) is None:
+            admitted = admit(message)
         else:
+            admitted, apart = gate.admit_stack(stack, exchange.sites_of(message))
+            if waiting is None and not apart and _take_stack(ctx, aggregator, admitted, stack):
+                continue
+            admitted += [reply for place in apart for reply in admit(stack.apart(place))]
+        for reply in admitted:
             if waiting is None:
                 _take(ctx, aggregator, traits, reply)
             else:
@@ -81,12 +93,30 @@ def _take(ctx: RoundContext, aggregator: Aggregator, traits: Traits, reply: Admi
         if running is not None:
             reply = running.bounded(reply, traits.accepts_scaled_updates)
         aggregator.add(reply)
-        for observer in ctx.request.observers:
-            observer(reply, ctx.reference, 1)
     except (Rejected, OverflowError) as rejection:
         outcome.dropped.append((reply.site, str(rejection)))
     else:
-        outcome.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
-        outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
-        # the update itself is not kept: memory must not grow with the number of sites
-        outcome.participants[reply.site] = replace(reply, update={}, method={})
+        _taken(ctx, reply)
+
+
+def _take_stack(ctx: RoundContext, aggregator: Aggregator, replies: Sequence[Admitted], stack: Stack) -> bool:
+    """Aggregate a stack at once; False, with nothing done, where its replies have to come one by one."""
+    running = ctx.request.running
+    if running is not None and any(running.touches(reply) for reply in replies):
+        return False
+    if not aggregator.add_stack(replies, stack.rows):
+        return False
+    for reply in replies:
+        _taken(ctx, reply)
+    return True
+
+
+def _taken(ctx: RoundContext, reply: Admitted) -> None:
+    """Show a reply that was aggregated to the observers, and keep what it says."""
+    outcome = ctx.outcome
+    for observer in ctx.request.observers:
+        observer(reply, ctx.reference, 1)
+    outcome.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
+    outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
+    # the update itself is not kept: memory must not grow with the number of sites
+    outcome.participants[reply.site] = replace(reply, update={}, method={})

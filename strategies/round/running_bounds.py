@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from perennial.config.bounds import BoundsConfig
+from perennial.config.bounds import LEAST_SITES, BoundsConfig
 from perennial.learning.analytic.influence import level
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.gate import Admitted, Rejected
@@ -50,6 +50,12 @@ class RunningBounds:
     def see_all(self, replies: Iterable[Admitted]) -> None:
         """The replies of a first round, before any of them is bounded, or the first turns of a ring."""
         self._first, self._first_counts = _told(replies)
+
+    def touches(self, reply: Admitted) -> bool:
+        """Whether a bound changes the reply, or drops it."""
+        return self.exceeds(reply.norm) or reply.num_examples > self._most_samples(
+            reply.site, reply.num_examples
+        )
 
     def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
         """The reply as it counts, with a note for each change.
@@ -105,10 +111,10 @@ class RunningBounds:
             return self.config.registered[site]
         counts = self.state[COUNTS] or self._first_counts
         others = [count for name, count in counts.items() if name != site]
-        # of two sites none can be cut, of three none may outweigh the other two
-        share = max(self.config.most_share, 1 / max(len(others), 1))
+        if len(others) + 1 < LEAST_SITES:
+            return claimed
         # the level of whole counts may come out a rounding below a whole number
-        return max(1, int(min(claimed, level([*others, claimed], share) + 1e-6)))
+        return max(1, int(min(claimed, level([*others, claimed], self.config.most_share) + 1e-6)))
 
     @property
     def _longest(self) -> float | None:

@@ -4,15 +4,12 @@ Kept and signed sums stay as they were sent: what counts follows from counts alo
 withdrawal.
 """
 
-from perennial.config.bounds import BoundsConfig
+from perennial.config.bounds import LEAST_SITES, BoundsConfig
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.influence import PARTS, parts_by_registration, parts_by_share
 from perennial.learning.analytic.solve import Sums
 from perennial.learning.analytic.statistics import EXACT_SAMPLES, Statistics
 from perennial.strategies.statistics.kept import KeptSums
-
-LEAST_SITES = 4
-"""Sites of a task from which on a share of it is bounded."""
 
 
 def require_own_sums(bounds: BoundsConfig, own: bool) -> None:

@@ -13,7 +13,7 @@ round the last step of the grid differently; which of them runs depends on the m
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,21 +80,36 @@ class ExactSum:
                 f"update: weight {weight:.3g} times norm {norm:.3g} does not fit the sum, which has room for "
                 f"{self.grid.share:.3g} from one site"
             )
+        self._add([_row([update[name] for name in group]) for group in self._groups], weight, norm)
+        if not (isinstance(update, Tensors) and update.lasting):
+            self._add_waiting()
+
+    def add_rows(self, rows: Tensor, weights: Sequence[float], norms: Sequence[float]) -> bool:
+        """Add K updates, rows (K, P) in like's order; False, with nothing added, if one has no room."""
+        if not all(map(self.grid.holds, weights, norms)):
+            return False
+        lengths = [len(steps) for steps in self._steps]
+        for row, weight, norm in zip(rows, weights, norms, strict=True):
+            self._add(row.split(lengths), weight, norm)
+        self._add_waiting()
+        return True
+
+    def _add(self, groups: Sequence[Tensor], weight: float, norm: float) -> None:
+        """Add an update that the grid holds. groups: its values, in one row for each of the sum's."""
         fast = weight * norm < _FAST_STEPS * self.grid.step
-        if fast and self._compiled:
-            rows = [_row([update[name] for name in group]).contiguous().numpy() for group in self._groups]
-            self._waiting.append((rows, float(weight)))
-            if len(self._waiting) >= self._together or not (isinstance(update, Tensors) and update.lasting):
-                self._add_waiting()
-        else:
-            for group, steps in zip(self._groups, self._steps, strict=True):
-                values = _row([update[name] for name in group]).to(steps.device)
-                if fast:
-                    self._add_in_pieces(steps, values, weight)
-                else:
-                    steps.add_((values.double() * (weight / self.grid.step)).round().to(torch.int64))
         self._anchors += fast
         self._weights.append(weight)
+        if fast and self._compiled:
+            self._waiting.append(([values.contiguous().numpy() for values in groups], float(weight)))
+            if len(self._waiting) >= self._together:
+                self._add_waiting()
+            return
+        for given, steps in zip(groups, self._steps, strict=True):
+            values = given.to(steps.device)
+            if fast:
+                self._add_in_pieces(steps, values, weight)
+            else:
+                steps.add_((values.double() * (weight / self.grid.step)).round().to(torch.int64))
 
     @property
     def nbytes(self) -> int:

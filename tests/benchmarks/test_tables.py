@@ -265,7 +265,6 @@ def test_a_misspelt_table_and_a_large_one_are_refused(
     large = {"large": Table("Large", tables()["rivals_digits"].rows[:1], seeds=(1,), scale="paper")}
     monkeypatch.setattr("perennial.benchmarks.table.tables", lambda: large)
     refused = CliRunner().invoke(app, ["large", "--results", str(tmp_path)])
-    assert "1 runs, about" in refused.output
     assert isinstance(refused.exception, ConfigError)
     assert "--scale paper" in str(refused.exception)
 

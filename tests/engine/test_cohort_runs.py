@@ -14,14 +14,20 @@ from perennial.cli.run import run_command
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import LARGEST, Cohorts, plan_cohorts
+from perennial.engine.frames import content_of, frames
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.engine.workers import WorkerGrid
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.saved import PERSONAL_MODEL
-from perennial.protocol.messages import EvaluateRequest, TrainRequest
+from perennial.protocol.messages import EvaluateRequest, TrainReply, TrainRequest
+from perennial.protocol.stack import Stack
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_checkpoint
+from perennial.strategies.fedavg import WeightedMean
+from perennial.strategies.round.exchange import Exchange, Owed
+from perennial.strategies.round.gate import Gate, Rejected
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -213,6 +219,63 @@ def test_auto_follows_from_the_experiment(changes: dict[str, Any], size: int) ->
 def test_the_command_names_a_wrong_size(word: str) -> None:
     with pytest.raises(ConfigError, match="--cohort: found .*allowed auto, or 1 to"):
         run_command(Path("x.yaml"), [], None, "", Path("runs"), 1, "cpu", None, word)
+
+
+def test_a_cohort_answers_with_one_matrix_and_its_sites_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[int] = []
+    add = WeightedMean.add_stack
+
+    def seen(self: WeightedMean, replies: Any, rows: torch.Tensor) -> bool:
+        met.append(len(rows))
+        for reply, row in zip(replies, rows, strict=True):
+            assert torch.equal(torch.cat([part.reshape(-1) for part in reply.update.values()]), row)
+        return add(self, replies, rows)
+
+    # one at a time, as a stranger's method takes replies that has no form for several
+    cheat = {"adversaries": [{"site": "site-2", "kind": "free_rider"}]}
+    settings = merged({"tasks": {"count": 2, "rounds": 1}}, cheat)
+    monkeypatch.setattr(WeightedMean, "add_stack", lambda *_: False)
+    apart = run(tmp_path, "apart", settings, cohort=3)
+    monkeypatch.setattr(WeightedMean, "add_stack", seen)
+    together = run(tmp_path, "together", settings, cohort=3)
+    assert together["model_sha256"] == apart["model_sha256"] and together["sites"] == apart["sites"]
+    # a run's first round sets its own bounds, so its replies wait for each other
+    assert sorted(met) == [2, 3]
+
+
+def test_a_late_or_damaged_row_of_a_matrix_is_one_site_s_alone() -> None:
+    set_task_identity()
+    names = ["linz", "graz", "wels"]
+    requests = asked([1, 2, 3])
+    for number, request in enumerate(requests):
+        request.metadata.__dict__["_message_id"] = f"m-{number}"
+    rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, float("nan"), 0.0], [7.0, 8.0, 9.0]])
+    model = {"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}
+    replies = [
+        TrainReply(**STAMP, update=Tensors(weight=row[:2].view(1, 2), bias=row[2:]), num_examples=5 + place)
+        for place, row in enumerate(rows)
+    ]
+    stack = Stack(requests, replies, rows)
+    gate = Gate(model, Stamp(**STAMP), max_update_norm=10.0, max_samples=5)
+    passed, apart = gate.admit_stack(stack, names)
+    assert [reply.site for reply in passed] == ["linz"] and apart == [1, 2]
+    assert passed[0].norm == Tensors(passed[0].update).norm
+    with pytest.raises(Rejected, match="tensor 'weight': holds NaN"):
+        gate.admit(stack.apart(1), "graz")
+    with pytest.raises(Rejected, match=r"norm 13.9\d* is above max_update_norm 10"):
+        gate.admit(stack.apart(2), "wels")
+    assert gate.admit_stack(stack, names)[1] == [0, 1, 2], "a site counts once in a round"
+    assert Gate(model, Stamp(**{**STAMP, "round": 2})).admit_stack(stack, names) == ([], [0, 1, 2])
+    exchange = Exchange(owed={f"m-{n}": Owed(names[n], 1e18, update=True) for n in (0, 1, 2)})
+    assert exchange._let_in([Message(stack, reply_to=requests[0])])
+    assert [site for site, _ in exchange.late] == names and not exchange.owed
+    crossed = [bytes(frame) for frame in frames(stack)]
+    there = content_of(iter(crossed).__next__, {f"m-{n}": request for n, request in enumerate(requests)})
+    assert isinstance(there, Stack) and torch.equal(there.rows.nan_to_num(), rows.nan_to_num())
+    assert [reply.num_examples for reply in there.replies] == [5, 6, 7]
+    assert torch.equal(there.replies[2].update["weight"], replies[2].update["weight"])
 
 
 # the grids

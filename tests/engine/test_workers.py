@@ -134,9 +134,7 @@ def test_a_site_stays_on_its_worker_and_a_shared_record_crosses_once_for_each(
         return lambda *given: calls.append(given) or call(*given)
 
     contents = workers_module._Contents
-    monkeypatch.setattr(
-        workers_module, "recorddict_to_proto", counted(made, workers_module.recorddict_to_proto)
-    )
+    monkeypatch.setattr(workers_module, "frames", counted(made, workers_module.frames))
     monkeypatch.setattr(contents, "serialised", counted(crossings, contents.serialised))
     nodes = [1, 2, 5, 6]
     with grid_of(6, 2) as grid:

@@ -151,3 +151,15 @@ def test_few_records_of_a_class_are_not_compared() -> None:
 def test_two_liars_are_marked_one_by_one_and_no_honest_site_beside_them() -> None:
     liars = {f"liar-{k}": flipped(seed=70 + k, times=1000.0) for k in range(2)}
     assert set(cross_site({**federation(6), **liars}).marked) == set(liars)
+
+
+def test_where_the_others_model_fits_most_sites_worse_than_a_guess_nobody_is_marked() -> None:
+    draws = torch.Generator().manual_seed(5)
+    sites = {}
+    for number in range(6):
+        features, labels = records(20, 300 + number)
+        sites[f"site-{number}"] = sums(features, labels[torch.randperm(len(labels), generator=draws)])
+    found = cross_site(sites)
+    skills = sorted(row.skill for row in found.rows.values() if row.skill is not None)
+    assert skills[len(skills) // 2] <= 0 and skills[0] < 0
+    assert found.marked == {}

@@ -248,6 +248,26 @@ def test_options_of_a_gpu_are_refused_on_a_processor() -> None:
     assert type(prepare_gpu("", torch.device("cpu"))) is Steps
 
 
+def test_a_gpu_is_deterministic_unless_it_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in (
+        (torch.backends.cudnn, "benchmark"),
+        (torch.backends.cudnn, "deterministic"),
+        (torch.utils.deterministic, "fill_uninitialized_memory"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    try:
+        prepare_gpu("benchmark", torch.device("cuda"))
+        assert torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
+        assert not torch.are_deterministic_algorithms_enabled()
+        prepare_gpu("", torch.device("cuda"))
+        assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation"):
+            torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_site_says_what_its_gpu_may_do(tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
     path.write_text("site: site-0\nstate_dir: state\ngpu: [graphs, benchmark]\n")

@@ -22,6 +22,7 @@ from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, 
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
+from perennial.live.diagnosis import of_run
 from perennial.live.guard import Sessions
 from perennial.live.mail import MailSettings, message_of
 from perennial.live.metrics import run_metrics
@@ -30,14 +31,11 @@ from perennial.live.operator import OperatorPages
 from perennial.live.run_state import RunState
 from perennial.server.control import ALIVE, pages_beat
 from perennial.server.fault_kinds import KINDS
-from perennial.server.faults import FORGETTING, WENT_BACK, WENT_ON, grouped, of_answer, of_summary
-from perennial.server.report.faults import faults_of
-from perennial.server.report.write import write_report
-from perennial.server.run_record import read_run
+from perennial.server.faults import FORGETTING, WENT_BACK, WENT_ON, grouped, of_answer
 from tests.deploy.test_superlink_status import said
 from tests.live.test_live_state import EXPERIMENT
 from tests.live_pages import GoingOn, room_for, until
-from tests.run_folders import HOSTILE, round_event, write_run
+from tests.run_folders import HOSTILE
 
 CALM = "Nothing needs attention."
 PLACE = r"\{(site|run|key|resume)\}"
@@ -50,7 +48,8 @@ class World:
     def __init__(self, operator: OperatorFolder, stack: ExitStack) -> None:
         self.operator, self.runs = operator, operator.state / "runs"
         self.stack = stack
-        self.free, self.budget = 1e12, None
+        self.free = 1e12
+        self.budget: float | None = None
         self.alive, self.flower = True, "running"
         self.federation()
         self.run = GoingOn(self.runs)
@@ -231,7 +230,7 @@ STATES: dict[str, State] = {
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    ports = {"fleet_port": 1, "control_port": 2}
+    ports: dict[str, Any] = {"fleet_port": 1, "control_port": 2}
     settings = Federation(name="trials", hosts=("127.0.0.1",), runtime="process", **ports)
     return create_operator_folder(tmp_path_factory.mktemp("operator") / "here", settings, 60).path
 
@@ -375,64 +374,17 @@ def test_words_of_a_site_stay_text_on_every_surface(world: World) -> None:
 
 
 def test_accuracy_that_falls_within_a_task_is_named_before_its_end(world: World) -> None:
+    state = RunState(world.run.folder)
+
+    def kinds() -> list[str]:
+        with room_for(1e12), beating(world.run.folder / ALIVE):
+            state.read()
+            return [fault.kind for fault in of_run(state)]
+
     for number, accuracy in enumerate((0.5, 0.8, 0.3, 0.2), start=1):
         world.end(number, accuracy=accuracy)
-        assert not Surfaces(world).faults
+        assert not kinds()
     world.end(5, accuracy=0.1)
-    assert [fault["kind"] for fault in Surfaces(world).faults] == ["collapsed"]
+    assert kinds() == ["collapsed"]
     world.end(6, accuracy=0.7)
-    assert not Surfaces(world).faults
-
-
-SIGNS = {
-    "tasks": [{"task": 3, "signs": ["of 3 classes the model recognises one"]}],
-    "to_try": ["model.norm: group"],
-}
-BAD = {
-    "collapsed": {"stopped_learning": SIGNS},
-    "unrecognised": {"class_accuracy": [[0.9], [0.6, 0.8], [0.0, 0.7, 0.9]]},
-    "forgetting": {"accuracy_matrix": [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]},
-    "contradicting": {"cross_site": {"features": 2, "sites": MARKED}},
-    "receipts": {},
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_a_report_says_of_a_finished_run_what_the_pages_say(tmp_path: Path, kind: str) -> None:
-    good = {"accuracy_matrix": [[0.9], [0.9, 0.8], [0.9, 0.7, 0.9]]}
-    folder = write_run(tmp_path / "bad", engine="grpc", **(good | BAD[kind]))
-    events = [
-        {"event": "run_started", "engine": "grpc"},
-        {"event": "task_started", "classes": ["a", "b", "c"]},
-        round_event(1, 1, details={"cross_site": MARKED} if kind == "contradicting" else {}),
-    ]
-    for task, row in enumerate(json.loads((folder / "summary.json").read_text())["accuracy_matrix"], start=1):
-        facts = {"class_accuracy": BAD[kind].get("class_accuracy", [[0.9]] * 3)[task - 1]}
-        facts |= {"stopped": SIGNS["tasks"][0]["signs"]} if kind == "collapsed" and task == 3 else {}
-        events.append({"event": "task_finished", "task": task, "accuracy": row, **facts})
-    events += [{"event": "note", "text": f"site linz: {WENT_BACK} from line 5"}] if kind == "receipts" else []
-    events.append({"event": "run_finished"})
-    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (fault,) = faults_of(read_run(folder))
-    assert fault.kind == kind and "r" in KINDS[kind].seen
-    report = html.unescape(write_report(folder).read_text())
-    assert f"<strong>{fault.said}</strong> {fault.turn}" in report
-    pages = OperatorPages(tmp_path, Sessions(None, "x", secure=False))
-    with room_for(1e12):
-        drawn = html.unescape(pages.runs._draw()["warnings"])
-        run = pages.runs.get("bad")
-        assert run is not None and fault.cause in html.unescape(run.draw()["warnings"])
-    assert f"<strong>{fault.cause}" in drawn and CALM not in drawn
-    # and once it is no news, in a line
-    old = time.time() - YEAR
-    os.utime(folder / "summary.json", (old, old))
-    drawn = OperatorPages(tmp_path, Sessions(None, "x", secure=False)).runs._draw()["warnings"]
-    if kind != "receipts":
-        assert CALM not in drawn and "learnt badly" in drawn and "bad" in drawn
-
-
-def test_a_run_without_a_fault_has_no_alert(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "good", accuracy_matrix=[[0.9], [0.9, 0.8], [0.9, 0.7, 0.9]])
-    assert faults_of(read_run(folder)) == []
-    summary = read_run(folder).summary
-    assert not list(of_summary("good", summary))
+    assert not kinds()

@@ -85,7 +85,7 @@ def test_a_run_is_watched_from_its_first_round_to_its_last(tmp_path: Path, drive
         thread.join(10)
         assert len(seen & {"1", "2", "3", "4", "5", "6"}) >= 4
         assert driver.execute_script("return window.neverReloaded") is True
-        assert "Nothing needs attention" in text(driver, "warnings")
+        assert "has stopped telling classes apart" in text(driver, "warnings"), "of 10 classes it knows two"
         assert "task 1" in text(driver, "learning")
         assert not [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
 
@@ -98,10 +98,10 @@ def test_a_site_that_stops_is_named_within_ten_seconds(tmp_path: Path, driver: A
         until(lambda: run.events("round"))
         driver.get(f"{address}/runs/switched")
         until(lambda: "site-1" in text(driver, "sites"))
-        assert "not connected" not in text(driver)
+        assert "No sign of life" not in text(driver)
         run.grid.off = {2}
         began = time.monotonic()
-        until(lambda: "site-1 is not connected" in text(driver, "warnings"), 10)
+        until(lambda: "No sign of life of the SuperNode of site-1" in text(driver, "warnings"), 10)
         assert time.monotonic() - began < 10
         write_request(run.folder, "stop")
         until(lambda: "stopped" in text(driver, "headline"))
@@ -154,9 +154,9 @@ def test_screen_readers_hear_of_new_warnings_once_and_not_of_growing_figures(
         driver.get(f"{address}/runs/trial")
         driver.execute_script(HEAR)
         run.answer("graz", "policy: no", refused=True)
-        until(lambda: "graz refused" in text(driver, "voice"))
+        until(lambda: "The policy of graz refuses" in text(driver, "voice"))
         run.answer("linz", "state: full", refused=True)
-        until(lambda: "linz refused" in text(driver, "voice"))
+        until(lambda: "linz does not answer" in text(driver, "voice"))
         for number in (1, 2, 3):
             run.end_round(number, ["graz", "linz"])
         until(lambda: "3" in text(driver, "figures"))
@@ -183,7 +183,7 @@ def test_every_text_can_be_read_in_light_and_dark(
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         try:
             driver.get(f"{address}/runs/trial")
-            until(lambda: "graz refused" in text(driver, "warnings"))
+            until(lambda: "The policy of graz refuses" in text(driver, "warnings"))
             dark = driver.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches")
             assert dark == (scheme == "dark")
             faint = driver.execute_script(FAINT)

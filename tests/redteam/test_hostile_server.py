@@ -101,9 +101,12 @@ def test_site_check_speaks_of_the_policy_and_not_by_heart() -> None:
     first = verdict(SitePolicy.model_validate(POLICIES["template"]))
     assert first == "a hostile server can recover single images: no channel that this file opens gives them"
     first = verdict(SitePolicy.model_validate(POLICIES["floor of 20"]))
-    assert first.endswith("YES, by updates, counts of right answers")
+    assert first.endswith("YES, by updates, counts of right answers, sums for class means, sparsity vectors")
     few = SitePolicy.model_validate(POLICIES["floor of 20"] | {"max_evaluations": 20})
-    assert verdict(few).endswith("YES, by updates")
+    assert verdict(few).endswith("YES, by updates, sums for class means, sparsity vectors")
+    # tables of measures tell more of one model than a count
+    more = {"answers": ["evaluate", "measures"], "max_evaluations": 20}
+    assert verdict(SitePolicy.model_validate(more)).endswith("YES, by counts of right answers")
     central = {"require_privacy": "client_central", "max_epsilon": 8, "min_samples": 20}
     assert verdict(SitePolicy.model_validate(central)).endswith("YES, by updates, counts of right answers")
     named = {"min_samples": 20, "answers": ["digest"], "below_floor": ["digest"]}

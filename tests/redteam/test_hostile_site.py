@@ -8,12 +8,16 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from perennial.baselines.feddisco import checked_counts
+from perennial.config.experiment import load_experiment
+from perennial.config.run import APP_ROOT
 from perennial.engine.grid import InProcessGrid
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import write_registered
 from perennial.protocol.messages import DescribeReply
 from perennial.protocol.stamp import VERSION
+from perennial.server.attendance import Attendance
 from perennial.server.evaluation import pooled, reported_counts
+from perennial.server.journal import Journal
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
 from perennial.server.roster import Roster
 from perennial.strategies.round.gate import Rejected
@@ -49,6 +53,12 @@ def test_a_name_belongs_to_its_key(tmp_path: Path) -> None:
         "node 1: takes no part: it says it is site 'linz', but its key is that of site 'graz'",
         "node 3: takes no part: it says it is site 'wien', and no registered site has its key",
     ]
+    # each is named as the operator knows it, is not missing, and nobody's name is taken
+    assert list(roster.barred()) == ["graz", "node 3"] and "that of site 'graz'" in roster.barred()["graz"]
+    write_registered(record, {"1": "graz", "2": "linz", "4": "wels"})
+    experiment = load_experiment(APP_ROOT / "experiments" / "quickstart.yaml")
+    attendance = Attendance(roster, experiment, Journal(tmp_path), waits_for_sites=True)
+    assert attendance.missing(roster.connected()) == ["wels"]
     record.write_text("nonsense")
     with pytest.raises(StateError, match=r"nodes\.json: the record of registered sites cannot be read"):
         Roster(nodes, "e" * 64, notes.append, record).connected()

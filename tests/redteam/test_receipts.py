@@ -29,7 +29,8 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import DescribeRequest, Refusal, TrainRequest
 from perennial.protocol.receipts import LedgerReceipt, LedgerTip
 from perennial.protocol.tensors import Tensors
-from perennial.server.receipts import WENT_BACK, ReceiptGrid
+from perennial.server.faults import WENT_BACK, WENT_ON, Fault, of_note
+from perennial.server.receipts import ReceiptGrid
 
 NODE = 1
 OPEN = {"answers": ["train", "evaluate"], "max_repeats": 1000}
@@ -192,6 +193,11 @@ def test_the_journal_names_a_ledger_that_went_back(federation: Federation) -> No
     put_back(federation.state, backup)
     federation.ask(federation.describe())
     assert [WENT_BACK in note for note in federation.notes] == [True]
+    federation.ledger.restart(although_older=True)
+    assert federation.ask() == "" and federation.ask() == ""
+    assert [WENT_ON in note for note in federation.notes] == [False, True]
+    found = [of_note("trial", note) for note in federation.notes]
+    assert found == [(SITE, Fault("receipts", SITE, "trial")), (SITE, None)]
 
 
 def test_a_new_ledger_sets_the_receipt_aside_and_earns_new_ones(federation: Federation) -> None:

@@ -11,7 +11,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import zeros
+from typer.testing import CliRunner
 
+from perennial.cli.main import app
+from perennial.client.certificates import check_certificate
 from perennial.foundation.errors import PerennialError, StateError
 from perennial.learning.analytic.files import read_statistics_file, write_statistics
 from perennial.learning.analytic.statistics import Statistics
@@ -447,6 +450,31 @@ def test_a_certificate_says_who_vouches_for_what(certificate: Path) -> None:
     assert any("report.html" in line for line in lines), "it shows figures of the model before"
     with_keys = verify(certificate, keys_of(certificate))
     assert not any("simulated" in line for line in with_keys)
+
+
+def test_a_site_finds_its_own_lines_and_notices_a_second_certificate(certificate: Path) -> None:
+    sites = certificate.parents[1] / "sites"
+    lines = check_certificate(certificate, sites / "site-0")
+    assert lines[:2] == ["own sums of task 1: in it", "own sums of task 2: in it"]
+    assert check_certificate(certificate, sites / "site-2")[0] == "own sums of task 1: withdrawn"
+    assert check_certificate(certificate, sites / "site-0") == lines, "looked at twice"
+    signed_again(certificate, time="2020-01-01T00:00:00+00:00")
+    with pytest.raises(StateError, match="another certificate of this number before"):
+        check_certificate(certificate, sites / "site-0")
+    all_of = statements(certificate)
+    all_of[0] = forged(all_of[0], secret(certificate.parents[1], "site-0"), sums=WRONG)
+    signed_again(certificate, statements=all_of)
+    with pytest.raises(StateError, match="a statement that this site did not make"):
+        check_certificate(certificate, sites / "site-0")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["forget", "RUN", "--site", "a"], ["site", "withdraw-records", "RUN"], ["site", "withdraw-digests"]],
+)
+def test_the_old_words_name_the_new_one(words: list[str]) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code != 0 and "the word is withdraw" in f"{done.output}{done.exception}"
 
 
 def hold_after_each(folder: Path, sites: list[str]) -> None:

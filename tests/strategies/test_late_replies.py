@@ -202,8 +202,8 @@ class Slow:
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
         self.looks += 1
-        metadata = SimpleNamespace(reply_to_message_id="0")
-        return [SimpleNamespace(metadata=metadata)] if self.answers and self.looks == 4 else []
+        reply = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id="0"), has_content=lambda: False)
+        return [reply] if self.answers and self.looks == 4 else []
 
 
 @pytest.mark.parametrize("answers", [True, False])

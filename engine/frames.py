@@ -1,0 +1,86 @@
+"""How contents cross between the processes of a run: what they say as JSON, and each tensor's bytes.
+
+Both ends are this very code, so what arrives is not checked here; the gate checks it as ever.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from torch import Tensor
+
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.stack import Stack
+from perennial.protocol.tensors import TensorArray, Tensors, filled, pack, silence_read_only_warning
+
+Frame = bytes | memoryview
+UPDATE = "update"
+
+
+def frames(content: RecordDict) -> Iterator[Frame]:
+    """A content's frames: one that says what there is, and one for each tensor, which is not copied."""
+    said: dict[str, Any] = {}
+    tensors: list[Tensor] = []
+    if isinstance(content, Stack):
+        said["answers"] = [request.metadata.message_id for request in content.requests]
+        said["replies"] = [_said(reply) for reply in content.replies]
+        said["shapes"] = [[name, [*tensor.shape]] for name, tensor in content.replies[0].update.items()]
+        tensors.append(content.rows)
+    for name, part in content.items():
+        if isinstance(part, ArrayRecord):
+            said[name] = list(part)
+            tensors += [_tensor(array) for array in part.values()]
+        elif isinstance(part, ConfigRecord):
+            said[name] = dict(part.items())
+        else:
+            raise ValueError(f"{name}: found {type(part).__name__}, allowed ArrayRecord and ConfigRecord")
+    tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
+    layout = [[str(tensor.dtype).removeprefix("torch."), [*tensor.shape]] for tensor in tensors]
+    yield json.dumps({"said": said, "layout": layout}).encode()
+    for tensor in tensors:
+        if tensor.numel():
+            yield tensor.numpy().data.cast("B")
+
+
+def content_of(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> RecordDict:
+    """What `frames` was given. frame: gives the next one. requests: by id, that a stack may answer."""
+    silence_read_only_warning()
+    told = json.loads(frame())
+    tensors = (_read(frame, *layout) for layout in told["layout"])
+    said = told["said"]
+    if "answers" in said:
+        rows = next(tensors)
+        shapes = dict(said["shapes"])
+        sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+        replies = []
+        for own, row in zip(said["replies"], rows, strict=True):
+            parts = zip(shapes.items(), row.split(sizes), strict=True)
+            update = Tensors({name: part.view(shape) for (name, shape), part in parts})
+            replies.append(TrainReply(**own, update=update))
+        return Stack([requests[answer] for answer in said["answers"]], replies, rows)
+    content = RecordDict()
+    for name, part in said.items():
+        if isinstance(part, dict):
+            content[name] = filled(ConfigRecord(), part)
+        else:
+            content[name] = pack({key: next(tensors) for key in part}, lasting=True)
+    return content
+
+
+def _said(reply: TrainReply) -> dict[str, Any]:
+    names = (field.name for field in fields(cast(Any, reply)))
+    return {name: getattr(reply, name) for name in names if name != UPDATE}
+
+
+def _tensor(array: Array) -> Tensor:
+    return array.tensor if isinstance(array, TensorArray) else torch.from_numpy(array.numpy())
+
+
+def _read(frame: Callable[[], bytes], dtype: str, shape: list[int]) -> Tensor:
+    if 0 in shape:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(np.frombuffer(frame(), dtype=dtype)).view(shape)

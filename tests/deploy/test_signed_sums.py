@@ -1,0 +1,78 @@
+"""Certificates over real gRPC: keys that node keys certify, an auditor with a list of keys, a withdrawal."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perennial.benchmarks.disturbances import Running
+from perennial.benchmarks.loopback import Deployment
+
+SITES = ["site-0", "site-1", "site-2"]
+EXPERIMENT = {
+    "name": "hospitals",
+    "data": {
+        "source": "digits",
+        "sites": 3,
+        "samples_limit": 400,
+        "validation_fraction": 0.0,
+        "partition": {"kind": "iid"},
+    },
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "features", "features": [{"name": "random", "width": 40}]},
+    "rounds": {"wait_for": 3, "quorum": 3, "join_timeout": 300, "deadline": 300},
+    "strategy": {"name": "analytic", "head": "ridge"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_signed_sums_of_real_sites_convince_who_brings_their_node_keys() -> None:
+    with Deployment(SITES) as deployment:
+        deployment.init()
+        path = deployment.folder / "experiment.yaml"
+        path.write_text(yaml.safe_dump(EXPERIMENT))
+        policy = {"answers": ["statistics"], "require_privacy": "none", "max_epsilon": None, "min_samples": 1}
+        deployment.prepare(path, lambda site: {"data": None, "policy": policy})
+        deployment.start_sites()
+        running = Running(deployment, {})
+        running.submit()
+        assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
+        run = running.run_folder
+        certificate = Path(deployment.perennial("certify", run).split()[-1])
+        keys = deployment.folder / "keys.txt"
+        node_keys = [(deployment.operator / "sites" / f"{name}.pub").read_text().split() for name in SITES]
+        lines = [f"{kind} {key} {name}" for (kind, key, *_), name in zip(node_keys, SITES, strict=True)]
+        keys.write_text("\n".join(lines))
+        said = deployment.perennial("verify", certificate, "--keys", keys)
+        assert "6 statements of 3 sites" in said and "simulated" not in said
+        assert "certified by a node key" in deployment.perennial("verify", certificate)
+        keys.write_text("\n".join(lines[:2]))
+        said = deployment.perennial("verify", certificate, "--keys", keys, fails=True)
+        assert "site-2" in said and "not in the list that was brought" in said
+        keys.write_text("\n".join(lines))
+        # each site finds its own lines, and its ledger notes what it signed
+        for name in SITES:
+            said = deployment.perennial("site", "verify", certificate, "--site", deployment.site_file(name))
+            assert said.count("in it") == 2
+            signed = json.loads(next((deployment.folder / name).rglob("statements.json")).read_text())
+            ledger = (deployment.folder / name / "state" / "ledger.jsonl").read_text()
+            assert len(signed) == 2 and ledger.count('"note":"statement ') == 2
+        # a site withdraws, and the operator takes its sums out
+        token = json.loads(certificate.read_text())["runs"][0]["run"]
+        site_file = deployment.site_file("site-1")
+        said = deployment.perennial("site", "withdraw", site_file, "--run", token)
+        receipt = said.split("--receipt ")[1].split()[0]
+        said = deployment.perennial("withdraw", run, "--site", "site-1", "--receipt", receipt)
+        second = Path(said.split()[-1])
+        for each in (certificate, second):
+            said = deployment.perennial("verify", each, "--keys", keys)
+            assert "No statement signed by site-1 is in it" in said
+            assert "the withdrawal of site-1 is signed by site-1 and the operator" in said
+        third = deployment.site_file("site-2")
+        assert "in it" in deployment.perennial("site", "verify", second, "--site", third)
+        # the operator shows one site another second certificate
+        other = json.loads(second.read_text()) | {"time": "2020-01-01T00:00:00+00:00"}
+        second.write_text(json.dumps(other))
+        assert "signature" in deployment.perennial("site", "verify", second, "--site", third, fails=True)

@@ -1,0 +1,73 @@
+"""A report says of a finished run what the pages say."""
+
+import html
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from perennial.live.guard import Sessions
+from perennial.live.operator import OperatorPages
+from perennial.server.fault_kinds import KINDS
+from perennial.server.faults import WENT_BACK, of_summary
+from perennial.server.report.faults import faults_of
+from perennial.server.report.write import write_report
+from perennial.server.run_record import read_run
+from tests.live.test_diagnosis import CALM, MARKED, YEAR
+from tests.live_pages import room_for
+from tests.run_folders import round_event, write_run
+
+SIGNS = {
+    "tasks": [{"task": 3, "signs": ["of 3 classes the model recognises one"]}],
+    "to_try": ["model.norm: group"],
+}
+BAD = {
+    "collapsed": {"stopped_learning": SIGNS},
+    "unrecognised": {"class_accuracy": [[0.9], [0.6, 0.8], [0.0, 0.7, 0.9]]},
+    "forgetting": {"accuracy_matrix": [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]},
+    "contradicting": {"cross_site": {"features": 2, "sites": MARKED}},
+    "receipts": {},
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_report_says_of_a_finished_run_what_the_pages_say(tmp_path: Path, kind: str) -> None:
+    good = {"accuracy_matrix": [[0.9], [0.9, 0.8], [0.9, 0.7, 0.9]]}
+    folder = write_run(tmp_path / "bad", engine="grpc", **(good | BAD[kind]))
+    events = [
+        {"event": "run_started", "engine": "grpc"},
+        {"event": "task_started", "classes": ["a", "b", "c"]},
+        round_event(1, 1, details={"cross_site": MARKED} if kind == "contradicting" else {}),
+    ]
+    for task, row in enumerate(json.loads((folder / "summary.json").read_text())["accuracy_matrix"], start=1):
+        facts = {"class_accuracy": BAD[kind].get("class_accuracy", [[0.9]] * 3)[task - 1]}
+        facts |= {"stopped": SIGNS["tasks"][0]["signs"]} if kind == "collapsed" and task == 3 else {}
+        events.append({"event": "task_finished", "task": task, "accuracy": row, **facts})
+    events += [{"event": "note", "text": f"site linz: {WENT_BACK} from line 5"}] if kind == "receipts" else []
+    events.append({"event": "run_finished"})
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (fault,) = faults_of(read_run(folder))
+    assert fault.kind == kind and "r" in KINDS[kind].seen
+    report = html.unescape(write_report(folder).read_text())
+    assert f"<strong>{fault.said}</strong> {fault.turn}" in report
+    pages = OperatorPages(tmp_path, Sessions(None, "x", secure=False))
+    with room_for(1e12):
+        drawn = html.unescape(pages.runs._draw()["warnings"])
+        run = pages.runs.get("bad")
+        assert run is not None and fault.cause in html.unescape(run.draw()["warnings"])
+    assert f"<strong>{fault.cause}" in drawn and CALM not in drawn
+    # and once it is no news, in a line
+    old = time.time() - YEAR
+    os.utime(folder / "summary.json", (old, old))
+    drawn = OperatorPages(tmp_path, Sessions(None, "x", secure=False)).runs._draw()["warnings"]
+    if kind != "receipts":
+        assert CALM not in drawn and "learnt badly" in drawn and "bad" in drawn
+
+
+def test_a_run_without_a_fault_has_no_alert(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "good", accuracy_matrix=[[0.9], [0.9, 0.8], [0.9, 0.7, 0.9]])
+    assert faults_of(read_run(folder)) == []
+    summary = read_run(folder).summary
+    assert not list(of_summary("good", summary))
