@@ -151,7 +151,7 @@ class DeployedSite:
             found += [kind(**stamp, **rest) for kind in (TrainRequest, FinishTaskRequest, EvaluateRequest)]
             found.append(PersonalModelRequest(**stamp, **rest, personal=["head.weight"]))
             found.append(DigestRequest(**stamp, encoder="0" * 64))
-            looked = {"channels": [0, 1], "layers": 1, "combine": "average"}
+            looked = {"network": "model", "channels": [0, 1], "layers": 1, "combine": "average"}
             found.append(SparsityRequest(**stamp, **rest, **looked))
             found += self._of_statistics(stamp)
             found += _of_masked_sums(stamp, rest)

@@ -262,7 +262,6 @@ def compare(
     typer.echo(compare_runs(runs, output))
 
 
-@app.command()
 app.command()(evaluate)
 
 

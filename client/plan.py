@@ -264,6 +264,7 @@ class Plan:
             "segments": self.segments,
             "sizes": keys.get("sizes", "variable"),
             "least": keys.get("least_segment"),
+            "stratify": keys.get("stratify", False),
         }
         for key, value in approved.items():
             if getattr(turn, key) != value:

@@ -65,11 +65,14 @@ def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> n
 
 
 def segment_of(
-    turn: Turn, indices: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
+    turn: Turn, indices: Tensor, labels: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
 ) -> tuple[Tensor, int]:
     """(indices of this sweep's segment, how many of them are exemplars).
 
-    indices: (n,), exemplars last. With one segment they are returned as they are.
+    indices: (n,), exemplars last.
+    labels: (n,).
+
+    With one segment the indices are returned as they are.
     """
     if turn.segments == 1:
         return indices, exemplars
@@ -77,9 +80,20 @@ def segment_of(
     order = generator.permutation(len(indices))
     sizes = segment_sizes(turn, len(indices), generator)
     dealt = np.repeat(np.arange(turn.segments), sizes)
+    if turn.stratify:
+        order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
+        dealt = dealt[np.argsort(evenly(sizes), kind="stable")]
     which = stream(seed, "segment-order", site, request.round).permutation(turn.segments)[turn.sweep - 1]
     rows = np.sort(order[dealt == which])
     return indices[torch.from_numpy(rows)], int((rows >= len(indices) - exemplars).sum())
+
+
+def evenly(sizes: np.ndarray) -> np.ndarray:
+    """Positions in 0 to 1 for all samples, each segment's own ones spread evenly; (sum of sizes,).
+
+    Sorted by them, every stretch of samples has its part of each segment.
+    """
+    return np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
 
 
 @contextmanager

@@ -79,8 +79,8 @@ class TrainingTurn:
         previous = site.previous_model(request)
         indices, exemplars = training_indices(site, request, previous)
         if turn is not None:
-            seed = site.experiment.seed
-            indices, exemplars = segment_of(turn, indices, exemplars, request, seed, site.name)
+            labels, seed = site.data.y[indices], site.experiment.seed
+            indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
         policy = site.identity.policy
         check_floor(policy, "update", len(indices))
         if site.identity.deployed:

@@ -23,13 +23,14 @@ class Turn(Block):
     """One turn, sent in TrainRequest.settings under the key "turn".
 
     sweep: which time the model goes round in this round, from 1 to segments. least: samples that a segment
-    must have; None: 32, or fewer where the site has less. frozen: tensors that the site must
-    return as they were.
+    must have; None: 32, or fewer where the site has less. stratify: every segment has its part of each class.
+    frozen: tensors that the site must return as they were.
     """
 
     sweep: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
     segments: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
     sizes: Literal["variable", "equal"] = "variable"
     least: Annotated[int, Field(ge=1)] | None = None
+    stratify: bool = False
     frozen: tuple[str, ...] = ()
     features: FeatureNoise | None = None

@@ -19,6 +19,8 @@ from perennial.foundation.errors import ConfigError, DataError
 Combine = Literal["average", "concatenate", "last"]
 VECTOR = "sparsity"
 """Name of the vector among the tensors of a message."""
+MODEL, VGG = "model", "vgg11"
+"""The network whose layers are measured: the model that sites train, or the front of a VGG-11."""
 
 
 @dataclass(frozen=True)

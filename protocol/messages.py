@@ -208,7 +208,9 @@ class SparsityRequest(NeedsPrevious):
 
     message_type = "query.sparsity"
     arrays: Tensors
-    """The global model, whose first ReLU layers are looked at."""
+    """The network whose first ReLU layers are looked at: the global model, or the front of a VGG-11."""
+    network: str
+    """model or vgg11: what arrays are the tensors of."""
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)

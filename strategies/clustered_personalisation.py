@@ -50,7 +50,7 @@ class ClusteredPersonalisation(Wrapper):
     standardise: entries of the vectors count by how much they differ between sites.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
     batch_norm: shared, as other layers, or local: these layers stay at the sites too, statistics and weights.
-    channels, layers, combine, channel_choice: what a sparsity vector is made of (VectorSettings).
+    channels, layers, combine, channel_choice, extractor: what a sparsity vector is made of (VectorSettings).
     By default that is every channel of the last ReLU call; the paper averages the first: combine: average.
     sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
@@ -71,6 +71,7 @@ class ClusteredPersonalisation(Wrapper):
         layers: int | None = None,
         combine: Combine = "last",
         channel_choice: Literal["seeded", "variance"] = "seeded",
+        extractor: str = "global",
         sparsity_epsilon: float | None = None,
         sparsity_delta: float = 1e-5,
         max_update_norm: float | None = None,
@@ -102,6 +103,7 @@ class ClusteredPersonalisation(Wrapper):
             channel_choice == "variance",
             sparsity_epsilon,
             sparsity_delta,
+            extractor,
         )
         self._grouping = Grouping(grouping, clusters, groups, self._vectors, standardise)
         self._global: Mapping[str, Tensor] = {}
@@ -137,7 +139,8 @@ class ClusteredPersonalisation(Wrapper):
         self._personal = self._personal_of(task.reference)
         self.check_layers(self._shared(task.reference))
         if self.attached and self._grouping.needs_vectors:
-            self._vectors.measurable(self.run.load(task.reference), self.run.input_shape)
+            network = self._vectors.network(self.run, task.reference)
+            self._vectors.measurable(network, self.run.input_shape)
         super().begin_task(task)
 
     def largest_weight(self, asked: int) -> float:

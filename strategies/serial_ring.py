@@ -20,6 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.config.link import Link
 from perennial.config.strategies import ASKS
 from perennial.config.turn import MOST_SEGMENTS, USUAL_SEGMENTS, FeatureNoise, Turn
 from perennial.foundation.errors import ConfigError
@@ -46,11 +47,12 @@ TELLING = 3
 class SerialRing(IncrementalStrategy):
     """The model goes through all sites once for each segment of their data; the last site returns the result.
 
-    segments, sizes, least_segment: how each site cuts its data (config/turn.py). reshuffle: when a
+    segments, sizes, least_segment, stratify: how each site cuts its data (config/turn.py). reshuffle: when a
     new order is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before
     each hand-over. freeze: modules that are not trained, counted from the input. init_noise_std,
     init_noise_layers: noise on that share of the layers of the first model. feature_clip, feature_noise: what
-    a site does, while it trains, to the outputs of the last frozen module, or of the first.
+    a site does, while it trains, to the outputs of the last frozen module, or of the first. link: to say how
+    long the hand-overs would take on it.
     A site that fails is skipped: the last valid model goes on to the next one.
     """
 
@@ -68,8 +70,10 @@ class SerialRing(IncrementalStrategy):
         freeze: int = 0,
         init_noise_std: float = 0.0,
         init_noise_layers: float = 0.5,
+        stratify: bool = False,
         feature_clip: float | None = None,
         feature_noise: float | None = None,
+        link: Link | None = None,
         max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
@@ -99,6 +103,7 @@ class SerialRing(IncrementalStrategy):
                 f"feature_noise: found {feature_noise}, allowed 0 and more"
             )
         self.feature_clip, self.feature_noise = feature_clip, feature_noise
+        self.stratify, self.link = stratify, link
         self.segments, self.least_segment = segments, least_segment
         self.sizes: Literal["variable", "equal"] = sizes
         self.reshuffle, self.relabel, self.freeze = reshuffle, relabel, freeze
@@ -217,6 +222,7 @@ class SerialRing(IncrementalStrategy):
             segments=self.segments,
             sizes=self.sizes,
             least=self.least_segment,
+            stratify=self.stratify,
             frozen=frozen,
             features=self._features(arrays),
         )
@@ -326,7 +332,7 @@ class SerialRing(IncrementalStrategy):
 
         ring: see strategies/ring/cost.py.
         """
-        return {"ring": self._cost.block()}
+        return {"ring": self._cost.block(self.link)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"ring_cost": asdict(self._cost)}

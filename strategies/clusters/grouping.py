@@ -151,7 +151,8 @@ class Grouping:
         notes: list[str],
     ) -> dict[str, np.ndarray]:
         settings = self._settings
-        measurable = settings.measurable(services.load(request.arrays), services.input_shape)
+        network = settings.network(services, request.arrays)
+        measurable = settings.measurable(network, services.input_shape)
         if self._channels is not None:
             plan = settings.plan(measurable, self._channels)
         else:
@@ -164,7 +165,7 @@ class Grouping:
             # one that refuses is counted too: its answer does not tell whether a vector had been charged
             charge = settings.charge(services.experiment, request.stamp.run)
             services.releases.asked(request.stamp.round, asked, [charge])
-        found = ask_vectors(grid, exchange, request, asked, plan, settings, dropped)
+        found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
         if self._channels is None and found:
             self._channels = list(plan.channels)
             if settings.variance:

@@ -1,25 +1,30 @@
 """Asks sites for their sparsity vectors, and rejects vectors that cannot be true."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.serverapp import Grid
-from torch import nn
+from torch import Tensor, nn
 
 from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.models.sparsity import VECTOR, Combine, SparsityPlan, common_channels, relu_calls
+from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels, relu_calls
+from perennial.models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
 from perennial.privacy.entries import Entry
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
 from perennial.strategies.round.request import RoundRequest
+from perennial.strategies.round.run_context import RunContext
+
+GLOBAL = "global"
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class VectorSettings:
 
     channels: how many; None: as many as there are. layers: so many first ReLU calls; None: all that the
     network makes. combine: see SparsityPlan. variance: ask for all channels, keep those that differ most.
-    epsilon, delta: of each vector, for one sample replaced; epsilon None: no noise.
+    epsilon, delta: of each vector, for one sample replaced; epsilon None: no noise. extractor: whose layers
+    are looked at: global, vgg11:random, or vgg11:FILE with weights of torchvision's names (safetensors).
     """
 
     channels: int | None
@@ -37,6 +43,28 @@ class VectorSettings:
     variance: bool
     epsilon: float | None
     delta: float
+    extractor: str = GLOBAL
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when there is no such extractor, or when nothing says how far it is needed."""
+        kind, _, weights = self.extractor.partition(":")
+        if self.extractor != GLOBAL and (kind != VGG or not weights):
+            raise ValueError(
+                f"extractor: found {self.extractor!r}, allowed {GLOBAL}, {VGG}:random or {VGG}:FILE"
+            )
+        if kind == VGG and self.layers is None:
+            raise ValueError(f"layers: missing; extractor {self.extractor} needs their number")
+
+    def network(self, services: RunContext, arrays: Mapping[str, Tensor]) -> nn.Module:
+        """What is looked at, in evaluation mode. arrays: the global model."""
+        if self.extractor == GLOBAL:
+            return services.load(arrays)
+        weights = self.extractor.removeprefix(f"{VGG}:")
+        assert self.layers is not None
+        front = vgg11_front(self.layers, services.input_shape, services.experiment.seed)
+        if weights != "random":
+            front = with_weights(front, read_vgg11(Path(weights)))
+        return front.to(services.device)
 
     def measurable(self, network: nn.Module, input_shape: tuple[int, ...]) -> "Measurable":
         """What the network can be asked for. Raises ConfigError when it has less than these settings want."""
@@ -95,13 +123,19 @@ def ask_vectors(
     sites: Sequence[str],
     plan: SparsityPlan,
     settings: VectorSettings,
+    network: nn.Module,
     dropped: Callable[[str, str], None],
 ) -> dict[str, np.ndarray]:
-    """Ask sites for their sparsity vectors; (plan.length,) float64 of each site with a valid one."""
-    arrays = Tensors(request.arrays)
+    """Ask sites for their sparsity vectors; (plan.length,) float64 of each site with a valid one.
+
+    They are vectors of the network, which is request.arrays or the settings' own.
+    """
+    own = isinstance(network, VggFront)
+    arrays = Tensors(network.state_dict() if own else request.arrays)
     common: dict[str, Any] = {
         **request.stamp.stamp_fields,
         "arrays": arrays,
+        "network": VGG if own else MODEL,
         "channels": list(plan.channels),
         "layers": plan.layers,
         "combine": plan.combine,

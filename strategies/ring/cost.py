@@ -1,10 +1,12 @@
 """What a ring has sent, beside what the formulas of its paper count.
 
-Yan et al. 2025 (arXiv 2506.16723), equations 22 and 23.
+Yan et al. 2025 (arXiv 2506.16723), equations 14, 15, 22 and 23.
 """
 
 from dataclasses import dataclass
 from typing import Any
+
+from perennial.config.link import Link
 
 
 @dataclass
@@ -27,14 +29,15 @@ class RingCost:
         self.turn_bytes += turns * model
         self.sites = max(self.sites, sites)
 
-    def block(self) -> dict[str, Any]:
+    def block(self, link: Link | None) -> dict[str, Any]:
         """The block of summary.json about a ring's traffic.
 
-        bytes_direct: of a ring whose sites have a channel between them, with the last hand-over, to the
-        server.
+        bytes_direct: of a ring whose sites have a channel between them, with the last
+        hand-over, to the server.
+        seconds_equation_15: what its hand-overs take on the link, one after the other.
         """
         last = self.turn_bytes // self.turns if self.turns else 0
-        return {
+        block: dict[str, Any] = {
             "rounds": self.rounds,
             "hand_overs": self.turns,
             "bytes_sent": self.bytes,
@@ -42,3 +45,6 @@ class RingCost:
             "bytes_equation_23": self.model_bytes * self.sites,
             "bytes_equation_22": 2 * self.model_bytes * self.sites,
         }
+        if link is not None:
+            block["seconds_equation_15"] = link.seconds(self.turn_bytes)
+        return block

@@ -106,6 +106,7 @@ def sparsity(site: Site, epsilon: float | None = None, delta: float | None = Non
     request = SparsityRequest(
         **stamp(site),
         arrays=arrays(site),
+        network="model",
         channels=[0, 1],
         layers=1,
         combine="average",

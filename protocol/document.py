@@ -1,4 +1,4 @@
-"""Writes docs/what_leaves_a_site.md from the messages: `python -m perennial.benchmarks.message_pages`."""
+"""Writes docs/what_leaves_a_site.md from the messages: `python -m perennial.protocol.document`."""
 
 import ast
 import dataclasses
@@ -51,7 +51,7 @@ DOWN = (
 )
 HEAD = """# What leaves a site
 
-`python -m perennial.benchmarks.message_pages` writes this page from the messages in `protocol/`; a test fails
+`python -m perennial.protocol.document` writes this page from the messages in `protocol/`; a test fails
 when the two differ. Nothing else crosses the wire: each side refuses a message with a field that is not
 listed here, and no other part of Perennial builds the records that travel. A site's own `site.yaml` decides
 which requests it answers, and which protection must be on before anything leaves
