@@ -235,7 +235,7 @@ def _groups(path: Path) -> list[str]:
 
 def write_page(done: list[dict[str, Any]]) -> None:
     """The table of all updates, misses and all."""
-    harmless, worse = ([row for row in done if row["harmless"] is kind] for kind in (True, False))
+    harmless, worse = ([row for row in done if row["harmless"] == kind] for kind in (True, False))
     real = [row for row in worse if row["worst_in_truth"] < -100 * MARGIN]
     lines = [
         "# The gate",

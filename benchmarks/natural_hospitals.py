@@ -221,7 +221,7 @@ def page(places: Sequence[Place], lines: Sequence[Line]) -> str:
             text.append("")
         text += [place.published] if place.published else []
     names = {line["place"] for line in lines}
-    lacking = [place.name for place in places if place.name not in names and place.make is not blood_cells]
+    lacking = [place.name for place in places if place.name not in names and place.make != blood_cells]
     if lacking:
         text += ["", f"**Still to be run:** {', '.join(lacking)}."]
     minutes = sum(line["seconds"] for line in lines) / 60

@@ -58,7 +58,7 @@ def init_command(
     for question in found.questions if ask is not None else ():
         if question.key and ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
             found = found.answered(question)
-        found = replace(found, questions=tuple(q for q in found.questions if q is not question or not q.key))
+        found = replace(found, questions=tuple(q for q in found.questions if q != question or not q.key))
     files = {"experiment.yaml": _experiment(found, closed_form=True, epsilon=epsilon)}
     if epsilon is None:
         files["experiment_trained.yaml"] = _experiment(found, closed_form=False)

@@ -36,7 +36,7 @@ class Waiting:
     def kind(self) -> tuple[object, ...]:
         """Turns of one kind can train in one pass."""
         turn = self.turn
-        own = id(self) if self.member is None else self.member.kind
+        own = self.turn.site.identity.name if self.member is None else self.member.kind
         return turn.model, turn.teacher, turn.request.task, turn.request.progress, own
 
     def reply(self, result: MemberResult | None) -> WireMessage | Message:
@@ -115,13 +115,14 @@ class _Door:
 
     def open(self, message: Message, context: Context) -> Waiting | Message:
         def act(identity: Identity) -> Waiting:
-            request = self._read(message.content)
-            if before is None or before.turn.request is not request:
+            request, again = self._read(message.content)
+            if before is None or not again:
                 turn = TrainingTurn.open(open_site(identity, request), request)
                 start = turn.flat.vector.clone()
             else:
                 turn = TrainingTurn.open(Site(identity, before.turn.site.process), request, before.turn)
-                start = before.start if turn.start is before.turn.start else turn.flat.vector.clone()
+                same = _places(turn) == _places(before.turn)
+                start = before.start if same else turn.flat.vector.clone()
             self._before = Waiting(message, context, turn, start, turn.training().as_member(start))
             return self._before
 
@@ -129,11 +130,20 @@ class _Door:
         beside = None if before is None else before.context
         return attempt(message, context, act, lambda own: identify(own, beside))
 
-    def _read(self, record: RecordDict) -> TrainRequest:
-        """Raises ProtocolError, for each site anew, where the record is no request for training."""
+    def _read(self, record: RecordDict) -> tuple[TrainRequest, bool]:
+        """(the request, whether the last turn that was opened has the same one).
+
+        Raises ProtocolError, for each site anew, where the record is no request for training.
+        """
         if self._request is None or self._record != record:
             self._record, self._request = record, TrainRequest.from_record(record)
-        return self._request
+            self._before = None
+        return self._request, self._before is not None
+
+
+def _places(turn: TrainingTurn) -> list[int]:
+    """Where in memory the model lies that a turn received."""
+    return [tensor.data_ptr() for tensor in turn.start.values()]
 
 
 def _trained(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:

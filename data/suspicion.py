@@ -244,7 +244,7 @@ def _told(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFile) ->
     half = len(y) // 2
     told = np.full(len(y) - half, np.bincount(y[:half]).argmax())
     as_number = ~empty & np.isfinite(numbers)
-    for group, key in ((as_number, numbers), (~as_number, value.astype(float))):
+    for numeric, group, key in ((True, as_number, numbers), (False, ~as_number, value.astype(float))):
         learnt, asked = np.flatnonzero(group[:half]), np.flatnonzero(group[half:])
         if not len(learnt) or not len(asked):
             continue
@@ -257,7 +257,7 @@ def _told(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFile) ->
         most = _most_frequent(key[:half][learnt], y[:half][learnt])
         answers = np.array([most[float(value)] for value in key[nearest]])
         # a number lies between others; a text that was never met tells nothing
-        known = exact | (key is numbers)
+        known = exact | numeric
         told[asked[known]] = answers[known]
     judged = y[half:]
     return float(np.mean([(told[judged == label] == label).mean() for label in np.unique(judged)]))

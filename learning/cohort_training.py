@@ -108,7 +108,7 @@ class _Cohort:
         self._steps = [member.steps(config) for member in members]
         self._network, self._sites = stack(model, flat, len(members))
         self._flat = flat
-        one = all(member.start is given[0].start for member in given)
+        one = all(member.start.data_ptr() == given[0].start.data_ptr() for member in given)
         starts = given[0].start[None] if one else torch.stack([member.start for member in given])
         self._starts, self._places = flat.row_major(starts), torch.tensor(places, device=starts.device)
         self._sites.load(self._starts.expand(len(given), -1) if one else self._starts[self._places])

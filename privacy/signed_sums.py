@@ -133,7 +133,7 @@ class Statement:
             secret, joined("perennial salt 1", said["run"], said["task"], version, supersedes)
         ).hex()
         unsigned = cls(**said, version=version, supersedes=supersedes, salt=salt, sums=_salted(salt, sums))
-        return replace(unsigned, signature=sign(secret, unsigned._content))
+        return replace(unsigned, signature=sign(secret, unsigned.content))
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
@@ -141,18 +141,18 @@ class Statement:
         return cls(**_checked(cls, values))
 
     @property
-    def _content(self) -> bytes:
+    def content(self) -> bytes:
         values = {**asdict(self), "signature": ""}
         return joined("perennial statement of sums 1", *values.values())
 
     @property
     def sha256(self) -> str:
-        return sha256(self._content).hexdigest()
+        return sha256(self.content).hexdigest()
 
     @property
     def signed(self) -> bool:
         """Whether the key that it names signed it, for a site that there can be."""
-        return is_site_name(self.site) and verified(self.key, self._content, self.signature)
+        return is_site_name(self.site) and verified(self.key, self.content, self.signature)
 
     def is_of(self, sums: str) -> bool:
         """Whether it is about the sums with this SHA-256."""
@@ -186,23 +186,23 @@ class Withdrawal:
         return cls(**_checked(cls, values))
 
     @property
-    def _content(self) -> bytes:
+    def content(self) -> bytes:
         lists_of = (len(self.withdrawn), *self.withdrawn, len(self.remaining), *self.remaining)
         return joined("perennial withdrawal 1", self.site, self.run, self.time, *lists_of)
 
     def by_site(self, secret: bytes) -> "Withdrawal":
         """With the site's signature."""
-        return replace(self, key=signing_key(secret), signature=sign(secret, self._content))
+        return replace(self, key=signing_key(secret), signature=sign(secret, self.content))
 
     def by_operator(self, secret: bytes) -> "Withdrawal":
         """With the operator's signature."""
-        return replace(self, operator=signing_key(secret), countersigned=sign(secret, self._content))
+        return replace(self, operator=signing_key(secret), countersigned=sign(secret, self.content))
 
     @property
     def signed(self) -> bool:
         """Whether it is signed by the operator, and by the site where that is said."""
-        by_site = not (self.key or self.signature) or verified(self.key, self._content, self.signature)
-        return by_site and verified(self.operator, self._content, self.countersigned)
+        by_site = not (self.key or self.signature) or verified(self.key, self.content, self.signature)
+        return by_site and verified(self.operator, self.content, self.countersigned)
 
 
 def allowed_by(signer: Signer, brought: Mapping[str, Sequence[str]]) -> bool:

@@ -91,18 +91,18 @@ class Certificate(Block):
     signature: str = ""
 
     @property
-    def _content(self) -> bytes:
+    def content(self) -> bytes:
         values = self.model_dump(exclude={"signature"})
         return joined("perennial certificate 1", json.dumps(values, sort_keys=True))
 
     @property
     def sha256(self) -> str:
-        return sha256(joined(self._content, self.signature)).hexdigest()
+        return sha256(joined(self.content, self.signature)).hexdigest()
 
     def signed_by(self, secret: bytes) -> Self:
         """With the operator's key and signature."""
         found = self.model_copy(update={"operator": signing_key(secret), "signature": ""})
-        return found.model_copy(update={"signature": sign(secret, found._content)})
+        return found.model_copy(update={"signature": sign(secret, found.content)})
 
     @property
     def of_sites(self) -> list[Statement]:
@@ -191,7 +191,7 @@ def require_sound(found: Certificate, brought: Mapping[str, Sequence[str]] | Non
     if tensors.keys() != {"head.weight", "head.bias"}:
         raise StateError("certificate: head: expected head.weight and head.bias")
     _require(
-        verified(found.operator, found._content, found.signature), "signature: not the operator's of this"
+        verified(found.operator, found.content, found.signature), "signature: not the operator's of this"
     )
     if brought is not None and OPERATOR in brought:
         _require(found.operator in brought[OPERATOR], "operator: not the key in the list that was brought")

@@ -58,7 +58,9 @@ def verify(
         raise StateError(f"{certificate}: {lost[0]}: its statement is gone, and no later withdrawal says why")
     gone = {s.sha256 for s in found.of_sites} & last.superseded
     judged = last if gone else found
-    newest = judged is last and judged.kind != "version" and bool(judged.says.get("finished", True))
+    newest = (
+        judged.number == last.number and judged.kind != "version" and bool(judged.says.get("finished", True))
+    )
     follows = _solved_again(judged, folder if sums is None else None, sums or folder / FOLDER, newest)
     if model is not None or (newest and (folder / GLOBAL_MODEL).exists()):
         _require_model(judged, model or folder / GLOBAL_MODEL)

@@ -86,7 +86,7 @@ class WeightedMean(Aggregator):
 
     def add_stack(self, replies: Sequence[Admitted], rows: Tensor) -> bool:
         """Whether this class's own way of taking a reply fits all of them."""
-        if type(self).add is not WeightedMean.add or list(replies[0].update) != list(self.ctx.reference):
+        if type(self).add != WeightedMean.add or list(replies[0].update) != list(self.ctx.reference):
             return False
         return self.sum.add_rows(
             rows, [self.method.weight(reply) for reply in replies], [reply.norm for reply in replies]

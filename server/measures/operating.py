@@ -1,5 +1,4 @@
-"""What a clinician asks of one class: its sensitivity at a chosen specificity, and what an answer is worth
-where a stated share of patients has it.
+"""Sensitivity of a class at a chosen specificity, and predictive values at a stated prevalence.
 
 The threshold of an operating point comes from calibration samples, which judge nothing.
 Predictive values follow from sensitivity and specificity by Bayes's rule. These two are of disjoint samples,

@@ -73,17 +73,23 @@ def test_a_crash_of_the_server_costs_no_site_anything(
     admit = Gate.admit
     first: dict[tuple[str, int], bytes] = {}
 
-    def admitted(gate: Gate, message: Any, site: str) -> Any:
-        taken = admit(gate, message, site)
+    def seen(taken: Any) -> Any:
         content = b"".join(array.numpy().tobytes() for array in taken.update.values())
         # noise of a secure source never comes twice, so equal bytes are the same release
-        assert first.setdefault((site, load_round(killed)), content) == content
+        assert first.setdefault((taken.site, load_round(killed)), content) == content
         if len(first) == 6 and not (killed / "stopped").exists():
             (killed / "stopped").touch()
             raise Killed
         return taken
 
-    monkeypatch.setattr(Gate, "admit", admitted)
+    monkeypatch.setattr(Gate, "admit", lambda *given: seen(admit(*given)))
+    together = Gate.admit_stack
+
+    def stacked(gate: Gate, stack: Any, sites: Any) -> Any:
+        taken, apart = together(gate, stack, sites)
+        return [seen(each) for each in taken], apart
+
+    monkeypatch.setattr(Gate, "admit_stack", stacked)
     with pytest.raises(Killed):
         run_in_process(settings(killed), cohort=cohort)
     again: dict[str, Any] = run_in_process(

@@ -44,6 +44,8 @@ class Federation:
     hospital: Hospital
     notes: list[str]
     asked: int = 0
+    running: ReceiptGrid | None = None
+    """A server that goes on; None: each question meets one that was started again."""
 
     @classmethod
     def of(cls, folder: Path, **changes: Any) -> "Federation":
@@ -70,7 +72,9 @@ class Federation:
         return Identity.of_site(self.hospital.config, self.hospital.experiment).ledger
 
     def grid(self) -> ReceiptGrid:
-        """A server that was started again."""
+        """The server that goes on, or one that was started again."""
+        if self.running is not None:
+            return self.running
         settings = {"digest": self.hospital.experiment.digest}
         context = Context(1, NODE, {"site": str(self.hospital.site_file)}, RecordDict(), dict(settings))
         inner = InProcessGrid(client_app, {NODE: context})
@@ -189,6 +193,7 @@ def test_a_lost_ledger_is_found_by_receipts_alone(tmp_path: Path, loss: str, apa
 def test_the_journal_names_a_ledger_that_went_back(federation: Federation) -> None:
     backup = federation.folder / "backup"
     shutil.copytree(federation.state, backup)
+    federation.running = federation.grid()
     assert federation.ask() == "" and federation.ask() == ""
     put_back(federation.state, backup)
     federation.ask(federation.describe())

@@ -340,7 +340,7 @@ def test_sets_cover_each_class_as_stated() -> None:
     rounds = 60
     for _ in range(rounds):
         drawn = generator.permutation(len(pool))
-        bounds = thresholds(pool.pick(drawn[:160]).own_scores(), 0.8)
+        bounds = thresholds(pool.pick(drawn[:160]).scores()[0], 0.8)
         fresh = pool.pick(drawn[160:2160])
         lower = np.array([score_bin_lower(index, 4) for index in range(SCORE_BINS)])
         for label in range(4):

@@ -117,7 +117,7 @@ def test_sets_of_digits_reach_the_coverage_from_few_records_of_each_class() -> N
     for row in covered:
         order = draws.permutation(len(pool))
         of_class = [order[pool.label[order] == label] for label in range(10)]
-        bounds = thresholds(pool.pick(np.concatenate([rows[:30] for rows in of_class])).own_scores(), 0.9)
+        bounds = thresholds(pool.pick(np.concatenate([rows[:30] for rows in of_class])).scores()[0], 0.9)
         for label, rows in enumerate(of_class):
             least = least_score_bin(bounds[label].log_odds, 10)
             row[label] = (pool.score[rows[30:], label] >= least).mean()

@@ -55,6 +55,7 @@ def steps(progress: Progress) -> Iterator[tuple[str, Callable[[Progress], None]]
             yield "results_written", lambda found: found.results_written()
         case State.FINISHED:
             yield "results_written", lambda found: found.results_written()
+            yield "begun_again", lambda found: found.begun_again()
             if len(progress.plan["rounds"]) == len(FIRST.schedule.rounds):
                 yield "continued", lambda found: found.continued(MORE)
 
@@ -90,8 +91,12 @@ def test_every_run_can_be_finished_and_none_skips_or_repeats_a_round() -> None:
             numbers = now.plan["rounds"]
             done = sum(numbers[: now.task - 1]) + now.round_in_task
             assert now.round == done, "rounds keep the numbers of the plan, whatever was passed over"
+            assert 0 <= now.passed <= now.round
+            if event == "begun_again":
+                assert (now.task, now.round, now.previous, now.holders) == (1, 0, "", [])
+                continue
             assert now.round - before.round in (0, 1) or event == "stopped early"
-            assert now.task - before.task in (0, 1) and 0 <= now.passed <= now.round
+            assert now.task - before.task in (0, 1)
             assert now.finished is (event == "results_written")
     # backwards from what is finished: every state leads there
     leads: set[str] = {disk for disk in graph if restored(disk).state is State.FINISHED}
@@ -109,6 +114,7 @@ def test_what_the_page_of_states_forbids_raises_and_changes_nothing() -> None:
         "task_learnt": lambda found: found.task_learnt("model", []),
         "results_written": lambda found: found.results_written(),
         "continued": lambda found: found.continued(MORE),
+        "begun_again": lambda found: found.begun_again(),
     }
     assert calls.keys() == LEADS.keys()
     tried = 0

@@ -229,6 +229,6 @@ def test_no_site_can_be_taken_back_from_a_choice_in_which_it_had_its_part(
     shutil.copytree(run, tmp_path / "copy")
     arguments = ["withdraw", str(tmp_path / "copy"), "--site", "site-0", "--shrinkage", "0.1"]
     done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, ConfigError) and "allowed: head gaussian or ridge" in str(
+    assert isinstance(done.exception, ConfigError) and "allowed: a head and maps that no site's" in str(
         done.exception
     )

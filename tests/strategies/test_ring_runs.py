@@ -1,7 +1,6 @@
 """Whole small runs of a ring: the same bits after a kill between two hops, with workers, and beside
 FedAvg."""
 
-import json
 import os
 import subprocess
 import sys
@@ -148,7 +147,7 @@ def test_an_adversary_that_is_no_site_is_refused(tmp_path: Path) -> None:
         RunSettings(experiment).load()
 
 
-def test_a_free_rider_and_a_label_flipper_are_found(tmp_path: Path) -> None:
+def test_a_free_rider_is_named_and_a_label_flipper_has_the_least_value(tmp_path: Path) -> None:
     experiment = write(
         tmp_path,
         data={"source": "digits", "sites": 4, "samples_limit": 600, "partition": {"kind": "iid"}},
@@ -163,10 +162,7 @@ def test_a_free_rider_and_a_label_flipper_are_found(tmp_path: Path) -> None:
     assert values["site-1"] == 0.0
     assert min(values, key=values.__getitem__) == "site-2"
     assert summary["contribution"]["site-1"]["flag"] == "null update"
-    assert summary["contribution"]["site-2"]["flag"] == "harm"
-    events = (tmp_path / "runs" / "ring" / "events.jsonl").read_text().splitlines()
-    notes = [entry["text"] for entry in map(json.loads, events) if entry["event"] == "note"]
-    assert any("site site-2: flagged (harm)" in note for note in notes)
+    assert summary["contribution"]["site-2"]["flag"] is None, "in a ring a value accuses nobody"
 
 
 @pytest.mark.slow
