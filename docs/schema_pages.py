@@ -27,7 +27,7 @@ PAGES: dict[str, tuple[type[BaseModel], str]] = {
         SiteConfig,
         "`site.yaml` is the hospital's, and no message can override it. Of its `data` block a site "
         "says how its own data "
-        "are read; the experiment decides the rest ([your own data](../docs/your_data.md#real-sites)).",
+        "are read; the experiment decides the rest ([your own data](../docs/data_files.md#real-sites)).",
     ),
 }
 
