@@ -101,6 +101,7 @@ def _silent(hospital: Hospital, pixels: Tensor, above: Tensor, epsilon: float | 
         SparsityRequest(
             **hospital.stamp(),
             arrays=Tensors(arrays),
+            network="model",
             channels=list(range(MANY)),
             layers=1,
             combine="average",

@@ -63,6 +63,7 @@ TABLES = {
         SEEDS,
         MEASURES,
         NOTE,
+        pending="Most runs are still to be made; the program goes on where it stopped.",
     )
     for name, alpha in DIVISIONS.items()
 }
