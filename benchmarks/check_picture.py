@@ -35,7 +35,7 @@ def main() -> None:
                 ]
                 out.writerow([["graz", "linz"][row % 3 == 0], 4000 + row // 2, *cells])
         init_command(path, Path(place), "")
-        console = Console(record=True, width=110, highlight=False, markup=False, file=open("/dev/null", "w"))
+        console = Console(record=True, width=110, highlight=False, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115
         check._check_experiment(console, load_experiment(Path(place) / "experiment.yaml"))
         console.save_svg(str(ROOT / "docs" / "check.svg"), title="perennial check heart/experiment.yaml")
 

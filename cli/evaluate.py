@@ -144,10 +144,10 @@ def _verdict(
     compared = np.isin(labels, [classes.index(name) for name in before])
     if samples.site is not None:
         site = samples.site.numpy()
-        groups += [("site", n, compared & (site == i)) for i, n in enumerate(samples.site_names)]
+        groups += [("site", n, compared & (site == i)) for i, n in enumerate(samples.site_names)]  # pyright: ignore
     if outside.config.subgroup is not None and samples.subgroup is not None:
         values = outside.config.subgroup.values
-        groups += [("subgroup", n, compared & (samples.subgroup == i)) for i, n in enumerate(values)]
+        groups += [("subgroup", n, compared & (samples.subgroup == i)) for i, n in enumerate(values)]  # pyright: ignore
     groups = [each for each in groups if each[0] == "class" or each[2].any()]
     found = read_margins(margins, [name for _, name, _ in groups])
     stated = ", ".join(f"{name or 'all parts'} {100 * margin:g}" for name, margin in found.items())

@@ -56,7 +56,7 @@ def init_command(
         layout = cast(Layout, ask(str(question), LAYOUTS))
         found = survey(data, label, site_column, patient, layout)
     for question in found.questions if ask is not None else ():
-        if question.key and ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
+        if question.key and ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":  # pyright: ignore
             found = found.answered(question)
         found = replace(found, questions=tuple(q for q in found.questions if q != question or not q.key))
     files = {"experiment.yaml": _experiment(found, closed_form=True, epsilon=epsilon)}
@@ -188,7 +188,7 @@ def _question_lines(found: Survey) -> list[str]:
         elif not same:
             answers += [(each.key, each.value)] * bool(each.key)
         elif isinstance(each.value, Mapping):
-            answers[answers.index((each.key, same[0]))] = (each.key, {**dict(same[0]), **each.value})
+            answers[answers.index((each.key, same[0]))] = (each.key, {**dict(same[0]), **each.value})  # pyright: ignore
         else:
             answers[answers.index((each.key, same[0]))] = (each.key, [*same[0], *each.value])
     for key, value in answers:

@@ -100,7 +100,7 @@ def compare(
         _, unit, records = np.unique(whose, return_inverse=True, return_counts=True)
         either = [np.bincount(unit, each[members], len(records)) / records for each in (lost, gained)]
         sums = [float(shares.sum()) for shares in either]
-        found.append(Part(kind, name, len(records), *sums, margins.get(name, margins[""])))
+        found.append(Part(kind, name, len(records), *sums, margins.get(name, margins[""])))  # pyright: ignore
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""docs/your_data.md, data_files.md: commands run on files as it describes them, and the program reads its blocks."""
+"""docs/your_data.md, data_files.md: commands run on files as it describes them, and the program reads its blocks."""  # noqa: E501
 
 import re
 import shlex
