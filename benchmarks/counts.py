@@ -62,10 +62,12 @@ def counts(names: list[str], read: Read) -> dict[str, int]:
 
 
 def _commands(text: str) -> int:
+    """Registrations of commands, as a decorator or by a call; hidden ones are words of before."""
     return sum(
-        isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "command"
-        for function in _nodes(text, ast.FunctionDef)
-        for mark in function.decorator_list
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "command"
+        and not any(option.arg == "hidden" for option in call.keywords)
+        for call in _nodes(text, ast.Call)
     )
 
 

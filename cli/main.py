@@ -237,18 +237,15 @@ def report(
 
 
 app.command()(serve)
-for name, command in {
-    "pause": pause_run,
-    "resume": resume_run,
-    "stop": stop_run,
-    "predict": predict_command,
-    "export": export_command,
-    "epsilon": epsilon_command,
-    "ledger": ledger_command,
-    "audit": audit_command,
-    "attack": attack_command,
-}.items():
-    app.command(name)(command)
+app.command("pause")(pause_run)
+app.command("resume")(resume_run)
+app.command("stop")(stop_run)
+app.command("predict")(predict_command)
+app.command("export")(export_command)
+app.command("epsilon")(epsilon_command)
+app.command("ledger")(ledger_command)
+app.command("audit")(audit_command)
+app.command("attack")(attack_command)
 
 
 @app.command()
