@@ -5,8 +5,9 @@ are over, and writes results/gate.jsonl and .md. Two tables are written out as f
 init`; nothing else is set but seeds: Fashion-MNIST in 7 x 7 means, with sites by lot and bright and dark
 pictures as subgroups, and HAM10000 in 4 x 4 means of colours, nevus or not, with its four clinics, lesions as
 patients and the redness of the skin as subgroups. An approved model is trained for each seed. An update is
-harmless by its making: another seed, other records, more records. A regression is made by a fault in what it
-is trained on. Whether it is one is measured on a second file: worse by more than the margin in some part.
+harmless by its making (another seed, other records, more records), or made worse by a fault in what it is
+trained on. What it is in truth is measured on a second file: a regression is worse by more than the margin in
+some part, and a harmless update by less than half of it in each.
 """
 
 import contextlib
@@ -34,7 +35,10 @@ from perennial.config.simulation import forget_simulated
 from perennial.engine.run import run_in_process
 
 RECORD, PAGE = RESULTS / "gate.jsonl", RESULTS / "gate.md"
-SEEDS = (2000, 2001, 2002, 2003)
+SEEDS = range(2000, 2010)
+SEEN = {("HAM10000, 4 x 4, 4 clinics", seed) for seed in range(2000, 2004)}
+SEEN |= {("Fashion-MNIST, 7 x 7 (9,000)", 2000)}
+"""Runs that had been looked at when it was decided to call an update harmless by the second file too."""
 MARGIN = 0.1
 COLUMNS = ("label", "site", "group", "patient")
 
@@ -95,8 +99,8 @@ def _ham() -> Rows:
 
 
 SETS: dict[str, tuple[Callable[[], Rows], float, int]] = {
-    "HAM10000, 4 x 4, 4 clinics": (_ham, 0.3, 4),
-    "Fashion-MNIST, 7 x 7 (9,000)": (_fashion, 0.25, 1),
+    "HAM10000, 4 x 4, 4 clinics": (_ham, 0.3, 10),
+    "Fashion-MNIST, 7 x 7 (9,000)": (_fashion, 0.25, 5),
 }
 """Each with the share of its patients of whom models are trained, and of how many seeds."""
 
@@ -235,31 +239,42 @@ def _groups(path: Path) -> list[str]:
 
 def write_page(done: list[dict[str, Any]]) -> None:
     """The table of all updates, misses and all."""
-    harmless, worse = ([row for row in done if row["harmless"] == kind] for kind in (True, False))
+    harmless, worse = ([row for row in done if row["harmless"] is kind] for kind in (True, False))
     real = [row for row in worse if row["worst_in_truth"] < -100 * MARGIN]
+    true = [row for row in harmless if row["worst_in_truth"] > -50 * MARGIN]
+    later = [row for row in true if (row["set"], row["seed"]) not in SEEN]
     lines = [
-        "# The gate",
+        "# A new model against an approved one",
         "",
         "Written by `python -m perennial.benchmarks.gate`, whose head says how. Points; margin "
         f"{100 * MARGIN:g} in every part (class, site, subgroup), said before.",
         "",
-        f"- harmless updates refused: {sum(not row['passed'] for row in harmless)} of {len(harmless)}",
-        f"- regressions refused: {sum(not row['passed'] for row in worse)} of {len(worse)}; of those that "
-        "are worse by more than the margin on the second file too: "
-        f"{sum(not row['passed'] for row in real)} of {len(real)}",
+        f"- faults refused: {_refused(worse)}; of those that are worse by more than the margin on the second "
+        f"file too: {_refused(real)}",
+        f"- updates that are harmless by their making refused: {_refused(harmless)}",
+        f"- of those that lose less than half the margin in each part on the second file: {_refused(true)}; "
+        f"in runs that nobody had looked at when this was decided: {_refused(later)}",
+        "",
+        "What init writes chooses maps and head anew for each model, so an update that changes nothing else "
+        "can serve another site or class less well.",
         "",
         "| set | seed | update | records | parts | largest loss of a part | on the second file | verdict |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in sorted(done, key=lambda row: (not row["harmless"], row["set"], row["seed"])):
-        right = row["passed"] == row["harmless"]
-        verdict = ("passed" if row["passed"] else "refused") + ("" if right else " (wrongly)")
+        fine = row["worst_in_truth"] > -50 * MARGIN if row["harmless"] else False
+        wrong = (row["passed"] and not row["harmless"]) or (fine and not row["passed"])
+        verdict = ("passed" if row["passed"] else "refused") + " (wrongly)" * wrong
         lines.append(
             f"| {row['set']} | {row['seed']} | {row['kind']} | {row['records']:,} | {row['parts']} "
             f"| {row['worst']:+.1f} | {row['worst_in_truth']:+.1f} | {verdict} |"
         )
     lines += ["", f"Machine: {machine()}. Versions: torch {torch.__version__}, NumPy {np.__version__}.", ""]
     PAGE.write_text("\n".join(lines))
+
+
+def _refused(rows: list[dict[str, Any]]) -> str:
+    return f"{sum(not row['passed'] for row in rows)} of {len(rows)}"
 
 
 def read() -> list[dict[str, Any]]:

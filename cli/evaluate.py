@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from perennial.server.external import Outside
-    from perennial.server.gate import Verdict
     from perennial.server.measures.record import Measures
+    from perennial.server.new_model_gate import Verdict
 
 OWN_DATA = (
     "These are data of the run itself, and no notes say which of them the model has learnt from: on new "
@@ -28,7 +28,7 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Against:
-    """The approved model, and what the gate needs. margins: as gate.read_margins takes them.
+    """The approved model, and what the gate needs. margins: as new_model_gate.read_margins takes them.
 
     key: Ed25519, that signs the verdict; made where it is missing. None: the user's own.
     """
@@ -134,7 +134,7 @@ def _verdict(
     """What the gate says, after margins and counts were printed, which no answer has a part in."""
     import numpy as np
 
-    from perennial.server.gate import Kind, Verdict, compare, read_margins
+    from perennial.server.new_model_gate import Kind, Verdict, compare, read_margins
 
     samples, classes, before = outside.samples, outside.saved.classes, other.saved.classes
     labels = samples.y.numpy()
@@ -144,14 +144,14 @@ def _verdict(
     compared = np.isin(labels, [classes.index(name) for name in before])
     if samples.site is not None:
         site = samples.site.numpy()
-        groups += [("site", n, compared & (site == i)) for i, n in enumerate(samples.site_names)]  # pyright: ignore
+        groups.extend(("site", n, compared & (site == i)) for i, n in enumerate(samples.site_names))
     if outside.config.subgroup is not None and samples.subgroup is not None:
         values = outside.config.subgroup.values
-        groups += [("subgroup", n, compared & (samples.subgroup == i)) for i, n in enumerate(values)]  # pyright: ignore
+        groups.extend(("subgroup", str(n), compared & (samples.subgroup == i)) for i, n in enumerate(values))
     groups = [each for each in groups if each[0] == "class" or each[2].any()]
     found = read_margins(margins, [name for _, name, _ in groups])
     stated = ", ".join(f"{name or 'all parts'} {100 * margin:g}" for name, margin in found.items())
-    console.print(f"gate: margins in points: {stated}; said before any answer is looked at", soft_wrap=True)
+    console.print(f"margins in points: {stated}; said before any answer is looked at", soft_wrap=True)
     scored = other.scored()
     approved = np.array([classes.index(name) for name in before])[scored.predicted] == labels
     parts = compare((approved, right), groups, found, outside.patients())

@@ -3,6 +3,7 @@
 import math
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from perennial.config.experiment import load_experiment
 from perennial.config.site import load_site_config
 from perennial.data.survey import Layout, TwoLevels, survey
 from perennial.data.surveyed import Survey
-from perennial.data.suspicion import Value, answer
+from perennial.data.suspicion import answer
 from perennial.deploy.site_template import template_policy
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
@@ -55,10 +56,12 @@ def init_command(
             raise
         layout = cast(Layout, ask(str(question), LAYOUTS))
         found = survey(data, label, site_column, patient, layout)
-    for question in found.questions if ask is not None else ():
-        if question.key and ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":  # pyright: ignore
+    for question in found.questions:
+        if ask is None or not question.key:
+            continue
+        if ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
             found = found.answered(question)
-        found = replace(found, questions=tuple(q for q in found.questions if q != question or not q.key))
+        found = replace(found, questions=tuple(other for other in found.questions if other != question))
     files = {"experiment.yaml": _experiment(found, closed_form=True, epsilon=epsilon)}
     if epsilon is None:
         files["experiment_trained.yaml"] = _experiment(found, closed_form=False)
@@ -179,19 +182,19 @@ def _data(found: Survey, *, private: bool) -> list[str]:
 
 def _question_lines(found: Survey) -> list[str]:
     """What nobody has answered, and with it the lines that would; one line for all questions of a key."""
-    lines, answers = list[str](), list[tuple[str, Value]]()
+    lines, texts = list[str](), list[tuple[str, str]]()
+    lists, mappings = defaultdict[str, list[str]](list), defaultdict[str, dict[str, str]](dict)
     for each in found.questions:
         lines.append(f"  # question: {' '.join(each.text.split())}")
-        same = [value for key, value in answers if key == each.key and not isinstance(value, str)]
         if each.key == "column_kinds" and (found.codes or found.ignored):
             lines.append("  # if so, remove the # before its line in column_kinds")
-        elif not same:
-            answers += [(each.key, each.value)] * bool(each.key)
         elif isinstance(each.value, Mapping):
-            answers[answers.index((each.key, same[0]))] = (each.key, {**dict(same[0]), **each.value})  # pyright: ignore
+            mappings[each.key] |= each.value
+        elif isinstance(each.value, str):
+            texts += [(each.key, each.value)] * bool(each.key)
         else:
-            answers[answers.index((each.key, same[0]))] = (each.key, [*same[0], *each.value])
-    for key, value in answers:
+            lists[each.key] += each.value
+    for key, value in (*texts, *lists.items(), *mappings.items()):
         lines.append("  # if so, remove the # before the next line, and from the line what is not so:")
         lines.append(f"  # {answer(key, value)}")
     return lines

@@ -215,12 +215,12 @@ def _with_images(files: Sequence[Path], found: Survey) -> Survey:
             continue
         try:
             with Image.open(path) as image:
+                ends = np.array(image.getextrema()).reshape(-1, 2)
+                if (ends[:, 0] == ends[:, 1]).all():
+                    plain.append(path)
                 sizes.append(image.size)
                 deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
                 modes["deep" if deep else "gray" if image.mode in ("1", "L", "LA") else "colour"] += 1
-                ends = image.getextrema()
-                if all(low == high for low, high in (ends if isinstance(ends[0], tuple) else [ends])):  # pyright: ignore
-                    plain.append(path)
                 if deep:
                     deepest = max(deepest, int(np.asarray(image).max()))
         except Exception:

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError, DataError
-from perennial.server.gate import Part, compare, paired_difference, read_margins
 from perennial.server.measures.figure import Z
+from perennial.server.new_model_gate import Kind, Part, compare, paired_difference, read_margins
 from perennial.server.report.signed_lines import FILE, holds
 
 NAMES = ("benign", "grey zone", "malignant")
@@ -202,7 +202,7 @@ def test_the_interval_is_that_of_the_constrained_likelihood_and_holds_its_level(
 def test_a_patient_counts_once_however_many_records_there_are() -> None:
     approved = np.array([True] * 12)
     new = np.array([False] * 4 + [True] * 8)
-    groups = [("class", "a", np.ones(12, dtype=bool))]
+    groups: list[tuple[Kind, str, np.ndarray]] = [("class", "a", np.ones(12, dtype=bool))]
     margins = read_margins(["0.1"], ["a"])
     alone = compare((approved, new), groups, margins, None)[0]
     assert (alone.units, alone.lost, alone.gained) == (12, 4.0, 0.0)

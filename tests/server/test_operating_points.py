@@ -72,7 +72,7 @@ def test_what_an_answer_is_worth_at_the_reader_s_prevalence() -> None:
     positive, negative = at_prevalence(measures, "ill", 0.01)
     assert positive.value == pytest.approx(0.9 * 0.01 / (0.9 * 0.01 + 0.1 * 0.99))
     assert negative.value == pytest.approx(0.9 * 0.99 / (0.9 * 0.99 + 0.1 * 0.01))
-    assert positive.low is not None and positive.high is not None
+    assert positive.low is not None and positive.high is not None and positive.value is not None
     assert positive.low < positive.value < positive.high
     # at the test set's own share it is the ordinary value
     assert at_prevalence(measures, "ill", 0.5)[0].value == pytest.approx(0.9)

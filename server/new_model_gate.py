@@ -98,9 +98,10 @@ def compare(
     for kind, name, members in groups:
         whose = np.arange(members.sum()) if patients is None else patients[members]
         _, unit, records = np.unique(whose, return_inverse=True, return_counts=True)
-        either = [np.bincount(unit, each[members], len(records)) / records for each in (lost, gained)]
-        sums = [float(shares.sum()) for shares in either]
-        found.append(Part(kind, name, len(records), *sums, margins.get(name, margins[""])))  # pyright: ignore
+        gone, come = (
+            float((np.bincount(unit, each[members], len(records)) / records).sum()) for each in (lost, gained)
+        )
+        found.append(Part(kind, name, len(records), gone, come, margins.get(name, margins[""])))
     return tuple(found)
 
 
