@@ -239,7 +239,7 @@ def _groups(path: Path) -> list[str]:
 
 def write_page(done: list[dict[str, Any]]) -> None:
     """The table of all updates, misses and all."""
-    harmless, worse = ([row for row in done if row["harmless"] is kind] for kind in (True, False))
+    harmless, worse = ([row for row in done if row["harmless"] == kind] for kind in (True, False))
     real = [row for row in worse if row["worst_in_truth"] < -100 * MARGIN]
     true = [row for row in harmless if row["worst_in_truth"] > -50 * MARGIN]
     later = [row for row in true if (row["set"], row["seed"]) not in SEEN]
