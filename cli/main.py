@@ -175,8 +175,14 @@ def withdraw(
         typer.echo(withdrawal.write_form(run, site, form))
     elif records is not None:
         typer.echo(withdrawal.withdraw_records(run, site, records, shrinkage))
+    elif (certificate := withdrawal.withdraw(run, site, shrinkage, receipt)) is not None:
+        typer.echo(certificate)
     else:
-        typer.echo(withdrawal.withdraw(run, site, shrinkage, receipt))
+        typer.echo(
+            f"{site} is out of {run}; its model, which samples of all sites chose or weighed, is removed"
+        )
+        typer.echo(f"the sites that are left are asked again by: perennial run --resume {run}")
+        typer.echo("of a deployment by: perennial deploy resume NAME")
 
 
 @app.command()

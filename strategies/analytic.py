@@ -150,7 +150,9 @@ class Analytic(IncrementalStrategy):
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Ask for the sums that are not there, and solve."""
         start = time.monotonic()
-        outcome = RoundOutcome(asked=len(request.sites))
+        left = {site: node for site, node in request.sites.items() if site not in self.withdrawn}
+        request = replace(request, sites=left)
+        outcome = RoundOutcome(asked=len(left))
         self.exchange.bytes_up = self.exchange.bytes_down = 0
         noise = noise_of_one(self.width, self.run.experiment)
         seen, task = (self.features, self.form), request.stamp.task
@@ -176,7 +178,7 @@ class Analytic(IncrementalStrategy):
                 head = self._solved(asking)
                 tensors = self.maps.over_all_maps(head).tensors()
                 if self._asynchronous and self.run.folder is not None:
-                    facts = {"round": request.stamp.round, "sites": self._sites(), "given": self._plain.given}
+                    facts = {"round": request.stamp.round, "sites": self.sites, "given": self._plain.given}
                     facts |= {"task": task} | outcome.details
                     keep_version(self.run.folder.parent, request.stamp.round, tensors, facts)
                 outcome.arrays = {
@@ -194,7 +196,7 @@ class Analytic(IncrementalStrategy):
 
     def _compared(self, task: int, classes: range) -> list[str]:
         """Make the cross-site table of the sums as they are; returns sentences where it marks a site."""
-        if judged.work(len(self._sites()), self.width) > judged.DEAR and task < self.run.schedule.count:
+        if judged.work(len(self.sites), self.width) > judged.DEAR and task < self.run.schedule.count:
             return []
         before, able = judged.marked(self.cross_site), self._masked is None and not self._privacy.enabled
         self.compare_again(classes, able)
@@ -206,7 +208,7 @@ class Analytic(IncrementalStrategy):
 
     def summary_blocks(self) -> dict[str, Any]:
         """What was summed, over what, how far it was shrunk, and what sites' sums say of each other."""
-        total, alone = self._total(), self.head not in ("balanced_ridge", "auto")
+        total = self._total()
         return ({"cross_site": self.cross_site} if self.cross_site else {}) | {
             "analytic": {
                 "head": self.head,
@@ -217,7 +219,7 @@ class Analytic(IncrementalStrategy):
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self.chosen.items())},
                 "message_bytes": self.form.bytes(self._task_classes()),
-                "withdrawable": self.keep_sites and alone and self._masked is None,
+                "withdrawable": self.keep_sites and self._masked is None,
             },
             **({"map_choice": self.maps.tried} if self.maps.tried else {}),
             **({"head_choice": self.settings.tried} if self.head == "auto" else {}),
@@ -274,6 +276,22 @@ class Analytic(IncrementalStrategy):
             )
         return self._plain
 
+    def asks_again(self, shrinkage: float | None) -> bool:
+        """Whether samples of all sites chose or weighed the head, so that without one it must be asked for.
+
+        shrinkage: that somebody gives in place of the chosen one.
+        """
+        chosen = self.settings.shrinkage == "validation" and shrinkage is None
+        return chosen or self.head in ("balanced_ridge", "auto")
+
+    def choose_again(self) -> None:
+        """Forget what samples chose or weighed, with sums that are of the chosen maps or by such weights."""
+        self._balanced, self.cross_site, self.chosen = BalancedSums(), {}, {}
+        self.settings.tried.clear()
+        if self.maps.chosen is not None:
+            self.maps.chosen, self.maps.tried = None, []
+            self._plain = KeptSums(self._plain.folder, signers=self._plain.signers)
+
     def solved_again(
         self, classes: int, shrinkage: float | None = None, of: KeptSums | None = None
     ) -> tuple[LinearHead, float]:
@@ -294,8 +312,7 @@ class Analytic(IncrementalStrategy):
     # sums
 
     def _collect(self, asking: StatisticsRound, task: int) -> None:
-        there = [site for site in asking.request.sites if site not in self.withdrawn]
-        missing = [site for site in there if not self._plain.has(task, site)]
+        missing = [site for site in asking.request.sites if not self._plain.has(task, site)]
         if not missing:
             return
         if self._privacy.enabled:
@@ -312,8 +329,8 @@ class Analytic(IncrementalStrategy):
             )
 
     def _collect_what_comes(self, asking: StatisticsRound, task: int) -> None:
-        there = [site for site in asking.request.sites if site not in self.withdrawn]
-        missing = [(t, s) for t in range(task, 0, -1) for s in there if not self._plain.has(t, s)]
+        sites = asking.request.sites
+        missing = [(t, s) for t in range(task, 0, -1) for s in sites if not self._plain.has(t, s)]
         if self._privacy.enabled:
             for earlier in {t for t, _ in missing}:
                 self._record(asking, [s for t, s in missing if t == earlier], earlier)
@@ -362,10 +379,12 @@ class Analytic(IncrementalStrategy):
     @property
     def _samples_of_all(self) -> int:
         if self.head == "balanced_ridge":
-            return sum(self._samples(site) for site in self._sites())
+            return sum(self._samples(site) for site in self.sites)
         return 0 if self._plain.total is None else self._plain.total.samples
 
-    def _sites(self) -> list[str]:
+    @property
+    def sites(self) -> list[str]:
+        """Whose sums are there."""
         if self.head == "balanced_ridge":
             return self._balanced.sites()
         return sorted({site for sites in self._plain.contributions.values() for site in sites})
