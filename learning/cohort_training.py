@@ -155,7 +155,6 @@ class _Cohort:
             if correction is not None:
                 correction.apply(sites.gradient, sites.vector, before)
             optimizer.step()
-            self._keep_frozen_rows(before)
             sites.gradient.zero_()
             totals[:, : sites.count].add_(torch.stack([losses.detach(), over_labels]) * counted_now)
 
@@ -214,12 +213,3 @@ class _Cohort:
         if correction is not None and shifts:
             correction = replace(correction, shift=kept[0])
         return before, correction
-
-    def _keep_frozen_rows(self, before: Tensor) -> None:
-        frozen = self._model.frozen_rows
-        if not frozen:
-            return
-        width = self._model.feature_width
-        for name, length in (("head.weight", frozen * width), ("head.bias", frozen)):
-            now, then = (self._sites.block(name, vector) for vector in (self._sites.vector, before))
-            now[:, :length].copy_(then[:, :length])

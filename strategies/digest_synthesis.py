@@ -31,6 +31,8 @@ from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.wrapper import Wrapper
 
+SERVER_MOMENTUM = 0.9
+
 
 class DigestSynthesis(Wrapper):
     """FedDig: wraps a strategy, and lets the digests of absent sites stand in for them.
@@ -58,7 +60,6 @@ class DigestSynthesis(Wrapper):
         server_epochs: int = 1,
         server_lr: float | None = None,
         guidance_lr: float | None = None,
-        server_momentum: float = 0.9,
         weights: Literal["uniform", "samples"] = "uniform",
         spread: bool = False,
         held_out: int = 0,
@@ -74,7 +75,6 @@ class DigestSynthesis(Wrapper):
             ("recall_epochs", recall_epochs, recall_epochs == "auto" or recall_epochs >= 0),
             ("server_epochs", server_epochs, server_epochs >= 0),
             ("held_out", held_out, held_out == 0 or held_out >= 2),
-            ("server_momentum", server_momentum, 0 <= server_momentum < 1),
             *((name, lr, lr is None or 0 < lr < math.inf) for name, lr in rates.items()),
         ):
             if not allowed:
@@ -82,7 +82,7 @@ class DigestSynthesis(Wrapper):
         self.weights, self.spread, self.held_out = weights, spread, held_out
         self.recall_epochs: int | Literal["auto"] = recall_epochs
         self.server_epochs = server_epochs
-        self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum
+        self.server_lr, self.guidance_lr = server_lr, guidance_lr
         self._whole: DigestSynthesis | None = None
 
     def adapted(self, base: Traits) -> Traits:
@@ -313,8 +313,8 @@ class StandIns(Counted):
         if not sites or not method.server_epochs:
             return arrays
         lr = method.server_lr or self._experiment.learner.optimizer.lr
-        model = Momentum(lr, method.server_momentum, networks.velocities[0])
-        producer = Momentum(method.guidance_lr or lr, method.server_momentum, networks.velocities[1])
+        model = Momentum(lr, SERVER_MOMENTUM, networks.velocities[0])
+        producer = Momentum(method.guidance_lr or lr, SERVER_MOMENTUM, networks.velocities[1])
         trained = networks.recall(self.ctx.reference).joint_step(
             {**networks.own, **arrays},
             *self._gathered(sites),

@@ -143,11 +143,6 @@ class KeptSums:
                 found.contributions.setdefault(number, {})[site] = sites[site]
         return found
 
-    def forget_task(self, task: int, total: Statistics | None) -> None:
-        """What was given for a task no longer counts; total: of the others."""
-        self.contributions.pop(task, None)
-        self.total = total
-
     def samples(self, site: str) -> int:
         """The site's samples of all tasks."""
         return sum(sites[site]["samples"] for sites in self.contributions.values() if site in sites)

@@ -173,7 +173,6 @@ def test_an_experiment_that_cannot_make_or_read_digests_is_refused(
         {"recall_epochs": -1},
         {"held_out": 1},
         {"server_lr": 0.0},
-        {"server_momentum": 1.0},
         {"weights": "equal"},
         {"bas": "fedavg"},
     ],
