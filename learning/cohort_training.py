@@ -142,7 +142,9 @@ class _Cohort:
         self._network.train()
         if any(isinstance(module, nn.Dropout) and module.p for module in self._model.modules()):
             # drawn before the batches are, as for one site
-            sites.generators = [self._dropout_stream(member.generator) for member in members]
+            sites.generators = [
+                torch.Generator(before.device).manual_seed(torch_seed(member.generator)) for member in members
+            ]
         generators = [member.generator for member in members]
         batches = CohortBatches(config, datasets, generators, self._augmentation, self._format)
         counted = batches.reported()
@@ -183,9 +185,6 @@ class _Cohort:
         if self._sites.generators:
             return "each site of a cohort drops units by a stream of its own"
         return ""
-
-    def _dropout_stream(self, generator: np.random.Generator) -> torch.Generator:
-        return torch.Generator(self._starts.device).manual_seed(torch_seed(generator))
 
     def _correction(self) -> GradientCorrection | None:
         """The members' corrections in the layout of the stacked vector; they differ in their shifts alone."""

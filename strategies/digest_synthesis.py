@@ -17,12 +17,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.digests.lending import DigestLending
 from perennial.strategies.digests.networks import ServerNetworks
-from perennial.strategies.digests.recall import Momentum, epochs_of_a_site
+from perennial.strategies.digests.recall import epochs_of_a_site
 from perennial.strategies.digests.spread import spread_factor
 from perennial.strategies.round.context import Aggregator, Around, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
@@ -30,8 +30,6 @@ from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.wrapper import Wrapper
-
-SERVER_MOMENTUM = 0.9
 
 
 class DigestSynthesis(Wrapper):
@@ -123,16 +121,8 @@ class DigestSynthesis(Wrapper):
         own: what the server's own copy of the sites' layers begins as, and its rows of new classes.
         """
         self._whole = whole
-        source = (former or whole).networks.carried_over()
-        self.networks.inherit(source, own, as_former=former is not None)
+        self.networks.inherit((former or whole).networks, own, as_former=former is not None)
         super().serve_group(whole, own, former)
-
-    def largest_weight(self, asked: int) -> float:
-        """Raises PrivacyError: the server trains on the exact aggregate before noise could be added to it."""
-        raise PrivacyError(
-            "strategy: digest_synthesis trains on the aggregate before the server's noise, so one site's "
-            "influence has no bound; privacy.mode client_central goes with fedavg"
-        )
 
     def begin_task(self, task: TaskStart) -> None:
         if self.attached:
@@ -252,9 +242,6 @@ class StandIns(Counted):
         """The update of an absent site, from its digests."""
         request, learner = self.ctx.request, self._experiment.learner
         store, outcome = self._lending.store, self.ctx.outcome
-        lr = learner.optimizer.lr
-        if learner.optimizer.schedule == "cosine":
-            lr *= 0.5 * (1 + math.cos(math.pi * request.progress))
         features, labels = self._gathered([site])
         epochs = self.method.recall_epochs
         if epochs == "auto":
@@ -264,8 +251,9 @@ class StandIns(Counted):
             features,
             labels,
             epochs,
-            Momentum(lr, learner.optimizer.momentum, weight_decay=learner.optimizer.weight_decay),
+            learner.optimizer,
             stream(self._experiment.seed, "recall-batches", site, self.ctx.number),
+            request.progress,
         )
         if result is None:
             outcome.warnings.append(f"training on the digests of {site} diverged; nobody stood in for it")
@@ -313,22 +301,21 @@ class StandIns(Counted):
         if not sites or not method.server_epochs:
             return arrays
         lr = method.server_lr or self._experiment.learner.optimizer.lr
-        model = Momentum(lr, SERVER_MOMENTUM, networks.velocities[0])
-        producer = Momentum(method.guidance_lr or lr, SERVER_MOMENTUM, networks.velocities[1])
-        trained = networks.recall(self.ctx.reference).joint_step(
+        found = networks.recall(self.ctx.reference).joint_step(
             {**networks.own, **arrays},
             *self._gathered(sites),
             method.server_epochs,
-            (model, producer),
+            (lr, method.guidance_lr or lr),
             stream(self._experiment.seed, "joint-batches", self.ctx.number),
+            networks.velocities,
         )
-        if trained is None:
+        if found is None:
             networks.velocities = (None, None)
             self.ctx.outcome.warnings.append(
                 "training on all digests diverged and was left out; lower server_lr, or the digests' noise"
             )
             return arrays
-        networks.velocities = (model.velocity, producer.velocity)
+        trained, networks.velocities = found
         networks.own = {name: trained[name] for name in networks.own}
         return {name: trained[name] for name in arrays}
 

@@ -13,6 +13,8 @@ class Pixels(nn.Module):
     Rounding of pixels undoes what normalising lost, so that no feature depends on an experiment's constants.
     """
 
+    about = "pixels"
+
     def __init__(self, input_shape: tuple[int, ...], constants: Constants | None) -> None:
         """constants: None where a saved model brings them."""
         super().__init__()
@@ -20,11 +22,6 @@ class Pixels(nn.Module):
         mean, std = constants or (torch.zeros(input_shape[0]), torch.ones(input_shape[0]))
         self.mean = nn.Parameter(mean.float().reshape(shape).clone(), requires_grad=False)
         self.std = nn.Parameter(std.float().reshape(shape).clone(), requires_grad=False)
-
-    @property
-    def about(self) -> str:
-        """What its tensors do not say."""
-        return "pixels"
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 2:

@@ -101,7 +101,7 @@ class StatisticsRound:
 
     def in_order(self, tasks: Iterable[int]) -> list[int]:
         """The tasks, first the one whose sum sites were asked to open and did not; it cannot be made anew."""
-        pending = None if self.masked is None else self.masked.pending
+        pending = None if self.masked is None else self.masked.store.pending
         if pending is None:
             return list(tasks)
         return sorted(tasks, key=lambda task: self.about(task) != pending.model)
@@ -119,7 +119,7 @@ class StatisticsRound:
         assert self.masked is not None
         about = self.about(task)
         left = dict.fromkeys(sites)
-        for opened in self.masked.opened_before("statistics", about):
+        for opened in self.masked.store.all_opened("statistics", about):
             if left.keys() & set(opened.survivors):
                 left = {site: None for site in left if site not in opened.survivors}
                 yield opened, self._of_cohort(opened, classes)

@@ -4,13 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perennial.strategies.valuation.shapley import (
-    MOST_EXACT,
-    Value,
-    drawn_permutations,
-    exact,
-    over_permutations,
-)
+from perennial.strategies.valuation.shapley import MOST_EXACT, Value, exact, over_permutations
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Sampling:
         """
         if self.takes_all(players):
             return exact(players, value)
-        drawn = drawn_permutations(players, self._orders(players), generator)
+        drawn = (generator.permutation(players) for _ in range(self._orders(players)))
         return over_permutations(players, value, drawn, truncation=1e-3, stop=0.05)
 
     def _orders(self, players: int) -> int:

@@ -5,7 +5,7 @@ truncation: Ghorbani and Zou 2019 (arXiv 1904.02868).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -73,12 +73,6 @@ def over_permutations(
     if not count:
         raise ValueError("Shapley values: found no permutation, allowed 1 and more")
     return total / count
-
-
-def drawn_permutations(players: int, count: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Random orders."""
-    for _ in range(count):
-        yield generator.permutation(players)
 
 
 def shares(marginals: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
