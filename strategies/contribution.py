@@ -31,8 +31,7 @@ from perennial.strategies.round.traits import Traits
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.rollback import Rollback
-from perennial.strategies.valuation.sampling import Sampling
-from perennial.strategies.valuation.shapley import MOST_EXACT, Value, over_judges, shares
+from perennial.strategies.valuation.shapley import MOST_EXACT, Sampling, Value, over_judges, shares
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
 from perennial.strategies.valuation.solved import (
     JudgedBySites,

@@ -29,10 +29,9 @@ from perennial.models.feature_maps.config import (
 from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.finished_run import FinishedRun, NetworkOf, build_finished_run
 from perennial.models.feature_maps.folded import fold
-from perennial.models.feature_maps.inputs import Inputs
 from perennial.models.feature_maps.packages import PACKAGES
 from perennial.models.feature_maps.patches import Patches, drawn_filters
-from perennial.models.feature_maps.pixels import Constants, Pixels
+from perennial.models.feature_maps.pixels import Constants, Inputs, Pixels
 from perennial.models.feature_maps.projection import Projection, build_projection
 from perennial.models.feature_maps.random_relu import RandomReLU
 from perennial.models.feature_maps.symmetry import Symmetric

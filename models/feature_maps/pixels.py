@@ -1,4 +1,6 @@
-"""From a model's normalised input back to the pixels, or the numbers of a table, that were stored."""
+"""From a model's normalised input back to what was stored, and that as a map of its own."""
+
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -29,3 +31,21 @@ class Pixels(nn.Module):
         pixels = torch.round((x * self.std + self.mean) * 255.0)
         # the layout in which convolutions are fastest
         return pixels.contiguous(memory_format=torch.channels_last)
+
+
+LARGEST = 255.0
+MIDDLE = 0.5
+
+
+class Inputs(nn.Module):
+    """(B, C, H, W) pixels in 0..255 -> (B, C H W) in -1/2..1/2; (B, D) normalised numbers as they are."""
+
+    about = "inputs"
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        """shape: of one sample."""
+        super().__init__()
+        self.width = prod(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.ndim == 2 else x.flatten(1) / LARGEST - MIDDLE
