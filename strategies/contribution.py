@@ -21,6 +21,7 @@ from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
@@ -163,7 +164,7 @@ class Contribution(Wrapper):
         """The base's round, then its valuation."""
         start, valued, before = clock(), self._seconds["valuing"], self._flags()
         self._updates = {}
-        self._least_norm = NULL_UPDATE * _norm(request.arrays)
+        self._least_norm = NULL_UPDATE * Tensors(request.arrays).norm
         request = replace(
             request,
             observers=(*request.observers, self._watch),
@@ -420,9 +421,3 @@ class Contribution(Wrapper):
         self._leave_one_out = facts.get("leave_one_out", {})
         self._judges, self.held_out = facts["judges"], facts["held_out"]
         super().load_state_dict(state)
-
-
-def _norm(arrays: Arrays) -> float:
-    return float(
-        torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in arrays.values()]))
-    )

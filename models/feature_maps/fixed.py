@@ -111,9 +111,7 @@ class FixedFeatures(nn.Module):
 
     def places_of(self, selection: Sequence[int]) -> Tensor:
         """Where the features of some of the maps stand among all."""
-        widths = self.widths
-        starts = [sum(widths[:place]) for place in range(len(widths))]
-        return torch.cat([torch.arange(starts[m], starts[m] + widths[m]) for m in selection])
+        return places_of(self.widths, selection)
 
     def known_by(self, content: str) -> "FixedFeatures | None":
         """These features, or those of one alternative or of a choice in each slot, of this hash."""
@@ -180,6 +178,12 @@ class FixedFeatures(nn.Module):
     def costly(self) -> bool:
         """Whether features cost more than reading them from a disk."""
         return not all(isinstance(module, RandomReLU | Inputs) for module in self.maps)
+
+
+def places_of(widths: Sequence[int], selection: Sequence[int]) -> Tensor:
+    """Where the features of some maps stand among those of maps of these widths, side by side."""
+    starts = [sum(widths[:place]) for place in range(len(widths))]
+    return torch.cat([torch.arange(starts[m], starts[m] + widths[m]) for m in selection])
 
 
 def _told(module: nn.Module) -> tuple[str, Mapping[str, Tensor]]:

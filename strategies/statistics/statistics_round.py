@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -186,14 +187,8 @@ class StatisticsRound:
             statement = Statement.from_json(json.loads(reply.statement or "null"))
             stamp, listed = self.request.stamp, lists(key.row for key in self.signers)
             expected = (site, stamp.run, stamp.experiment, stamp.class_order, reply.of_task, self.features)
-            told = (
-                statement.site,
-                statement.run,
-                statement.experiment,
-                statement.class_order,
-                statement.task,
-            )
-            if (*told, statement.features) != expected or statement.signers not in listed:
+            told = attrgetter("site", "run", "experiment", "class_order", "task", "features")(statement)
+            if told != expected or statement.signers not in listed:
                 raise ValueError("of another run, task or list of signers")
             if f"{site} {statement.key}" not in {key.row for key in self.signers} or not statement.signed:
                 raise ValueError("its signature is not the site's")
