@@ -134,7 +134,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     from perennial.models.incremental import travelling
     from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
     from perennial.privacy.attacks.similarity import structural_similarity
-    from perennial.strategies.digests.recall import Momentum, Recall
+    from perennial.strategies.digests.recall import Recall
     from perennial.strategies.digests.spread import spread, spread_factor
 
     data, experiment, config = site.data, site.experiment, site.experiment.digests
@@ -159,7 +159,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
         features,
         digests.labels,
         GUIDANCE_EPOCHS,
-        (Momentum(server_lr, 0.9), Momentum(guidance_lr, 0.9)),
+        (server_lr, guidance_lr),
         stream(experiment.seed, "preview"),
     )
     schedule = site.process.registry.schedule.classes_of(task)

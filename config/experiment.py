@@ -353,7 +353,7 @@ class Experiment(Block):
         They need it to distil from it, to build on it, to choose exemplars, or for sums of its features.
         """
         learner = self.learner
-        model_needs = self.model.name == "dual_backbone" or self.model.freeze_old_rows
+        model_needs = self.model.name == "dual_backbone"
         sums = learner.classifier == "gaussian"
         return learner.needs_previous or learner.memory is not None or model_needs or sums
 

@@ -78,7 +78,7 @@ class Curriculum:
         )
         sums = MaskedSums(experiment, folder.checkpoint_folder) if experiment.secure is not None else None
         if sums is not None and folder.checkpoint is None:
-            progress.run = sums.token(progress.run)
+            progress.run = sums.store.token(progress.run)
         self._task_end = TaskEnd(
             self._grid, experiment, self.releases, sums, lambda *drop: journal.note(f"site {': '.join(drop)}")
         )

@@ -29,7 +29,7 @@ from perennial.strategies.analytic import Analytic
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.cross_site import block_of
-from perennial.strategies.statistics.kept import FOLDER
+from perennial.strategies.statistics.kept import FOLDER, KeptSums
 from perennial.strategies.statistics.versions import version_facts, version_path
 
 
@@ -74,7 +74,8 @@ class OpenedRun:
             )
         whole.load_state_dict(checkpoint.strategy)
         strategy.bounds = experiment.bounds
-        strategy.kept_sums.folder = folder / FOLDER if strategy.keep_sites else None
+        if strategy.keep_sites and isinstance(strategy.sums, KeptSums):
+            strategy.sums.folder = folder / FOLDER
         saved = load_saved(folder / GLOBAL_MODEL) if finished else None
         return cls(folder, checkpoint, experiment, whole, strategy, saved)
 

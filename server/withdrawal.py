@@ -95,9 +95,9 @@ def _begin_again(run: OpenedRun, site: str) -> None:
     if site not in strategy.withdrawn:
         if run.model is None:
             raise StateError(f"{folder}: samples of all sites choose its head; finish it, then withdraw")
-        if site not in strategy.sites:
+        if site not in strategy.sums.sites:
             raise StateError(f"site {site!r}: its sums are in no task of this run")
-        if strategy.sites == [site]:
+        if strategy.sums.sites == [site]:
             raise StateError(f"{folder}: {site} is the only site; without it there is no model")
         if strategy.head != "balanced_ridge":
             strategy.kept_sums.take_back(site)
@@ -202,7 +202,7 @@ def merge(first: Path, second: Path, output: Path) -> Path:
             f"{first}: bounds.share, bounds.registered: what a site of a merged run counts for has not been "
             "worked out; allowed without them"
         )
-    if both := sorted(set(one.strategy.sites) & set(other.strategy.sites)):
+    if both := sorted(set(one.strategy.sums.sites) & set(other.strategy.sums.sites)):
         raise ConfigError(
             f"{second}: {', '.join(both[:5])} took part in {first} too; its data would count twice"
         )

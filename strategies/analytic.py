@@ -17,7 +17,7 @@ from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinAlgError, LinearHead, Sums
-from perennial.learning.analytic.statistics import Statistics, SumsForm, require_width
+from perennial.learning.analytic.statistics import SumsForm, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.stamp import Stamp
@@ -170,16 +170,16 @@ class Analytic(IncrementalStrategy):
             else:
                 self._collect(asking, earlier)
         for site in request.sites:
-            if self._kept(task).has(task, site):
-                samples = 1 if noise is not None or self._masked else max(1, self._samples(site))
+            if self.sums.has(task, site):
+                samples = 1 if noise is not None or self._masked else max(1, self.sums.samples(site))
                 outcome.participants[site] = Admitted(site, {}, 0.0, samples)
         if len(outcome.participants) >= request.quorum:
             try:
                 head = self._solved(asking)
                 tensors = self.maps.over_all_maps(head).tensors()
                 if self._asynchronous and self.run.folder is not None:
-                    facts = {"round": request.stamp.round, "sites": self.sites, "given": self._plain.given}
-                    facts |= {"task": task} | outcome.details
+                    facts = {"round": request.stamp.round, "task": task, "sites": self.sums.sites}
+                    facts |= {"given": self._plain.given} | outcome.details
                     keep_version(self.run.folder.parent, request.stamp.round, tensors, facts)
                 outcome.arrays = {
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
@@ -196,29 +196,33 @@ class Analytic(IncrementalStrategy):
 
     def _compared(self, task: int, classes: range) -> list[str]:
         """Make the cross-site table of the sums as they are; returns sentences where it marks a site."""
-        if judged.work(len(self.sites), self.width) > judged.DEAR and task < self.run.schedule.count:
+        if judged.work(len(self.sums.sites), self.width) > judged.DEAR and task < self.run.schedule.count:
             return []
         before, able = judged.marked(self.cross_site), self._masked is None and not self._privacy.enabled
-        self.compare_again(classes, able)
+        self.compare_again(classes, able, self._so_far(task))
         return judged.sentences(self.cross_site) if judged.marked(self.cross_site) - before else []
 
-    def compare_again(self, classes: range, able: bool = True) -> None:
-        """Make the cross-site table, or none where it cannot be made. able: whether sums are each site's."""
-        self.cross_site = judged.block_or_none(self._plain, classes) if able else {}
+    def compare_again(self, classes: range, able: bool = True, of: KeptSums | None = None) -> None:
+        """Make the cross-site table, or none where it cannot be made.
+
+        able: whether sums are each site's. of: these sums and not all.
+        """
+        self.cross_site = judged.block_or_none(of or self._plain, classes) if able else {}
 
     def summary_blocks(self) -> dict[str, Any]:
         """What was summed, over what, how far it was shrunk, and what sites' sums say of each other."""
-        total = self._total()
+        most = max(len(self._classes(task)) for task in range(1, self.run.schedule.count + 1))
+        total = self.sums.total
         return ({"cross_site": self.cross_site} if self.cross_site else {}) | {
             "analytic": {
                 "head": self.head,
                 "maps": self._facts,
                 "features": self.features,
                 "width": self.width,
-                "samples": None if self._privacy.enabled else self._samples_of_all,
+                "samples": None if self._privacy.enabled else self.sums.number,
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self.chosen.items())},
-                "message_bytes": self.form.bytes(self._task_classes()),
+                "message_bytes": self.form.bytes(most),
                 "withdrawable": self.keep_sites and self._masked is None,
             },
             **({"map_choice": self.maps.tried} if self.maps.tried else {}),
@@ -363,54 +367,37 @@ class Analytic(IncrementalStrategy):
     def _privacy(self) -> PrivacyConfig:
         return self.run.experiment.privacy
 
-    def _kept(self, task: int) -> KeptSums:
-        return self._balanced.kept.get(task, KeptSums()) if self.head == "balanced_ridge" else self._plain
-
-    def _total(self) -> Statistics | None:
-        if self.head != "balanced_ridge":
-            return self._plain.total
-        return self._balanced.total()
-
-    def _samples(self, site: str) -> int:
-        if self.head == "balanced_ridge":
-            return self._balanced.samples(site)
-        return self._plain.samples(site)
-
     @property
-    def _samples_of_all(self) -> int:
-        if self.head == "balanced_ridge":
-            return sum(self._samples(site) for site in self.sites)
-        return 0 if self._plain.total is None else self._plain.total.samples
+    def sums(self) -> KeptSums | BalancedSums:
+        """Those that are there, plain or weighted."""
+        return self._balanced if self.head == "balanced_ridge" else self._plain
 
-    @property
-    def sites(self) -> list[str]:
-        """Whose sums are there."""
-        if self.head == "balanced_ridge":
-            return self._balanced.sites()
-        return sorted({site for sites in self._plain.contributions.values() for site in sites})
+    def _so_far(self, task: int) -> KeptSums:
+        """The plain sums of tasks up to this one; a run that goes through them again has later ones too."""
+        later = any(sites for number, sites in self._plain.contributions.items() if number > task)
+        return self._plain.until(task) if later else self._plain
 
     def _classes(self, task: int) -> range:
         return self.run.schedule.classes_of(task)
 
-    def _task_classes(self) -> int:
-        return max(len(self._classes(task)) for task in range(1, self.run.schedule.count + 1))
-
     # solution
 
     def _solved(self, asking: StatisticsRound) -> LinearHead:
-        total, task = self._total(), asking.request.stamp.task
+        task = asking.request.stamp.task
+        plain = self._so_far(task)
+        total = self._balanced.total if self.head == "balanced_ridge" else plain.total
         if total is None:
             raise DataError("no site has sent sums yet")
         known = range(asking.request.stamp.num_classes)
         asking.outcome.details = {"sums_sha256": total.sha256}
         if self._privacy.enabled:
-            noised = noised_total(total.over(known), self._plain.contributions, self.run)
-            asking.outcome.warnings.extend(noised.warnings)
-            return self.settings.solved_with_noise(noised.sums)
+            noised, warnings = noised_total(total.over(known), self._plain.contributions, self.run)
+            asking.outcome.warnings.extend(warnings)
+            return self.settings.solved_with_noise(noised)
         if self.head == "balanced_ridge":
-            sums = Sums.of(total.over(known), samples=self._samples_of_all)
+            sums = Sums.of(total.over(known), samples=self.sums.number)
         else:
-            sums = counted_sums(self._plain, self.bounds, known)
+            sums = counted_sums(plain, self.bounds, known)
         sums = sums.on(self.run.device)
         self.chosen[task] = shrinkage = self.settings.chosen(asking, sums)
         asking.outcome.details["shrinkage"] = shrinkage
