@@ -4,15 +4,14 @@ Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 5 and 6. Segments are c
 visits each of them once, in an order of its own, so that every sample is used once in a round.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
+from perennial.client.settings import part_of_settings
 from perennial.config.turn import Turn
 from perennial.data.apportion import apportion
 from perennial.foundation.errors import ProtocolError
@@ -29,18 +28,8 @@ def turn_of(request: TrainRequest) -> Turn | None:
 
     Raises ProtocolError naming what is wrong with it.
     """
-    try:
-        settings = json.loads(request.settings)
-        if not isinstance(settings, dict) or "turn" not in settings:
-            return None
-        turn = Turn.model_validate(settings["turn"])
-    except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(("settings.turn", *map(str, fault["loc"])))
-        raise ProtocolError(f"TrainRequest: {key}: found {fault['input']!r:.40}; {fault['msg']}") from None
-    except ValueError as error:
-        raise ProtocolError(f"TrainRequest: settings: not JSON ({error})") from error
-    if turn.sweep > turn.segments:
+    turn = part_of_settings(request, "turn", Turn)
+    if turn is not None and turn.sweep > turn.segments:
         raise ProtocolError(
             f"TrainRequest: settings.turn.sweep: found {turn.sweep}, allowed 1 to {turn.segments}"
         )

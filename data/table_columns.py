@@ -231,14 +231,19 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
     return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
 
 
+def feature_ranges(columns: Mapping[str, str | Sequence[str]]) -> dict[str, range]:
+    """Where each column's values lie among the D features of encode."""
+    found, start = {}, 0
+    for name, kind in columns.items():
+        found[name] = range(start, start + feature_count({name: kind}))
+        start = found[name].stop
+    return found
+
+
 def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
     """Column of numbers or dates -> index of its value among the D features of encode.
 
     Names would not tell the features apart: a category may be called "other", and a column "age missing".
     """
-    indices, start = {}, 0
-    for name, kind in columns.items():
-        if isinstance(kind, str):
-            indices[name] = start
-        start += feature_count({name: kind})
-    return indices
+    ranges = feature_ranges(columns)
+    return {name: ranges[name].start for name, kind in columns.items() if isinstance(kind, str)}

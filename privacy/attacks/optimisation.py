@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+LEARNING_RATE = 0.1
+
 
 def total_variation(images: Tensor) -> Tensor:
     """Mean absolute difference of neighbouring pixels: small for natural images. images: (B, C, H, W)."""
@@ -18,9 +20,7 @@ def search_images(
     objective: Callable[[Tensor], Tensor],
     shape: tuple[int, ...],
     generator: torch.Generator,
-    *,
     steps: int,
-    learning_rate: float,
 ) -> tuple[Tensor, float]:
     """Images in [0, 1] that minimise objective, from one random start, and the value reached.
 
@@ -28,10 +28,10 @@ def search_images(
     along a cosine. Geiping et al. 2020 (arXiv 2003.14053), section 6.
     """
     images = torch.rand(shape, generator=generator, device=generator.device).requires_grad_()
-    optimizer = torch.optim.Adam([images], lr=learning_rate)
+    optimizer = torch.optim.Adam([images], lr=LEARNING_RATE)
     best, best_value = images.detach().clone(), math.inf
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
         value = objective(images)
         (images.grad,) = torch.autograd.grad(value, [images])
         if value.item() < best_value:

@@ -19,9 +19,8 @@ from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
 from perennial.learning.analytic.solve import ridge
 from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, unpacked
 from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED, on_grid, within_radius
-from perennial.privacy.block_weights import BLOCKS, UNWEIGHTED, Blocks
 from perennial.privacy.composition import compose
-from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.config import BLOCKS, UNWEIGHTED, Blocks, PrivacyConfig
 from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
