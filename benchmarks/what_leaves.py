@@ -17,14 +17,14 @@ MESSAGES = [
     message
     for module in (messages, secure_messages, receipts)
     for message in vars(module).values()
-    if isinstance(message, type)
-    and message.__module__ == module.__name__
-    and hasattr(message, "message_type")
+    if getattr(message, "message_type", None) and message.__module__ == module.__name__
 ]
 """Every message, in the order of the files."""
 DOWN = [message for message in MESSAGES if message.__name__.endswith(("Request", "Receipt"))]
 UP = [message for message in MESSAGES if message not in DOWN]
 HEAD = """# What leaves a site
+
+After this page you can say what each message of a site holds, field by field.
 
 `python -m perennial.benchmarks.what_leaves` writes this page from the messages in `protocol/`; a test fails
 when the two differ. Nothing else crosses the wire: each side refuses a message with a field that is not
