@@ -10,14 +10,13 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
-from perennial.client.receipts import attach_tip, take_receipt
 from perennial.client.time_limit import check_bytes
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
@@ -46,6 +45,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.parcel import is_parcel, opened, parcelled
+from perennial.protocol.receipts import LedgerReceipt, LedgerTip
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 
@@ -259,3 +259,43 @@ def prepare(run_config: Mapping[str, Any]) -> None:
     from perennial.client.warm import import_for
 
     import_for(RunSettings.from_run_config(run_config).load())
+
+
+def take_receipt(identity: Identity, request: RecordDict) -> None:
+    """Keep the receipt beside a request, where this site keeps receipts; it binds the ledger from then on.
+
+    Raises ProtocolError when it is another site's or not the operator's, StateError when it cannot be kept.
+    """
+    settings = identity.receipts
+    if settings is None or (found := LedgerReceipt.beside(request)) is None:
+        return
+    from perennial.privacy.receipts import Receipt, ReceiptBook, read_receipt_key
+
+    receipt = Receipt(**vars(found))
+    if receipt.site != identity.name:
+        raise ProtocolError(f"receipt: found one of site {receipt.site!r}, this is {identity.name!r}")
+    if not receipt.holds(read_receipt_key(settings.key)):
+        raise ProtocolError("receipt: its signature is not that of the operator's key for receipts")
+    book = ReceiptBook(settings.file)
+    newest = book.newest()
+    if newest is None or receipt.lines >= newest.lines:
+        book.keep(receipt)
+
+
+def attach_tip(identity: Identity, reply: RecordDict) -> None:
+    """Put the tip of the ledger beside a reply, where this site keeps receipts and has charged anything."""
+    if identity.receipts is None:
+        return
+    mark = identity.ledger.mark()
+    if mark is not None:
+        from perennial.privacy.receipts import ReceiptBook
+
+        place, newest = mark
+        LedgerTip(
+            site=identity.name,
+            length=place.bytes,
+            lines=place.lines,
+            newest=newest,
+            last=place.last,
+            aside=ReceiptBook(identity.receipts.file).aside,
+        ).put_beside(reply)

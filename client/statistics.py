@@ -181,16 +181,15 @@ def summed(
     classes: range,
     shown: list[int],
     weights: list[int] | None,
-    rows: Tensor | None = None,
+    rows: Tensor,
 ) -> Statistics:
     """Exact sums over the site's training samples of the classes whose counts may leave.
 
     shown: samples of each class that may leave.
-    weights: of each of the classes. rows: of the samples, where not all count; without weights.
+    weights: of each of the classes. rows: of the samples that count; without weights.
     """
     if weights is None:
-        found = _training_rows(site, classes, shown) if rows is None else rows
-        return collected(site, backbone, classes, found)
+        return collected(site, backbone, classes, rows)
     parts = (
         (
             collected(site, backbone, range(label, label + 1), _training_rows(site, classes, [label])),

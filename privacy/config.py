@@ -17,6 +17,8 @@ Blocks = tuple[float, float, float]
 """Public weights (a, b, c) of products, sums and counts; see noised_sums.py."""
 BLOCKS: Blocks = (0.5, 1.0, 0.2)
 UNWEIGHTED: Blocks = (1.0, 1.0, 1.0)
+OF_UPDATES = ("clip_norm", "bayesian", "adaptive_clipping", "sample_rate", "physical_batch", "ghost")
+"""Keys that say how an update, or a step of training, is protected."""
 
 
 class BayesianConfig(Block):
@@ -93,23 +95,10 @@ class PrivacyConfig(FiniteBlock):
     @model_validator(mode="after")
     def _needed_by_mode(self) -> Self:
         if self.mode == "none":
-            idle = [
-                name
-                for name in (
-                    "clip_norm",
-                    "noise_multiplier",
-                    "bayesian",
-                    "adaptive_clipping",
-                    "sample_rate",
-                    "physical_batch",
-                )
-                if getattr(self, name) is not None
-            ]
-            if idle or self.ghost or self.unit is not None:
+            if idle := self._given("noise_multiplier", *OF_UPDATES, "unit"):
                 raise ValueError(
-                    f"mode is none, yet {', '.join(idle) or ('ghost' if self.ghost else 'unit')} is set, "
-                    "which would protect nothing; choose client_local, client_central, client_shared, "
-                    "sample or sample_shared, or remove it"
+                    f"mode is none, yet {idle} is set, which would protect nothing; choose client_local, "
+                    "client_central, client_shared, sample or sample_shared, or remove it"
                 )
             return self
         if self.noise_multiplier is None:
@@ -137,8 +126,7 @@ class PrivacyConfig(FiniteBlock):
     def _combinations(self) -> Self:
         if self.blocks != BLOCKS and self.release != "sums":
             raise ValueError("blocks: they weigh sums of features; allowed with release: sums")
-        of_samples = (self.sample_rate, self.physical_batch, self.unit)
-        if self.mode != "sample" and (any(value is not None for value in of_samples) or self.ghost):
+        if self.mode != "sample" and self._given("sample_rate", "physical_batch", "ghost", "unit"):
             raise ValueError(
                 f"sample_rate, physical_batch, ghost and unit belong to mode sample; mode is {self.mode}"
             )
@@ -183,16 +171,16 @@ class PrivacyConfig(FiniteBlock):
                 "them moves the sums k times as far; allowed unit sample (with data.pool: case a record is "
                 "all of a patient's images), or release updates"
             )
-        idle = [
-            name
-            for name in ("clip_norm", "sample_rate", "physical_batch", "bayesian", "adaptive_clipping")
-            if getattr(self, name) is not None
-        ]
-        if idle or self.ghost:
+        if idle := self._given(*OF_UPDATES):
             raise ValueError(
-                f"release is sums, yet {', '.join(idle) or 'ghost'} is set; a sample's features have length "
-                "1 at most and enter one release, so leave it out"
+                f"release is sums, yet {idle} is set; a sample's features have length 1 at most and enter "
+                "one release, so leave it out"
             )
+
+    def _given(self, *names: str) -> str:
+        """Those of the keys that are set, in words."""
+        values = {name: getattr(self, name) for name in names}
+        return ", ".join(name for name, value in values.items() if value is not None and value is not False)
 
     def _shared(self) -> None:
         """Raises ValueError for what a discrete share of the noise cannot have."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from perennial.privacy.attacks.optimisation import search_images, total_variation
+from perennial.privacy.attacks.gradient_inversion import search_images, total_variation
 
 
 def reconstruct_digest(

@@ -17,7 +17,7 @@ from perennial.foundation.errors import PrivacyError
 from perennial.privacy.calibration import gaussian_multiplier
 from perennial.privacy.config import UNWEIGHTED
 from perennial.privacy.digest_config import DigestConfig
-from perennial.privacy.digest_entries import digest_entries
+from perennial.privacy.digests import digest_entries
 from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.noised_sums import replacement, sensitivity
 from perennial.privacy.statistics_digests import LONGEST, drawn_digests, drawn_guarantee
