@@ -96,8 +96,3 @@ def keep_own_layers(site: Site, run: str, layers: Mapping[str, Tensor], after_ro
 def has_own_layers(site: Site, run: str, before_round: int) -> bool:
     """Whether the site had layers of its own before a round."""
     return site.state(run).get(RECORD, before_round) is not None
-
-
-def shared_update(update: Mapping[str, Tensor], own: Sequence[str]) -> Tensors:
-    """The part of an update that may leave the site."""
-    return Tensors({name: tensor.contiguous() for name, tensor in update.items() if name not in own})

@@ -71,18 +71,12 @@ def segment_of(
     dealt = np.repeat(np.arange(turn.segments), sizes)
     if turn.stratify:
         order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
-        dealt = dealt[np.argsort(evenly(sizes), kind="stable")]
+        # each segment's samples spread evenly over all, so that every stretch has its part of each segment
+        places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
+        dealt = dealt[np.argsort(places, kind="stable")]
     which = stream(seed, "segment-order", site, request.round).permutation(turn.segments)[turn.sweep - 1]
     rows = np.sort(order[dealt == which])
     return indices[torch.from_numpy(rows)], int((rows >= len(indices) - exemplars).sum())
-
-
-def evenly(sizes: np.ndarray) -> np.ndarray:
-    """Positions in 0 to 1 for all samples, each segment's own ones spread evenly; (sum of sizes,).
-
-    Sorted by them, every stretch of samples has its part of each segment.
-    """
-    return np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
 
 
 @contextmanager

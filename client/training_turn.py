@@ -18,7 +18,7 @@ from perennial.client.digests import withdrawal
 from perennial.client.door import check_steps
 from perennial.client.floor import check_floor
 from perennial.client.measurements import measured
-from perennial.client.own_model import keep_own_layers, shared_update, with_own_layers
+from perennial.client.own_model import keep_own_layers, with_own_layers
 from perennial.client.policy import check_answer, check_update
 from perennial.client.prototypes import prototype_gradients
 from perennial.client.record_sets import Chosen, choose
@@ -235,7 +235,7 @@ class TrainingTurn:
         metrics = {**measured(site, request, self.model, self.indices, result), **withdrawal(site)}
         reply = TrainReply(
             **request.stamp_fields,
-            update=shared_update(update, own),
+            update=Tensors({name: t.contiguous() for name, t in update.items() if name not in own}),
             **vars(released),
             method=self.prototypes,
             metrics=json.dumps(metrics),

@@ -71,7 +71,7 @@ def _two_decimals(file: CsvFile, name: str, present: np.ndarray) -> str:
 def _kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
     if _share(numbers, is_number) >= MOSTLY:
         return "numeric"
-    if _share(present, is_date) >= MOSTLY:
+    if _share(present, lambda text: _days(text) is not None) >= MOSTLY:
         return "date"
     if _share(present, lambda text: _SLASHED.fullmatch(text) is not None) >= MOSTLY:
         raise DataError(
@@ -115,13 +115,8 @@ def is_number(text: str) -> bool:
     return True
 
 
-def is_date(text: str) -> bool:
-    """Whether a text is a date that can be read in one way alone, such as 2024-12-31 or 31.12.2024."""
-    return _days(text) is not None
-
-
 def _days(text: str) -> float | None:
-    """Days since 1970; None for what is no date."""
+    """Days since 1970; None for what is no date that can be read in one way alone, such as 31.12.2024."""
     try:
         if _ISO.fullmatch(text):
             return (datetime.fromisoformat(text) - _EPOCH) / timedelta(days=1)
