@@ -83,8 +83,7 @@ def _open(config: SiteConfig, experiment: Experiment) -> "Site":
 def _facts(
     site: "Site", experiment: Experiment, task: int, digests: "Digests", guarantee: "DigestGuarantee"
 ) -> list[str]:
-    from perennial.privacy.digest_entries import digest_entries
-    from perennial.privacy.digests import guess_log10
+    from perennial.privacy.digests import digest_entries, guess_log10
     from perennial.privacy.entries import RECIPIENT
     from perennial.strategies.digests.report import FLOAT_LEVELS
 
