@@ -16,12 +16,9 @@ from perennial.config.bounds import BoundsConfig
 from perennial.config.combinations import CHECKS
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig
-from perennial.config.finished_runs import locate_runs
 from perennial.config.learner import DEFAULT_LEARNER, NO_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
 from perennial.config.methods import with_targets
-from perennial.config.pretraining import PretrainingConfig
-from perennial.config.reading import read_for_maps
-from perennial.config.rounds import RoundsConfig
+from perennial.config.rounds import PretrainingConfig, RoundsConfig
 from perennial.config.secure import SecureConfig
 from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
 from perennial.config.stopping import StoppingConfig
@@ -34,6 +31,7 @@ from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.foundation.plugins import with_names
 from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.feature_maps.config import size_to_read
 from perennial.privacy.config import PrivacyConfig
 
 ON_DISK: Any = {
@@ -145,7 +143,7 @@ class Experiment(Block):
     @model_validator(mode="before")
     @classmethod
     def _files_are_read_for_the_maps(cls, content: Any) -> Any:
-        return read_for_maps(content)
+        return _read_for_maps(content)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":
@@ -212,14 +210,55 @@ def _experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experim
     """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
     _locate_data(content.get("data"), folder)
     locate_encoder(content.get("digests"), folder)
-    locate_runs(content.get("model"), folder)
     model = content.get("model")
+    _locate_runs(model, folder)
     if not isinstance(model, dict) or model.get("features") != "auto":
         return validate(Experiment, content, where)
     # here, because it reads the data and takes PyTorch, which no other experiment needs to be read
     from perennial.config.automatic_maps import with_maps
 
     return with_maps(content, where, lambda content: validate(Experiment, content, where))
+
+
+def _read_for_maps(content: Any) -> Any:
+    """An experiment's content with what `data` leaves to the maps: `image_size` of files, places of a case.
+
+    Content that is faulty elsewhere stays as it is. Raises ValueError where maps do not fit data.pool.
+    """
+    try:
+        data = DataConfig.model_validate(content.get("data"))
+        model = ModelConfig.model_validate(content.get("model"))
+    except (AttributeError, ValidationError):
+        return content
+    found: dict[str, Any] = {}
+    if data.source == "folder" and data.image_size is None:
+        found["image_size"] = size_to_read(model.maps, tiled=data.pool is None)
+    if data.pool is not None:
+        tiles = {getattr(each, "tiles", 1) for each in model.maps}
+        if len(tiles) != 1 or tiles == {1} or data.pool.images not in (None, *tiles):
+            shown = ", ".join(map(str, sorted(tiles))) or "no map"
+            raise ValueError(
+                "data.pool: a case's images lie side by side as tiles of one, so that every map needs the "
+                f"same `tiles`, as many as a case may have images; found {shown}"
+            )
+        found["pool"] = data.pool.model_copy(update={"images": tiles.pop()})
+    found = {key: value for key, value in found.items() if value is not None}
+    return {**content, "data": data.model_copy(update=found)} if found else content
+
+
+def _locate_runs(model: Any, folder: Path) -> None:
+    """Make the file of each map of a finished run absolute, and write down what it holds.
+
+    Raises ConfigError when a file cannot be read, or is not the model of a run that learnt features.
+    """
+    features = model.get("features") if isinstance(model, dict) else None
+    for found in features if isinstance(features, list) else ():
+        if isinstance(found, dict) and found.get("name") == "model" and isinstance(found.get("file"), str):
+            # here, because it takes PyTorch, which no other experiment needs to be read
+            from perennial.models.feature_maps.finished_run import written_down
+
+            found["file"] = beside(folder, found["file"])
+            written_down(found)
 
 
 def _locate_data(data: Any, folder: Path) -> None:

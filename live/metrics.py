@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from perennial.deploy.superlink_status import SuperLinkStatus
-from perennial.live.run_state import SITE_ORDER, RunState
+from perennial.live.run_state import SITE_ORDER, RunState, Status
 from perennial.live.runs import WatchedRun
 from perennial.server.faults import Fault
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-STATUSES = ("running", "paused", "waiting", "finished", "stopped", "silent", "ended")
 Values = Iterable[tuple[Sequence[str], float]]
 """(labels, value) of each sample of a metric."""
 
@@ -83,7 +83,9 @@ def _of_runs(runs: Sequence[WatchedRun]) -> Iterable[Metric]:
         values = [((run,), found) for run, state in states if (found := value(state)) is not None]
         return gauge(name, words, ("run",), values, kind)
 
-    by_status = [((run, word), float(state.status == word)) for run, state in states for word in STATUSES]
+    by_status = [
+        ((run, word), float(state.status == word)) for run, state in states for word in get_args(Status)
+    ]
     yield gauge("run_status", "1 for the status that the run has.", ("run", "status"), by_status)
     yield one("run_round", "The round that goes on.", lambda state: state.round)
     yield one("run_rounds_planned", "Rounds of the whole run.", lambda state: state.rounds_planned)
