@@ -51,6 +51,8 @@ DOWN = (
 )
 HEAD = """# What leaves a site
 
+After this page you can say what each message of a site holds, field by field.
+
 `python -m perennial.protocol.document` writes this page from the messages in `protocol/`; a test fails
 when the two differ. Nothing else crosses the wire: each side refuses a message with a field that is not
 listed here, and no other part of Perennial builds the records that travel. A site's own `site.yaml` decides
