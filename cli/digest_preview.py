@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.site import SiteConfig, load_site_config
+from perennial.config.site import load_site_config
 from perennial.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,13 +48,15 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
     Raises ConfigError when the experiment makes no digests or has no such task.
     """
     from perennial.client.digests import digests_of
+    from perennial.client.identity import Identity
+    from perennial.client.site import open_site
     from perennial.models.digest_encoders import build_encoder
     from perennial.privacy.noise import SecureNoise
 
     experiment, config = load_experiment(experiment_file), load_site_config(site_file)
     if experiment.digests is None:
         raise ConfigError(f"{experiment_file}: digests: missing; this experiment asks for none")
-    site = _open(config, experiment)
+    site = open_site(Identity.of_site(config, experiment))
     schedule = site.process.registry.schedule
     if not 1 <= task <= schedule.count:
         raise ConfigError(f"--task: found {task}, allowed 1 to {schedule.count}")
@@ -71,13 +73,6 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
             f"{output / PICTURE}: for each digest its samples, the server's guidance, the attack's pictures",
         ]
     return "\n".join(lines)
-
-
-def _open(config: SiteConfig, experiment: Experiment) -> "Site":
-    from perennial.client.identity import Identity
-    from perennial.client.site import open_site
-
-    return open_site(Identity.of_site(config, experiment))
 
 
 def _facts(

@@ -10,8 +10,8 @@ import typer
 import perennial
 from perennial.cli.deploy import app as deploy
 from perennial.cli.digest import app as digest
+from perennial.cli.evaluate import evaluate
 from perennial.cli.export import export_command
-from perennial.cli.judging import evaluate
 from perennial.cli.pages import serve
 from perennial.cli.predict import predict_command
 from perennial.cli.privacy import attack_command, audit_command, epsilon_command, ledger_command
