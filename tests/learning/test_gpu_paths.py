@@ -22,7 +22,7 @@ from perennial.config.site import load_site_config
 from perennial.data.augmentation import augment, draw_moves, moved
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import ConfigError
-from perennial.learning import losses, private_training
+from perennial.learning import classification, private_training
 from perennial.learning.batches import TrainingSet, shuffled
 from perennial.learning.cohort_training import Member, train_cohort
 from perennial.learning.gradient_correction import GradientCorrection
@@ -85,8 +85,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
         return (values * chosen).sum() / chosen.sum()
 
-    monkeypatch.setattr(losses, "beyond", lambda labels, first, end: False)
-    monkeypatch.setattr(losses, "mean_of", mean_of)
+    monkeypatch.setattr(classification, "_beyond", lambda labels, first, end: False)
+    monkeypatch.setattr(classification, "_mean_of", mean_of)
     monkeypatch.setattr(F, "one_hot", one_hot)
 
 
@@ -369,7 +369,8 @@ def private_update(monkeypatch: pytest.MonkeyPatch, looks: bool) -> Tensor:
 
     class Chosen(PrivateGradient):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options, looks=looks)
+            super().__init__(*arguments, **options)
+            self._looks = looks
 
         def compute(self, batch: int, losses: Any, patients: Tensor | None = None) -> Tensor:
             with no_look() if not looks else nothing():

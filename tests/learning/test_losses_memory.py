@@ -17,6 +17,14 @@ from perennial.data.site import SiteData
 from perennial.data.splits import KeyedHash, content_groups
 from perennial.foundation.errors import ConfigError
 from perennial.learning import losses
+from perennial.learning.classification import (
+    BalancedSoftmax,
+    Batch,
+    CurrentSoftmax,
+    GradientCompensation,
+    IcarlBce,
+    TaskTemperatures,
+)
 from perennial.learning.exemplar_selection import herding, nearest, random_by_hash
 from perennial.learning.losses import log_prior, supervised_contrastive
 
@@ -43,12 +51,26 @@ def averaged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *arguments, **keywords: loss(*arguments, **keywords).mean()
 
 
-balanced_softmax = averaged(losses.balanced_softmax)
-current_softmax = averaged(losses.current_softmax)
 distillation = averaged(losses.distillation)
-gradient_compensation = averaged(losses.gradient_compensation)
-icarl_bce = averaged(losses.icarl_bce)
 relation_distillation = averaged(losses.relation_distillation)
+
+
+def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
+    loss = BalancedSoftmax()
+    loss.prior = prior
+    return loss.mean(Batch(logits, labels, logits))
+
+
+def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
+    return CurrentSoftmax().mean(Batch(logits, labels, logits, first_class=first_class))
+
+
+def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
+    return GradientCompensation().mean(Batch(logits, labels, logits, first_class=first_class))
+
+
+def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tensor:
+    return IcarlBce().mean(Batch(logits, labels, logits, old_logits))
 
 
 def test_selection_of_all_and_of_nothing() -> None:
@@ -227,12 +249,13 @@ def test_task_temperatures_weigh_old_and_new_alike_however_many_there_are() -> N
         torch.randn(7, 4, generator=torch.Generator().manual_seed(1)),
         torch.tensor([0, 1, 2, 2, 3, 3, 3]),
     )
-    values = losses.task_temperatures(logits, labels, 2, (0.9, 1.1), (1.2, 0.8))
+    loss = TaskTemperatures((0.9, 1.1), (1.2, 0.8))
+    values = loss(Batch(logits, labels, logits, first_class=2))
     scaled = logits / torch.tensor([0.9, 0.9, 1.1, 1.1])
     old, new = F.cross_entropy(scaled[:2], labels[:2]), F.cross_entropy(scaled[2:], labels[2:])
     assert float(values.mean()) == pytest.approx(float(1.2 * old + 0.8 * new), abs=1e-6)
     # all samples of one kind: the other adds nothing, and not NaN
-    alone = losses.task_temperatures(logits[:2], labels[:2], 2, (0.9, 1.1), (1.2, 0.8))
+    alone = loss(Batch(logits[:2], labels[:2], logits[:2], first_class=2))
     assert float(alone.mean()) == pytest.approx(float(1.2 * old), abs=1e-6)
-    first = losses.task_temperatures(logits, labels, 0, (0.9, 1.1), (1.2, 0.8))
+    first = loss(Batch(logits, labels, logits))
     assert torch.equal(first, F.cross_entropy(logits, labels, reduction="none"))

@@ -221,14 +221,17 @@ def test_check_says_what_choosing_costs_and_a_site_answers_no_more(tmp_path: Pat
     assert choosing.questions() == plain.questions() + 3 * 15
 
 
-def test_no_site_can_be_taken_back_from_a_choice_in_which_it_had_its_part(
+def test_a_withdrawn_site_has_the_others_choose_maps_and_head_again(
     tmp_path: Path, one: tuple[dict[str, Any], Path]
 ) -> None:
     found, run = one
-    assert not found["analytic"]["withdrawable"]
+    assert found["analytic"]["withdrawable"]
     shutil.copytree(run, tmp_path / "copy")
     arguments = ["withdraw", str(tmp_path / "copy"), "--site", "site-0", "--shrinkage", "0.1"]
     done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, ConfigError) and "allowed: a head and maps that no site's" in str(
-        done.exception
-    )
+    assert done.exit_code == 0 and "asked again by: perennial run --resume" in done.output
+    done = CliRunner().invoke(app, ["run", "--resume", str(tmp_path / "copy")])
+    assert done.exit_code == 0, done.output
+    again = json.loads((tmp_path / "copy" / "summary.json").read_text())
+    assert again["analytic"]["sums_sha256"] != found["analytic"]["sums_sha256"]
+    assert again["map_choice"] and again["head_choice"]
