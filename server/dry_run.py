@@ -14,18 +14,13 @@ from perennial.strategies.factory import build_strategy
 from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.run_context import Counts, RunContext
 
-Constants = tuple[Tensor, Tensor]
 
-
-def dry_run(
-    experiment: Experiment, schedule: TaskSchedule, model: GlobalModel, constants: Constants | None
-) -> None:
+def dry_run(experiment: Experiment, schedule: TaskSchedule, model: GlobalModel, *, measured: bool) -> None:
     """Attach a strategy and begin task 1 with it as a run would, and throw it away.
 
-    model: as before task 1; its arrays stay as they are. constants: (mean, std) of inputs, or None where the
-    server has no test samples. Raises ConfigError or PrivacyError with the strategy's own reason.
+    model: as before task 1; its arrays stay as they are. measured: whether the server
+    has test samples. Raises ConfigError or PrivacyError with the strategy's own reason.
     """
-    measured = constants is not None
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     # noise at the server is prepared, and refused, as a run would
     CentralPrivacy.of(experiment.privacy, strategy, {}, experiment.seed)
@@ -35,7 +30,7 @@ def dry_run(
             schedule=schedule,
             input_shape=model.input_shape,
             device=model.device,
-            constants=constants,
+            constants=model.constants,
             load=model.holding,
             measure=_nothing_measured if measured else None,
             judge=_nothing_judged if measured else None,

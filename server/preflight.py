@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
@@ -35,12 +34,6 @@ class DataFacts:
     sites: int
     notes: tuple[str, ...]
     estimated_constants: bool = False
-
-    def measuring(self, experiment: Experiment) -> tuple[Tensor, Tensor] | None:
-        """(mean, std) of the inputs where the server measures models; None where it does not."""
-        if self.test is None or not experiment.evaluation.central:
-            return None
-        return self.test.mean, self.test.std
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,8 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     parameters = sum(parameter.numel() for parameter in complete.parameters() if parameter.requires_grad)
     constants = facts.inputs.mean, facts.inputs.std
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
-    dry_run(experiment, schedule, model, facts.measuring(experiment))
+    measured = facts.test is not None and experiment.evaluation.central
+    dry_run(experiment, schedule, model, measured=measured)
     if not isinstance(maps := complete.backbone, FixedFeatures):
         return Checked(strategy, facts, model, parameters, complete.feature_width)
     alternatives = tuple(maps.widths[place] for slot in maps.alternatives for place in slot)
