@@ -125,7 +125,7 @@ def sums_of_one(hospital: Hospital) -> Outcome:
 def masked_update(folder: Path, **changes: Any) -> Outcome:
     """The opened sum of three sites' updates under an imprinted model."""
     federation, failed = _lied_to(folder, changes)
-    images, opened = _images(federation), _opened(federation, "update")
+    images, opened = _images(federation), opened_words(federation, "update")
     if opened is None:
         return Outcome(0, len(images), failed or "no sum was opened")
     return Outcome(matched(read_imprint(_values(federation, opened)), images), len(images), "")
@@ -133,7 +133,7 @@ def masked_update(folder: Path, **changes: Any) -> Outcome:
 
 def masked_words(folder: Path, **changes: Any) -> Outcome:
     """The words that one site sent into that sum, read as if they were its update."""
-    federation = _three_sites(folder, changes, of_each=20)
+    federation = three_sites(folder, changes, of_each=20)
     ran = _run_with_lies(federation)
     images, found = _images(federation), 0
     for answer in ran.answers:
@@ -145,7 +145,7 @@ def masked_words(folder: Path, **changes: Any) -> Outcome:
 
 def model_difference(folder: Path, **changes: Any) -> Outcome:
     """What another site sees: an imprinted model, and the model after a round of three sites."""
-    federation = _three_sites(
+    federation = three_sites(
         folder, {"secure": None, "tasks": {"count": 1, "rounds": 2, "order": "natural"}} | changes, of_each=20
     )
     ran = _run_with_lies(federation)
@@ -162,7 +162,7 @@ def model_difference(folder: Path, **changes: Any) -> Outcome:
 
 
 def _lied_to(folder: Path, changes: Mapping[str, Any]) -> tuple[Federation, str]:
-    federation = _three_sites(folder, changes, of_each=20)
+    federation = three_sites(folder, changes, of_each=20)
     return federation, _run_with_lies(federation).failed
 
 
@@ -192,10 +192,10 @@ def _values(federation: Federation, words: Any) -> dict[str, Tensor]:
 
 def masked_sums(folder: Path, **changes: Any) -> Outcome:
     """The opened sums of three sites' features, which are pixels, with one sample of each class in all."""
-    federation = _three_sites(folder, changes, of_each=1)
+    federation = three_sites(folder, changes, of_each=1)
     (ran,) = federation.recorded(copies=False)
     images = _images(federation)
-    opened = _opened(federation, "statistics")
+    opened = opened_words(federation, "statistics")
     if opened is None:
         return Outcome(0, len(images), ran.failed or "no sum was opened")
     privacy = federation.experiment().privacy
@@ -210,7 +210,7 @@ def masked_sums(folder: Path, **changes: Any) -> Outcome:
     return Outcome(matched(sums[:, :PIXELS].double(), images), len(images), "")
 
 
-def _three_sites(folder: Path, changes: Mapping[str, Any], *, of_each: int) -> Federation:
+def three_sites(folder: Path, changes: Mapping[str, Any], *, of_each: int) -> Federation:
     """Digits at three sites; of_each: of a class at a site, or one of each class in all."""
     source = load_digits(DataConfig(source="digits"))
     x, y = source.train.x[:, 0].numpy(), source.train.y.numpy()
@@ -248,7 +248,7 @@ def _images(federation: Federation) -> Tensor:
     return torch.cat([torch.from_numpy(records.x).flatten(1).double() for records in held])
 
 
-def _opened(federation: Federation, statistic: str) -> Any:
+def opened_words(federation: Federation, statistic: str) -> Any:
     place = federation.folder / "runs" / "run" / CHECKPOINT
     for path in sorted((place / "secure").glob("opened-*.json")):
         facts = json.loads(path.read_bytes())

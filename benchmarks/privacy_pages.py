@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from perennial.benchmarks.leakage_by_difference import RESULTS
 from perennial.benchmarks.marked_blocks import with_blocks
 from perennial.benchmarks.twins.covered import COVERED
 from perennial.benchmarks.what_leaves import as_table
@@ -30,6 +31,12 @@ def charged() -> str:
     return "\n".join(lines) + "\n"
 
 
+def differences() -> str:
+    """What a difference tells of one record, as the program's own table."""
+    text = RESULTS.with_suffix(".md").read_text()
+    return text[text.index("| case") :]
+
+
 def pages() -> dict[Path, str]:
     """Each page as it must be."""
     deploy = DOCS / "deploy.md"
@@ -37,7 +44,7 @@ def pages() -> dict[Path, str]:
         DOCS / name: with_blocks((DOCS / name).read_text(), blocks)
         for name, blocks in (
             ("threat_model.md", {"exposure": as_table()}),
-            ("privacy.md", {"charges": charged()}),
+            ("privacy.md", {"charges": charged(), "differences": differences()}),
         )
     }
     return found | {deploy: CHECKED.sub(_checked, deploy.read_text())}

@@ -47,7 +47,9 @@ UNCOVERED = (
         "where the site keeps the operator's receipts: the length of its ledger, and a hash of its last line",
     ),
     Uncovered(
-        r"DigestReply\.digests shape", "how many digests a site lends, which follows its number of samples"
+        r"DigestReply\.digests (shape|regrouped)",
+        "how many digests a site lends, and which samples they mix, which follow the number of samples of "
+        "the task: noise on digests hides a sample that is replaced by another one of its task",
     ),
     Uncovered("time", "how long the site takes, and whether it answers in time"),
     Uncovered("log", "what the site's own log, ledger and pages say, which stay at the hospital"),

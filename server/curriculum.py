@@ -132,7 +132,7 @@ class Curriculum:
             schedule=position.schedule,
             input_shape=position.model.input_shape,
             device=position.model.device,
-            constants=None,
+            constants=position.model.constants,
             load=position.model.holding,
             measure=None,
             folder=self.folder.checkpoint_folder,

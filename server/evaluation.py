@@ -133,8 +133,7 @@ class CentralEvaluation:
         def judged(arrays: Mapping[str, Tensor], most: int) -> Scores:
             return judge(most)(self._model.holding(arrays))
 
-        constants = samples.mean, samples.std
-        return replace(run, constants=constants, measure=measure, judge=judged)
+        return replace(run, measure=measure, judge=judged)
 
     def _counts(
         self, samples: TrainingSet, arrays: Mapping[str, Tensor], means: Tensor | None = None

@@ -35,7 +35,7 @@ class GlobalModel:
     ) -> None:
         """constants: mean and std of the inputs, for fixed maps of pixels."""
         self._experiment, self._registry, self.device = experiment, registry, device
-        self.input_shape, self._constants = input_shape, constants
+        self.input_shape, self.constants = input_shape, constants
         self._model = self._build(registry.schedule.num_classes(1))
         self.arrays: dict[str, Tensor] = {}
         self._adopt(self._model.to(device))
@@ -104,7 +104,7 @@ class GlobalModel:
     def _build(self, num_classes: int) -> IncrementalModel:
         experiment = self._experiment
         shape, seed = self.input_shape, experiment.seed
-        encoder, constants = experiment.encoder, self._constants
+        encoder, constants = experiment.encoder, self.constants
         return build_model(experiment.model, shape, num_classes, seed, encoder, constants)
 
     def _complete(self, tensors: Mapping[str, Tensor]) -> IncrementalModel:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
@@ -41,12 +40,6 @@ class DataFacts:
     sites: int
     notes: tuple[str, ...]
     estimated_constants: bool = False
-
-    def measuring(self, experiment: Experiment) -> tuple[Tensor, Tensor] | None:
-        """(mean, std) of the inputs where the server measures models; None where it does not."""
-        if self.test is None or not experiment.evaluation.central:
-            return None
-        return self.test.mean, self.test.std
 
 
 @dataclass(frozen=True)
@@ -96,23 +89,19 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     parameters = sum(parameter.numel() for parameter in complete.parameters() if parameter.requires_grad)
     constants = facts.inputs.mean, facts.inputs.std
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
-    _dry_run(experiment, schedule, model, facts.measuring(experiment))
+    measured = facts.test is not None and experiment.evaluation.central
+    _dry_run(experiment, schedule, model, measured=measured)
     if not isinstance(maps := complete.backbone, FixedFeatures):
         return Checked(strategy, facts, model, parameters, complete.feature_width)
     alternatives = tuple(maps.widths[place] for slot in maps.alternatives for place in slot)
     return Checked(strategy, facts, model, parameters, maps.widest, alternatives)
 
 
-def _dry_run(
-    experiment: Experiment,
-    schedule: TaskSchedule,
-    model: GlobalModel,
-    constants: tuple[Tensor, Tensor] | None,
-) -> None:
+def _dry_run(experiment: Experiment, schedule: TaskSchedule, model: GlobalModel, *, measured: bool) -> None:
     """Attach a strategy and begin task 1 with it as a run would, and throw it away.
 
-    model: as before task 1; its arrays stay as they are. constants: (mean, std) of inputs, or None where the
-    server has no test samples. Raises ConfigError or PrivacyError with the strategy's own reason.
+    model: as before task 1; its arrays stay as they are. measured: whether the server
+    has test samples. Raises ConfigError or PrivacyError with the strategy's own reason.
     """
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     # noise at the server is prepared, and refused, as a run would
@@ -124,10 +113,10 @@ def _dry_run(
             schedule=schedule,
             input_shape=model.input_shape,
             device=model.device,
-            constants=constants,
+            constants=model.constants,
             load=model.holding,
-            measure=None if constants is None else lambda arrays: ([], []),
-            judge=None if constants is None else lambda arrays, samples: nothing,
+            measure=(lambda arrays: ([], [])) if measured else None,
+            judge=(lambda arrays, samples: nothing) if measured else None,
         )
     )
     classes = schedule.classes_of(1)

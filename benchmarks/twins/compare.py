@@ -53,9 +53,18 @@ class Difference:
 
 
 def compared(
-    before: Sequence[Ran], after: Sequence[Ran], experiment: Experiment, *, replaced: bool
+    before: Sequence[Ran],
+    after: Sequence[Ran],
+    experiment: Experiment,
+    *,
+    replaced: bool,
+    regrouped: bool = False,
 ) -> list[Difference]:
-    """Every difference between two copies. replaced: whether a record was replaced, and not added."""
+    """Every difference between two copies.
+
+    replaced: whether a record was replaced, and not added. regrouped: whether a task has another number of
+    records.
+    """
     found: list[Difference] = []
     number = 0
     for first, second in zip(before, after, strict=True):
@@ -63,7 +72,7 @@ def compared(
         if len(first.answers) != len(second.answers):
             found.append(Difference("messages", number, found=f"{len(first.answers)}, {len(second.answers)}"))
         for one, other in zip(first.answers, second.answers, strict=False):
-            found += _messages(one, other, number, experiment, known, replaced=replaced)
+            found += _messages(one, other, number, experiment, known, replaced=replaced, regrouped=regrouped)
             number += 1
         found += [Difference(f"operator/{path}", number, found=what) for path, what in _files(first, second)]
         if first.failed != second.failed:
@@ -79,6 +88,7 @@ def _messages(
     known: tuple[dict[str, Any], dict[str, Any]],
     *,
     replaced: bool,
+    regrouped: bool,
 ) -> Iterator[Difference]:
     """known: covered fields of earlier messages of each copy, which may be sent again."""
     asked = (flattened(one.request), flattened(other.request))
@@ -124,7 +134,7 @@ def _messages(
             yield Difference(path, number, covered=kinds)
         else:
             yield _listed(path, number, f"{first!r:.60}, {second!r:.60}")
-    yield from _moved(one, fields, entries, number, experiment, replaced=replaced)
+    yield from _moved(one, fields, entries, number, experiment, replaced=replaced, regrouped=regrouped)
 
 
 def _moved(
@@ -135,12 +145,15 @@ def _moved(
     experiment: Experiment,
     *,
     replaced: bool,
+    regrouped: bool,
 ) -> Iterator[Difference]:
     for entry in {entry.kind: entry for entry in entries if entry.protected}.values():
         found: Bound | None = bound_of(
             entry, one.request, fields[0], fields[1], experiment, replaced=replaced
         )
-        if found is not None and found.moved > 0:
+        if found is not None and entry.kind == "digest" and regrouped and found.moved > found.bound:
+            yield _listed(f"{found.field} regrouped", number, f"moved by {found.moved:.4g}")
+        elif found is not None and found.moved > 0:
             yield Difference(found.field, number, (entry.kind,), moved=found.moved, bound=found.bound)
 
 

@@ -8,7 +8,9 @@ The clock of the ledger stands still.
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import shake_256
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from perennial.config import yaml_file
 from perennial.learning.batches import TrainingSet
 from perennial.privacy.noise import NoiseSource
 
@@ -69,6 +72,11 @@ def coupled(name: str) -> Iterator[None]:
         for where in ("os.urandom", "random._urandom"):
             stack.enter_context(patch(where, _secret))
         stack.enter_context(patch("perennial.privacy.ledger.datetime", _Stopped))
+        # the same few files are read before every answer
+        parsed = cache(yaml_file._parsed)
+        stack.enter_context(
+            patch.object(yaml_file, "_parsed", lambda text, where: deepcopy(parsed(text, where)))
+        )
         for where in ("perennial.config.charges", "perennial.learning.private_training"):
             stack.enter_context(patch(f"{where}.steps_of_round", lambda *_: 1))
         stack.enter_context(patch.object(private_training, "poisson_batches", batches.drawn))

@@ -10,7 +10,10 @@ COVERED: dict[str, tuple[str, ...]] = {
     "update": ("TrainReply.update", "TrainReply.within_clip_norm", "MaskedReply.words"),
     "metrics": tuple(f"TrainReply.{name}" for name in _BESIDE),
     "class_means": ("FinishTaskReply.class_sums", "MaskedReply.words"),
-    "statistics": ("StatisticsReply.statistics", "FinishTaskReply.statistics", "MaskedReply.words"),
+    "statistics": (
+        *("StatisticsReply.statistics", "StatisticsReply.statement"),
+        *("FinishTaskReply.statistics", "MaskedReply.words"),
+    ),
     "class_counts": ("ClassCountsReply.counts",),
     "digest": ("DigestReply.digests",),
     "sparsity": ("SparsityReply.vector",),

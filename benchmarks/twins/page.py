@@ -76,6 +76,9 @@ def page(content: dict[str, Any]) -> str:
     objected = [
         f"- {row['case']}, {row['pair']} ({row['way']}): {said}" for row in rows for said in row["objections"]
     ]
+    if content.get("open"):
+        lines += ["", "## Not explained yet", ""]
+        lines += [f"- {case}: {said}" for case, said in content["open"].items()]
     if objected:
         lines += ["", "## Objections", "", *objected]
     return "\n".join(lines) + "\n"

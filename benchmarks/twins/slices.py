@@ -42,7 +42,8 @@ def sliced(settings: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
         if "memory" in learner and "per_class" in learner["memory"]:
             learner["memory"] = learner["memory"] | {"per_class": min(3, learner["memory"]["per_class"])}
     if "digests" in settings:
-        found["digests"] = settings["digests"] | {"per_digest": 2}
+        drawn_from_sums = settings["digests"].get("kind") == "statistics"
+        found["digests"] = settings["digests"] | {"per_digest": 1 if drawn_from_sums else 2}
     if "secure" in settings:
         found["secure"] = settings["secure"] | {"least": 3, "quorum": 3, "assumed_colluders": 0}
     if "absence" in settings:

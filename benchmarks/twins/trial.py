@@ -68,7 +68,9 @@ def _judged(
     case: Case, federation: Federation, pair: Pair, way: str, before: list[Ran], after: list[Ran]
 ) -> Trial:
     experiment = federation.experiment()
-    found = compared(before, after, experiment, replaced=pair.replaced)
+    # a record that is relabelled leaves the first task for the last one
+    regrouped = not pair.replaced or pair.name == "relabelled"
+    found = compared(before, after, experiment, replaced=pair.replaced, regrouped=regrouped)
     objections = [one.objection for one in found if one.objection]
     if pair.part in HELD_OUT:
         objections += [

@@ -62,11 +62,15 @@ class Answer:
 
 @dataclass
 class Ran:
-    """One run. answers: of the first site. files: what the operator's run folder holds, by name."""
+    """One run. answers: of the first site. files: what the operator's run folder holds, by name.
+
+    others: each request to another site, and its reply or what it raised.
+    """
 
     answers: list[Answer]
     files: dict[str, bytes]
     failed: str = ""
+    others: list[tuple[RecordDict, Message | Exception]] = field(default_factory=list)
 
 
 @dataclass
@@ -207,7 +211,7 @@ class Federation:
             for path in sorted(runs.rglob("*"))
             if path.is_file()
         }
-        return Ran(answer.answers, files, failed)
+        return Ran(answer.answers, files, failed, answer.others)
 
 
 class _Crash(BaseException):
@@ -220,14 +224,26 @@ class _Recorder:
     def __init__(self, federation: Federation, copies: bool = False, crash: int | None = None) -> None:
         self.federation, self.copies, self.crash, self.run = federation, copies, crash, 0
         self.answers: list[Answer] = []
-        self._others = 0
+        self.others: list[tuple[RecordDict, Message | Exception]] = []
 
     def __call__(self, message: Message, context: Context) -> Message:
-        if message.metadata.dst_node_id != 1:
-            self._others += 1
-            with drawn_as(f"run {self.run} other {self._others}"):
+        if message.metadata.dst_node_id == 1:
+            return self.of_first(message, context)
+        request = copied(message.content)
+        reply = self.of_other(message, context)
+        self.others.append((request, reply))
+        if isinstance(reply, Exception):
+            raise reply
+        content = reply.content if reply.has_content() else None
+        return _reply(content, "" if reply.has_content() else str(reply.error.reason), message)
+
+    def of_other(self, message: Message, context: Context) -> Message | Exception:
+        """Another site's reply, or what it raised."""
+        with drawn_as(f"run {self.run} other {len(self.others) + 1}"):
+            try:
                 return client_app(message, context)
-        return self.of_first(message, context)
+            except Exception as error:
+                return error
 
     def of_first(self, message: Message, context: Context) -> Message:
         """The first site's reply."""
@@ -242,7 +258,7 @@ class _Recorder:
         found = answered(self.federation, message, context, number, copy, run=self.run)
         self.answers.append(found)
         self.die_in_time()
-        return _reply(found, message)
+        return _reply(found.reply, found.error, message)
 
     def die_in_time(self) -> None:
         """Raise where the server is to die before it sees this answer."""
@@ -263,7 +279,15 @@ class _Twin(_Recorder):
         self.die_in_time()
         if number >= len(self.before.answers):
             raise RuntimeError("the server asks the twin for more than it asked the first copy for")
-        return _reply(self.before.answers[number], message)
+        recorded = self.before.answers[number]
+        return _reply(recorded.reply, recorded.error, message)
+
+    def of_other(self, message: Message, context: Context) -> Message | Exception:
+        """What the other site replied to the same request before."""
+        number = len(self.others)
+        if number >= len(self.before.others) or message.content != self.before.others[number][0]:
+            raise RuntimeError("the server asks another site what it did not ask it before")
+        return self.before.others[number][1]
 
 
 def answered(
@@ -288,12 +312,12 @@ def answered(
     return Answer(message.metadata.message_type, request, content, error, charged, tuple(said), copy)
 
 
-def _reply(answer: Answer, message: Message) -> Message:
-    if answer.reply is None:
+def _reply(content: RecordDict | None, error: str, message: Message) -> Message:
+    if content is None:
         from flwr.app import Error
 
-        return Message(Error(2, answer.error), reply_to=message)
-    return Message(copied(answer.reply), reply_to=message)
+        return Message(Error(2, error), reply_to=message)
+    return Message(copied(content), reply_to=message)
 
 
 def copied(content: RecordDict) -> RecordDict:

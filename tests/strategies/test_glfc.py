@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 from perennial.baselines.glfc import Glfc
@@ -18,6 +19,7 @@ from perennial.client.prototypes import (
 )
 from perennial.client.site import Site
 from perennial.client.state import SiteState
+from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError, ProtocolError
@@ -28,12 +30,14 @@ from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
+from perennial.server.preflight import preflight
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.run_context import RunContext
 from tests.rounds import begun
 
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (1, 8, 8)
 ORDER = {"prototypes": {"noise": 0.0, "entropy_rise": 0.2}}
 STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}
@@ -240,6 +244,16 @@ def test_gradients_that_are_none_are_rejected_before_any_sum(fault: str) -> None
         round_.add(Admitted("b", {"slope": torch.tensor(5.0)}, 5.0, 1, method=faulty))
     round_.add(Admitted("a", {"slope": torch.tensor(1.0)}, 1.0, 1))
     assert float(round_.result()["slope"]) == pytest.approx(1.0)
+
+
+def test_a_server_without_data_knows_the_scale_that_the_experiment_declares() -> None:
+    settings = yaml.safe_load((ROOT / "experiments" / "glfc_digits.yaml").read_text())
+    settings["data"] = {"source": "folder", "classes": ["a", "b", "c", "d", "e"], "image_size": 12}
+    settings["data"] |= {"color": "gray", "normalise": {"mean": 0.5, "std": 0.25}}
+    settings["evaluation"] = {"central": False, "federated": True}
+    checked = preflight(Experiment.model_validate(settings), torch.device("cpu"))
+    assert checked.facts.test is None and checked.model.constants is not None
+    assert [float(each) for each in checked.model.constants] == [0.5, 0.25]
 
 
 def test_only_images_of_known_scale_will_do() -> None:
