@@ -26,6 +26,8 @@ PAGE = DOCS / "results.md"
 PICTURES = DOCS / "results"
 HEAD = """# Results
 
+After this page you know which claims hold, by how many seeds, and where each table is.
+
 Each table has a page of its own in `benchmarks/results/` with its figures, controls and picture, computed
 from the runs beside it; this page lists them with the verdict on each claim.
 `python -m perennial.benchmarks.results_page` writes all of them again, and a test keeps them together with

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
+import yaml
 
 from perennial.cli.main import app
 
@@ -67,6 +68,27 @@ def test_every_link_experiment_and_source_file_exists(document: Path) -> None:
 
 def test_the_readme_is_read_in_one_go() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", DOCUMENTS[1:], ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_opens_with_what_its_reader_can_do_after_it(page: Path) -> None:
+    title, nothing, first = page.read_text().splitlines()[:3]
+    assert title.startswith("# ") and nothing == "" and first.startswith("After this page ")
+
+
+def test_each_page_stands_in_one_of_the_four_parts() -> None:
+    parts = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text())["nav"]
+    assert [name for part in parts for name in part][1:5] == [
+        "Tutorial",
+        "How-to",
+        "Explanation",
+        "Reference",
+    ]
+    listed = [
+        path for part in parts[1:5] for pages in part.values() for one in pages for path in one.values()
+    ]
+    written = [path for path in listed if path.startswith("docs/")]
+    assert sorted(written) == sorted(str(page.relative_to(ROOT)) for page in DOCUMENTS[1:])
 
 
 def test_every_strategy_and_command_stands_on_its_page() -> None:
