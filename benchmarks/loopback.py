@@ -221,6 +221,10 @@ class Deployment:
         self.edit_site(name, connection={"runtime_port": self.ports[name], "any_app": not self.pinned})
         self.open_site(name)
 
+    def processes(self) -> list[str]:
+        """Names of all long-lived processes."""
+        return list(self._processes)
+
     def process_id(self, name: str) -> int:
         """Of a long-lived process; it leads a session of its own."""
         return self._processes[name].pid

@@ -1,8 +1,9 @@
 """`python -m perennial.deploy.superexec_process`: Flower's SuperExec, which starts apps in our ways.
 
-At a site, Flower 1.39 starts the program `flwr-clientapp` for each message, which imports PyTorch anew. Here
-a fork server (deploy/fork_server.py) starts it, and the SuperNode wakes this process when a message has come,
-instead of being asked for one every second. At the operator, deploy/serverapp_process.py starts ServerApps.
+Flower 1.39 starts the program `flwr-clientapp` for each message, which imports PyTorch anew. Here a fork
+server (deploy/fork_server.py) starts it, and our SuperNode wakes this process when a message has come,
+instead of being asked for one every second. deploy/serverapp_process.py starts ServerApps. It takes the
+options of `flower-superexec`, and serves Flower's own SuperNode and SuperLink too (`--isolation process`).
 """
 
 import json
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +32,15 @@ from perennial.deploy.flower_seam import (
 )
 
 WAKE = "PERENNIAL_WAKE"
-"""Environment variable of a site: the descriptor of the pipe in which its SuperNode puts a
-byte for each message."""
-
-
+"""Environment variable: the descriptor of the pipe in which our SuperNode puts a byte for each message."""
 KILLED = "PERENNIAL_KILLED"
-"""Environment variable of a site: the descriptor of the pipe by which its SuperNode hears
-of ClientApps that were killed."""
+"""Environment variable: the descriptor of the pipe by which our SuperNode hears of ClientApps that were
+killed."""
 
 
+@cache
 def start_fork_server(apps: Path, killed: int) -> socket.socket:
-    """Start it, with the apps that are unpacked below a folder; the channel for requests.
+    """Start it once, with the apps that are unpacked below a folder; the channel for requests.
 
     killed: as in ForkServer. This process ends when the server has ended, or was stopped for long.
     """
@@ -47,13 +48,13 @@ def start_fork_server(apps: Path, killed: int) -> socket.socket:
     # -P: the folder of the script is no place for the app's imports
     command = [sys.executable, "-P", fork_server.__file__, str(theirs.fileno()), str(apps), str(killed)]
     with theirs:
-        server = subprocess.Popen(command, pass_fds=[theirs.fileno(), killed])
+        server = subprocess.Popen(command, pass_fds=[theirs.fileno(), *([killed] if killed >= 0 else [])])
     threading.Thread(target=watch, args=(server, "the fork server"), daemon=True).start()
     return ours
 
 
-def launch_by_forking(channel: socket.socket) -> None:
-    """Let the SuperExec of this process hand every ClientApp to a fork server.
+def launch_by_forking(channel: Callable[[], socket.socket]) -> None:
+    """Let the SuperExec of this process hand every ClientApp to a fork server, by its channel.
 
     Nothing is installed for an app at run time, whatever the SuperNode was started with.
     """
@@ -66,7 +67,7 @@ def launch_by_forking(channel: socket.socket) -> None:
         request = {name: getattr(spec, name) for name in fields}
         request |= {"root_certificates": spec.root_certificates_path, "bundle": spec.fab_hash}
         request["runtime_dependency_install"] = False
-        channel.send(json.dumps(request).encode())
+        channel().send(json.dumps(request).encode())
         return LaunchResult.accepted()
 
     subprocess_executor.SubprocessExecutor.launch = launch_clientapp
@@ -95,9 +96,11 @@ def start_serverapps_by_script() -> None:
 
 if __name__ == "__main__":
     plain_logs()
+    home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
+    server = partial(start_fork_server, home / "apps", int(os.environ.get(KILLED, "-1")))
+    launch_by_forking(server)
+    start_serverapps_by_script()
     if WAKE in os.environ:
-        launch_by_forking(start_fork_server(Path(os.environ["FLWR_HOME"]) / "apps", int(os.environ[KILLED])))
+        server()  # ahead of the first message
         sleep_until_woken(int(os.environ[WAKE]))
-    else:
-        start_serverapps_by_script()
     flower_superexec()

@@ -1,8 +1,8 @@
 """A SuperNode that asks for a message waits at the SuperLink until there is one, in place of asking again.
 
-Flower 1.39 answers at once, and each question costs the SuperLink a signature and several looks into its
-database. A question that waited is answered with nothing as soon as a message has come: the SuperNode asks
-again, and is admitted, or not, as for any question.
+Flower 1.39 answers at once, its SuperNode then sleeps for 3 s, and each question costs the SuperLink a
+signature and several looks into its database. A message that comes meanwhile was accepted for a node that was
+not revoked, so it is the answer.
 """
 
 import threading
@@ -37,13 +37,14 @@ class Arrivals:
         if come is not None:
             come.set()
 
-    def wait(self, come: threading.Event) -> None:
-        """Return when it is set, after WAIT seconds, or at once where MOST others wait."""
+    def wait(self, come: threading.Event) -> bool:
+        """Return when it is set, after WAIT seconds, or at once where MOST others wait; whether it is set."""
         if self._places.acquire(blocking=False):
             try:
                 come.wait(WAIT)
             finally:
                 self._places.release()
+        return come.is_set()
 
 
 def let_pulls_wait(link_state: type) -> None:
@@ -58,9 +59,9 @@ def let_pulls_wait(link_state: type) -> None:
         # before the look, so that none is missed that comes after it
         come = arrivals.expect(request.node.node_id)
         response = pull(request=request, **more)
-        if not response.messages_list:
-            arrivals.wait(come)
-        return response
+        return (
+            response if response.messages_list or not arrivals.wait(come) else pull(request=request, **more)
+        )
 
     def store_and_note(self: Any, message: Any, *rest: Any, **more: Any) -> Any:
         stored = store(self, message, *rest, **more)

@@ -17,7 +17,7 @@ def test_a_clientapp_is_started_without_installing_anything(monkeypatch: pytest.
     monkeypatch.setattr(executor, "launch", executor.launch)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        launch_by_forking(ours)
+        launch_by_forking(lambda: ours)
         spec = SimpleNamespace(
             task_type=TaskType.CLIENT_APP,
             runtime_api_address="localhost:1",
