@@ -163,6 +163,13 @@ def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
     copy_state(complete_state(model), state)
 
 
+def share_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
+    """As load_complete, but the model lies in the memory of state, which must not be written to."""
+    model.restructure(state)
+    check_state({key: value.shape for key, value in complete_state(model).items()}, state)
+    model.load_state_dict(state, strict=False, assign=True)
+
+
 @torch.no_grad()
 def copy_state(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Copy state into targets after check_state."""

@@ -70,12 +70,9 @@ class GlobalModel:
 
     def frozen(self) -> dict[str, Tensor]:
         """Every tensor of the model, its frozen parts too: the previous model of the next task."""
-        found = {
-            name: tensor.detach().clone(memory_format=torch.contiguous_format)
-            for name, tensor in complete_state(self.loaded()).items()
+        return {
+            name: self.arrays.get(name, tensor.detach()) for name, tensor in complete_state(self._model).items()
         }
-        self._rest()
-        return found
 
     def loaded(self) -> IncrementalModel:
         """The model holding the arrays, in evaluation mode."""

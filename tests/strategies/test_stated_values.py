@@ -40,7 +40,7 @@ def test_a_round_begins_with_nothing_sent_and_takes_no_time() -> None:
 
 
 def test_the_previous_model_travels_whole_to_a_site_that_lacks_it() -> None:
-    previous = PreviousModel("0" * 64, {"weight": torch.ones(2)})
+    previous = PreviousModel("0" * 64, lambda: {"weight": torch.ones(2)})
     assert previous.fields(held=True)["previous_arrays"] is None
     sent = previous.fields(held=False)["previous_arrays"]
     assert sent is not None
