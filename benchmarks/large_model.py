@@ -1,7 +1,8 @@
-"""Largest memory of a run whose model is 485 MB of float32, at two sites in one process: `python -m ... [write]`.
+"""Largest memory of a run whose model is 485 MB of float32, at two sites in one process.
 
 What a process takes that runs the same with a model of a few kilobytes (Python, its libraries, the data) is
-measured beside it. `write` keeps the figures in results/large_model.json; `run CASE WIDTH` is one such process.
+measured beside it. `python -m perennial.benchmarks.large_model write` keeps the figures in
+results/large_model.json; `run CASE WIDTH` is one such process.
 """
 
 import json
@@ -10,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from perennial import run
-from perennial.benchmarks.environment import facts
+from perennial.benchmarks.environment import machine, versions
 from perennial.benchmarks.processes import measured
 
 WIDTH = 5500
@@ -66,7 +67,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
         print(json.dumps(one(sys.argv[2], int(sys.argv[3]))))
     else:
-        found = json.dumps({"seed": 1, **{case: compared(case) for case in CASES}, **facts()}, indent=2)
+        figures = {case: compared(case) for case in CASES}
+        found = json.dumps({"seed": 1, **figures, "machine": machine(), **versions()}, indent=2)
         print(found)
         if sys.argv[1:] == ["write"]:
             RESULT.write_text(found + "\n")
