@@ -5,7 +5,7 @@ Ye et al. 2023 (arXiv 2305.19229).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,26 +22,16 @@ from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.update_file import UpdateFile
 
-Distance = Literal["kl", "l1", "l2", "cosine"]
 
+def discrepancies(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(K,) KL divergences of K sites' label distributions from the uniform one, over their sum.
 
-def discrepancies(counts: NDArray[np.int64], distance: Distance) -> NDArray[np.float64]:
-    """(K,) distances of K sites' label distributions from the uniform one.
-
-    Uniform is over the classes that any of the sites holds.
-    counts: (K, M) samples of each class at each site, no row empty.
-    KL (natural logarithm) is divided by its sum over the sites, as the authors' code does.
+    Uniform is over the classes that any of the sites holds. Natural logarithm; the sum over the sites is the
+    authors' code. counts: (K, M) samples of each class at each site, no row empty.
     """
     held = counts[:, counts.sum(axis=0) > 0].astype(np.float64)
     share = held / held.sum(axis=1, keepdims=True)
     uniform = np.full(share.shape[1], 1 / share.shape[1])
-    if distance == "l1":
-        return np.abs(share - uniform).sum(axis=1)
-    if distance == "l2":
-        return np.linalg.norm(share - uniform, axis=1)
-    if distance == "cosine":
-        lengths = np.linalg.norm(share, axis=1) * np.linalg.norm(uniform)
-        return 1 - share @ uniform / lengths
     ratios = np.where(share > 0, share / uniform, 1.0)
     divergence = (share * np.log(ratios)).sum(axis=1)
     return divergence / divergence.sum() if divergence.sum() > 0 else divergence
@@ -68,18 +58,12 @@ class FedDisco(FedAvg):
     traits = Traits(requires="label counts from the sites")
 
     def __init__(
-        self,
-        a: float = 0.5,
-        b: float = 0.1,
-        distance: Distance = "kl",
-        max_update_norm: float | None = None,
-        **flower: Any,
+        self, a: float = 0.5, b: float = 0.1, max_update_norm: float | None = None, **flower: Any
     ) -> None:
         super().__init__(max_update_norm, **flower)
         if not a >= 0 or not b >= 0:
             raise ValueError(f"a, b: found {a}, {b}; allowed 0 or more")
         self.a, self.b = a, b
-        self.distance: Distance = distance
         self.asked = False
         """Whether sites were asked for label counts."""
 
@@ -130,6 +114,4 @@ class BalancedMean(Aggregator):
         counts = np.array(
             [self._counts[site] + [0] * (width - len(self._counts[site])) for site in sites], dtype=np.int64
         )
-        return disco_weights(
-            samples, discrepancies(counts, self._method.distance), self._method.a, self._method.b
-        )
+        return disco_weights(samples, discrepancies(counts), self._method.a, self._method.b)

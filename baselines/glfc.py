@@ -26,11 +26,10 @@ from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.request import TaskStart
+from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.request import TaskStart, with_settings
 from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.round.traits import Traits
-from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
 class Glfc(FedAvg):
@@ -93,12 +92,12 @@ class Glfc(FedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         made = {"images": self.images, "labels": self.labels}
-        return {**prefixed("best", self.best), **prefixed("made", made), "score": self.best_score}
+        return {**nested("best", self.best), **nested("made", made), "score": self.best_score}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        made = unprefixed("made", state)
+        made = part("made", state)
         self.images, self.labels = made["images"], made["labels"]
-        self.best, self.best_score = unprefixed("best", state), float(state["score"])
+        self.best, self.best_score = part("best", state), float(state["score"])
 
 
 class JudgedMean(WeightedMean):
@@ -111,7 +110,7 @@ class JudgedMean(WeightedMean):
         self._known = method.attached and ctx.by_curriculum
 
     def add(self, reply: Admitted) -> None:
-        gradients = unprefixed("prototypes", reply.method)
+        gradients = part("prototypes", reply.method)
         if gradients:
             self._arrived[reply.site] = self._checked(gradients)
         super().add(reply)

@@ -8,7 +8,6 @@ Zhang et al. 2023 (TARGET, arXiv 2303.06937), after Yin et al. 2020 (DeepInversi
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,71 +18,71 @@ from perennial.models.initialisation import seeded_initialisation
 from perennial.models.sample_generator import NOISE, SampleGenerator
 
 BATCH = 64
+LR = 2e-3
 
 
-@dataclass(frozen=True)
-class Inversion:
-    """Settings of the generator.
+BOUNDARY = 1.0
+"""Weight of the disagreement with the second model."""
+STATISTICS = 1.0
+"""Weight of the distance from the running statistics of batch normalisation, if the model has any."""
 
-    steps: of its training.
-    boundary: weight of the disagreement with the second model.
-    statistics: weight of the distance from the running statistics of batch normalisation, if
-    the model has any.
+
+def synthesise(
+    teacher: nn.Module,
+    classes: int,
+    input_shape: tuple[int, ...],
+    count: int,
+    seed: int,
+    task: int,
+    steps: int = 200,
+    temperature: float = 2.0,
+) -> tuple[Tensor, Tensor]:
+    """(count, *input_shape) inputs and the teacher's (count, classes) logits on them.
+
+    teacher: (B, *input_shape) -> logits, of which the first `classes` are used; left as it was. steps: of the
+    generator's training. temperature: by which the disagreement is softened.
     """
+    device = next(teacher.parameters()).device
+    teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
+    student = copy.deepcopy(teacher).requires_grad_(True)
+    with seeded_initialisation(seed, "inversion", task):
+        for module in student.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                module.reset_parameters()
+    draw = torch.Generator().manual_seed(torch_seed(stream(seed, "inversion", task)))
+    generator = SampleGenerator(input_shape, seed, task).to(device).train()
+    distance = _statistics_distance(teacher)
+    slow = torch.optim.Adam(generator.parameters(), LR)
+    fast = torch.optim.Adam(student.parameters(), LR)
+    for _ in range(steps):
+        noise = torch.randn(BATCH, NOISE, generator=draw).to(device)
+        labels = torch.randint(classes, (BATCH,), generator=draw).to(device)
+        inputs = generator(_marked(noise, labels))
+        sure = teacher(inputs)[:, :classes]
+        loss = F.cross_entropy(sure, labels) + STATISTICS * distance()
+        loss = loss - BOUNDARY * _difference(student(inputs)[:, :classes], sure, temperature)
+        slow.zero_grad()
+        loss.backward()
+        slow.step()
+        inputs = inputs.detach()
+        fast.zero_grad()
+        _difference(student(inputs)[:, :classes], sure.detach(), temperature).backward()
+        fast.step()
+    labels = torch.arange(count, device=device) % classes
+    noise = torch.randn(count, NOISE, generator=draw).to(device)
+    made = generator.samples(_marked(noise, labels))
+    with torch.no_grad():
+        return made, teacher(made)[:, :classes]
 
-    steps: int = 200
-    lr: float = 2e-3
-    boundary: float = 1.0
-    statistics: float = 1.0
-    temperature: float = 2.0
 
-    def synthesise(
-        self, teacher: nn.Module, classes: int, input_shape: tuple[int, ...], count: int, seed: int, task: int
-    ) -> tuple[Tensor, Tensor]:
-        """(count, *input_shape) inputs and the teacher's (count, classes) logits on them.
-
-        teacher: (B, *input_shape) -> logits, of which the first `classes` are used; left as it was.
-        """
-        device = next(teacher.parameters()).device
-        teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
-        student = copy.deepcopy(teacher).requires_grad_(True)
-        with seeded_initialisation(seed, "inversion", task):
-            for module in student.modules():
-                if isinstance(module, nn.Linear | nn.Conv2d):
-                    module.reset_parameters()
-        draw = torch.Generator().manual_seed(torch_seed(stream(seed, "inversion", task)))
-        generator = SampleGenerator(input_shape, seed, task).to(device).train()
-        distance = _statistics_distance(teacher)
-        slow = torch.optim.Adam(generator.parameters(), self.lr)
-        fast = torch.optim.Adam(student.parameters(), self.lr)
-        for _ in range(self.steps):
-            noise = torch.randn(BATCH, NOISE, generator=draw).to(device)
-            labels = torch.randint(classes, (BATCH,), generator=draw).to(device)
-            inputs = generator(_marked(noise, labels))
-            sure = teacher(inputs)[:, :classes]
-            loss = F.cross_entropy(sure, labels) + self.statistics * distance()
-            loss = loss - self.boundary * self._difference(student(inputs)[:, :classes], sure)
-            slow.zero_grad()
-            loss.backward()
-            slow.step()
-            inputs = inputs.detach()
-            fast.zero_grad()
-            self._difference(student(inputs)[:, :classes], sure.detach()).backward()
-            fast.step()
-        labels = torch.arange(count, device=device) % classes
-        noise = torch.randn(count, NOISE, generator=draw).to(device)
-        made = generator.samples(_marked(noise, labels))
-        with torch.no_grad():
-            return made, teacher(made)[:, :classes]
-
-    def _difference(self, ours: Tensor, theirs: Tensor) -> Tensor:
-        """KL(theirs || ours), softened, mean over the batch."""
-        return F.kl_div(
-            F.log_softmax(ours / self.temperature, dim=1),
-            F.log_softmax(theirs / self.temperature, dim=1),
-            reduction="batchmean",
-            log_target=True,
-        )
+def _difference(ours: Tensor, theirs: Tensor, temperature: float) -> Tensor:
+    """KL(theirs || ours), softened, mean over the batch."""
+    return F.kl_div(
+        F.log_softmax(ours / temperature, dim=1),
+        F.log_softmax(theirs / temperature, dim=1),
+        reduction="batchmean",
+        log_target=True,
+    )
 
 
 def _marked(noise: Tensor, labels: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ sub-rings at once, and cost some of what a ring gains over averaging.
 """
 
 import time
-from dataclasses import replace
 from typing import Any, Literal
 
 from flwr.serverapp import Grid
@@ -14,7 +13,6 @@ from torch import Tensor
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.protocol.tensors import byte_count
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.chain import SLOWEST_POLL
 from perennial.strategies.round.exchange import Exchange
@@ -91,9 +89,7 @@ class ParallelRings(IncrementalStrategy):
                     observer(reply, models[ring], 1)
                 models[ring] = {name: tensor + reply.update[name] for name, tensor in models[ring].items()}
                 weights[ring] += self.weight(reply)
-                outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
-                outcome.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
-                outcome.participants[reply.site] = replace(reply, update={}, method={})
+                outcome.take(reply)
         if len(outcome.participants) >= request.quorum:
             outcome.arrays = mean_model(request.arrays, models, weights)
         outcome.details["rings"] = rings

@@ -7,7 +7,6 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.protocol.tensors import byte_count
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.ring.chain import Chain, Silent
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
@@ -60,9 +59,7 @@ class Serial(FedAvg):
         except Silent:
             outcome.absent.append(site)
         else:
-            outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
-            outcome.warnings += [f"site {site}: {note}" for note in reply.notes]
-            outcome.participants[site] = replace(reply, update={}, method={})
+            outcome.take(reply)
             return step.added_to(arrays)
         finally:
             outcome.bytes_down += self._chain.sent

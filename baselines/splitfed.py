@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.baselines.serial import Serial
-from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
@@ -26,21 +25,16 @@ class SplitFed(Serial):
 
     v1: the server trains one copy of its part with each site in parallel and averages the copies; the same
     weights on both parts make that FedAvg. v2: the server has one part, which goes from site to site in a
-    random order and is never averaged; the sites' parts are averaged by samples.
-    client_part: beginnings of the names of the sites' tensors; default: those of the first layer. Only the
-    arithmetic is SplitFed's: a deployment of the real protocol would send activations and labels in the clear
-    with every batch.
+    random order and is never averaged; the sites' parts, which are their first layers, are averaged by
+    samples. Only the arithmetic is SplitFed's: a deployment of the real protocol would send activations and
+    labels in the clear with every batch.
     """
 
     def __init__(
-        self,
-        version: Literal["v1", "v2"] = "v2",
-        client_part: tuple[str, ...] = (),
-        max_update_norm: float | None = None,
-        **flower: Any,
+        self, version: Literal["v1", "v2"] = "v2", max_update_norm: float | None = None, **flower: Any
     ) -> None:
         super().__init__(max_update_norm, **flower)
-        self.version, self.client_part = version, client_part
+        self.version = version
         cut = "a model that is cut between the sites and the server"
         self.traits = replace(Serial.traits if version == "v2" else Traits(), requires=cut)
 
@@ -70,13 +64,8 @@ class SplitFed(Serial):
         outcome.details["order"] = [names[index] for index in order.tolist()]
         return outcome
 
-    def server_part(self, arrays: Mapping[str, Tensor]) -> frozenset[str]:
-        """Names of the server's tensors. Raises ConfigError when client_part names no tensor."""
-        beginnings = self.client_part or (next(iter(arrays)).rpartition(".")[0] + ".",)
-        ours = frozenset(name for name in arrays if not name.startswith(beginnings))
-        if self.client_part and len(ours) == len(arrays):
-            raise ConfigError(
-                f"strategy.client_part: {', '.join(self.client_part)} begin no tensor's name; "
-                f"tensors: {', '.join(list(arrays)[:6])} ..."
-            )
-        return ours
+    @staticmethod
+    def server_part(arrays: Mapping[str, Tensor]) -> frozenset[str]:
+        """Names of the tensors behind the first layer."""
+        first = next(iter(arrays)).rpartition(".")[0] + "."
+        return frozenset(name for name in arrays if not name.startswith(first))

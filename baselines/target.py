@@ -9,15 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.baselines.inversion import Inversion
+from perennial.baselines.inversion import synthesise
 from perennial.config.strategies import ASKS
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.request import Arrays, TaskStart
-from perennial.strategies.round.site_settings import with_settings
+from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.request import Arrays, TaskStart, with_settings
 from perennial.strategies.round.traits import Traits
-from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
 class Target(FedAvg):
@@ -43,8 +42,8 @@ class Target(FedAvg):
         super().__init__(max_update_norm, **flower)
         if samples < 2 or steps < 1 or not distillation > 0 or not temperature > 0:
             raise ValueError("allowed samples from 2, steps from 1, distillation and temperature above 0")
-        self.samples, self.distillation, self.temperature = samples, distillation, temperature
-        self.inversion = Inversion(steps=steps, temperature=temperature)
+        self.samples, self.steps = samples, steps
+        self.distillation, self.temperature = distillation, temperature
         self.made: dict[str, Tensor] = {}
         self._whole: Target | None = None
 
@@ -59,13 +58,15 @@ class Target(FedAvg):
             return
         if task.new_classes.start == 0:
             return
-        inputs, logits = self.inversion.synthesise(
+        inputs, logits = synthesise(
             self.run.load(task.reference),
             task.new_classes.start,
             self.run.input_shape,
             self.samples,
             self.run.experiment.seed,
             task.task,
+            self.steps,
+            self.temperature,
         )
         self.made = {"x": inputs, "logits": logits}
 
@@ -73,12 +74,12 @@ class Target(FedAvg):
         return dict.fromkeys(sites, self._with_inputs(request) if self.made else request)
 
     def state_dict(self) -> dict[str, Any]:
-        return prefixed("made", self.made)
+        return nested("made", self.made)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.made = unprefixed("made", state)
+        self.made = part("made", state)
 
     def _with_inputs(self, request: TrainRequest) -> TrainRequest:
         rehearsal = {"weight": self.distillation, "temperature": self.temperature}
-        tensors = {**(request.method or {}), **prefixed("rehearsal", self.made)}
+        tensors = {**(request.method or {}), **nested("rehearsal", self.made)}
         return replace(with_settings(request, rehearsal=rehearsal), method=Tensors(tensors))

@@ -26,12 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import typer
 
 from perennial.benchmarks.environment import machine
 from perennial.benchmarks.first_model import _pack
 from perennial.benchmarks.table import RESULTS
 from perennial.cli.check_resume import brought_up_to_date
-from perennial.cli.evaluate import Against, evaluate_command
+from perennial.cli.evaluate import evaluate
 from perennial.cli.init import init_command
 from perennial.config.run import RunSettings
 from perennial.config.simulation import forget_simulated
@@ -260,9 +261,12 @@ def _judged(root: Path, name: str, seed: int, kind: str, run: Path) -> dict[str,
 def _gate(root: Path, run: Path, file: str) -> tuple[bool, float, int, int]:
     """(whether it passes, the largest loss of a part, parts, records)."""
     sets = ["site_column=site", f"subgroup={{column: group, values: {json.dumps(_groups(root / file))}}}"]
-    against = Against(root / "approved", [str(MARGIN)], root / "judge.key")
+    against, key, passes = root / "approved", root / "judge.key", True
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        passes = evaluate_command(run, root / file, sets, against=against)
+        try:
+            evaluate(run, root / file, sets, against=against, margin=[str(MARGIN)], key=key)
+        except typer.Exit:
+            passes = False
     lines = [line for line in said.getvalue().splitlines() if line.startswith("  ")]
     losses = [float(line.split(" points")[0].split()[-1]) for line in lines]
     records = json.loads((run / "evaluations" / Path(file).stem / "measures.json").read_text())["samples"]

@@ -26,6 +26,7 @@ import yaml
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
+from perennial.benchmarks.distinguishing import clopper_pearson
 from perennial.benchmarks.environment import machine, versions
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.data.config import DataConfig
@@ -40,7 +41,6 @@ from perennial.learning.batches import TrainingSet
 from perennial.models.feature_maps.ball import on_grid
 from perennial.models.feature_maps.random_relu import RandomReLU
 from perennial.models.saved import GLOBAL_MODEL, load_saved
-from perennial.privacy.attacks.audit import clopper_pearson
 
 RESULT = Path(__file__).with_name("results") / "honest_hospitals.jsonl"
 PAGE = RESULT.with_suffix(".md")

@@ -10,10 +10,11 @@ from pathlib import Path
 import yaml
 
 from perennial.benchmarks.marked_blocks import with_blocks
+from perennial.benchmarks.twins.covered import COVERED
+from perennial.benchmarks.what_leaves import as_table
 from perennial.client.exposure import in_words
 from perennial.config.site import SitePolicy
-from perennial.privacy.covered import COVERED, uncovered_in_words
-from perennial.privacy.exposure_table import as_table
+from perennial.privacy.covered import uncovered_in_words
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CHECKED = re.compile(r"(```yaml\n(policy:.*?)```\n+```text\n)(.*?)(```)", re.DOTALL)

@@ -72,7 +72,7 @@ def plan_of(
     model: IncrementalModel, shape: tuple[int, ...], layers: int, combine: Combine, channels: int, seed: int
 ) -> SparsityPlan:
     settings = VectorSettings(channels, layers, combine, False, None, 0.0)
-    return settings.first_plan(settings.measurable(model, shape), seed)
+    return settings.first_plan(settings.whole_plan(model, shape), seed)
 
 
 def page(runs: dict[int, dict[str, float]]) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from perennial.config.analytic import HEADS_OF_A_MAP, MOST_CANDIDATES
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
+from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
 from perennial.config.secure import SecureConfig
 from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
 from perennial.config.yaml_file import read_yaml
@@ -83,9 +83,10 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
     if experiment.secure is not None:
         closed_form = None
         console.print(f"  {_sums(experiment.secure, facts.sites, shared_noise=experiment.privacy.shared)}")
-    if closed_form is not None and (
-        kept := closed_form.kept_bytes(checked.width, schedule, experiment.privacy)
-    ):
+    kept = 0
+    if closed_form is not None:
+        kept = closed_form.kept_bytes(checked.width, schedule, experiment.privacy)
+    if kept:
         console.print(
             f"  keep_sites: sums of {kept / 1e6:,.1f} MB a site stay on the server's disk, "
             f"{kept * facts.sites / 1e9:,.2f} GB for {facts.sites} sites at most, until the run's folder goes"
@@ -93,7 +94,9 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
     if experiment.strategy.parameters.get("head") == "auto":
         console.print(*_choices(experiment, checked), sep="\n", soft_wrap=True)
     if experiment.strategy.trains and experiment.learner in (DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER):
-        console.print("learner: the default, written out:", *_as_yaml(experiment.learner), sep="\n  ")
+        written = experiment.learner.model_dump(mode="json", exclude_defaults=True)
+        lines = yaml.safe_dump(written, sort_keys=False, default_flow_style=None).splitlines()
+        console.print("learner: the default, written out:", *lines, sep="\n  ")
     for note in [*facts.notes, *_enlarged(experiment)]:
         console.print(f"  note: {note}", soft_wrap=True)
     if not experiment.data.only_at_sites:
@@ -115,14 +118,10 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
 def _enlarged(experiment: Experiment) -> Iterator[str]:
     """What a map of images enlarges again after it was read."""
     data, wanted = experiment.data, size_to_read(experiment.model.maps)
-    if (
-        data.source == "folder"
-        and data.size
-        and wanted
-        and (data.size[0] < wanted[0] or data.size[1] < wanted[1])
-    ):
+    size = data.size if data.source == "folder" else None
+    if size and wanted and (size[0] < wanted[0] or size[1] < wanted[1]):
         yield (
-            f"data.image_size: files become {data.size[0]} x {data.size[1]} pixels, and a map enlarges them "
+            f"data.image_size: files become {size[0]} x {size[1]} pixels, and a map enlarges them "
             f"to {wanted[0]} x {wanted[1]}; leave it out, and they are read at the map's size"
         )
 
@@ -164,11 +163,6 @@ def _sums(secure: SecureConfig, sites: int, *, shared_noise: bool) -> str:
     )
 
 
-def _as_yaml(learner: LearnerConfig) -> list[str]:
-    written = learner.model_dump(mode="json", exclude_defaults=True)
-    return yaml.safe_dump(written, sort_keys=False, default_flow_style=None).splitlines()
-
-
 def _check_site(console: Console, site: SiteConfig, experiment: Experiment | None) -> None:
     from perennial.learning.device import choose_device
 
@@ -206,13 +200,8 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         registry = registry_of(experiment)
         config = site_config(experiment.data, site.data)
         # the key of a run is drawn when it starts; its parts will be about as large as these
-        data = load_site(
-            config,
-            registry.classes,
-            site.site,
-            experiment.seed,
-            simulation_key(experiment.seed),
-        )
+        key = simulation_key(experiment.seed)
+        data = load_site(config, registry.classes, site.site, experiment.seed, key)
         print_data(console, describe_data({site.site: data}, registry.classes))
         for note in data.notes:
             console.print(f"  note: {note}", soft_wrap=True)

@@ -10,6 +10,10 @@ Folder = Annotated[Path, typer.Option("--folder", help="the federation's folder"
 Site = Annotated[str, typer.Argument(help="the site's name")]
 Run = Annotated[str, typer.Argument(help="the run's name")]
 Device = Annotated[str, typer.Option(help="for aggregation and central evaluation: auto, cpu or cuda")]
+ExperimentFile = Annotated[Path, typer.Argument(help="experiment.yaml")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")]
+RunName = Annotated[str, typer.Option(help="of the run; default: the experiment's")]
+FolderHere = Annotated[Path, typer.Argument(help="the federation's folder")]
 HERE = Path()
 
 
@@ -68,20 +72,19 @@ def add_site(
     from perennial.foundation.files import replace_file
 
     operator = OperatorFolder(folder)
-    if (public_key is None) == (passphrase_file is None):
-        raise ConfigError(
-            "add-site: give either --public-key (best: the key never travels) or --passphrase-file"
-        )
     sealed = operator.path / "sites" / f"{name}.sealed"
-    if public_key is not None:
+    if public_key is not None and passphrase_file is None:
         mark = operator.add_site(name, read_bytes(public_key))
         sealed.unlink(missing_ok=True)
-    else:
-        assert passphrase_file is not None
+    elif passphrase_file is not None and public_key is None:
         key = make_node_key()
         data = seal(key, read_text(passphrase_file).strip())
         mark = operator.add_site(name, public_line(key))
         replace_file(sealed, data)
+    else:
+        raise ConfigError(
+            "add-site: give either --public-key (best: the key never travels) or --passphrase-file"
+        )
     typer.echo(f"{name}: added; key {mark}")
 
 
@@ -117,10 +120,7 @@ def revoke(name: Site, folder: Folder = HERE) -> None:
 
 @app.command()
 def stage(
-    experiment: Annotated[Path, typer.Argument(help="experiment.yaml")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
-    name: Annotated[str, typer.Option(help="of the run; default: the experiment's")] = "",
-    folder: Folder = HERE,
+    experiment: ExperimentFile, overrides: Overrides = None, name: RunName = "", folder: Folder = HERE
 ) -> None:
     """Build the app of an experiment without running it, for sites to review and approve."""
     from perennial.deploy.federation import OperatorFolder
@@ -163,9 +163,9 @@ def receipts(folder: Folder = HERE) -> None:
 
 @app.command()
 def submit(
-    experiment: Annotated[Path, typer.Argument(help="experiment.yaml")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
-    name: Annotated[str, typer.Option(help="of the run; default: the experiment's")] = "",
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    name: RunName = "",
     device: Device = "auto",
     folder: Folder = HERE,
 ) -> None:
@@ -270,7 +270,7 @@ def rotate(
 
 
 @app.command()
-def start(folder: Annotated[Path, typer.Argument(help="the federation's folder")] = HERE) -> None:
+def start(folder: FolderHere = HERE) -> None:
     """Run the SuperLink, in the foreground."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.superlink import start_superlink
@@ -279,7 +279,7 @@ def start(folder: Annotated[Path, typer.Argument(help="the federation's folder")
 
 
 @app.command()
-def health(folder: Annotated[Path, typer.Argument(help="the federation's folder")] = HERE) -> None:
+def health(folder: FolderHere = HERE) -> None:
     """Ask the running SuperLink whether it serves (for health checks)."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.health import check_health

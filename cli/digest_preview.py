@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.site import SiteConfig, load_site_config
+from perennial.config.site import load_site_config
 from perennial.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,13 +48,15 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
     Raises ConfigError when the experiment makes no digests or has no such task.
     """
     from perennial.client.digests import digests_of
+    from perennial.client.identity import Identity
+    from perennial.client.site import open_site
     from perennial.models.digest_encoders import build_encoder
     from perennial.privacy.noise import SecureNoise
 
     experiment, config = load_experiment(experiment_file), load_site_config(site_file)
     if experiment.digests is None:
         raise ConfigError(f"{experiment_file}: digests: missing; this experiment asks for none")
-    site = _open(config, experiment)
+    site = open_site(Identity.of_site(config, experiment))
     schedule = site.process.registry.schedule
     if not 1 <= task <= schedule.count:
         raise ConfigError(f"--task: found {task}, allowed 1 to {schedule.count}")
@@ -73,18 +75,10 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
     return "\n".join(lines)
 
 
-def _open(config: SiteConfig, experiment: Experiment) -> "Site":
-    from perennial.client.identity import Identity
-    from perennial.client.site import open_site
-
-    return open_site(Identity.of_site(config, experiment))
-
-
 def _facts(
     site: "Site", experiment: Experiment, task: int, digests: "Digests", guarantee: "DigestGuarantee"
 ) -> list[str]:
-    from perennial.privacy.digest_entries import digest_entries
-    from perennial.privacy.digests import guess_log10
+    from perennial.privacy.digests import digest_entries, guess_log10
     from perennial.privacy.entries import RECIPIENT
     from perennial.strategies.digests.report import FLOAT_LEVELS
 
@@ -134,7 +128,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     from perennial.models.incremental import travelling
     from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
     from perennial.privacy.attacks.similarity import structural_similarity
-    from perennial.strategies.digests.recall import Momentum, Recall
+    from perennial.strategies.digests.recall import Recall
     from perennial.strategies.digests.spread import spread, spread_factor
 
     data, experiment, config = site.data, site.experiment, site.experiment.digests
@@ -159,7 +153,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
         features,
         digests.labels,
         GUIDANCE_EPOCHS,
-        (Momentum(server_lr, 0.9), Momentum(guidance_lr, 0.9)),
+        (server_lr, guidance_lr),
         stream(experiment.seed, "preview"),
     )
     schedule = site.process.registry.schedule.classes_of(task)

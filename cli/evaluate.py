@@ -1,19 +1,17 @@
 """perennial evaluate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from perennial.foundation.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
 
     from perennial.server.external import Outside
     from perennial.server.measures.record import Measures
@@ -26,85 +24,90 @@ OWN_DATA = (
 MOST_NAMED = 3
 
 
-@dataclass(frozen=True)
-class Against:
-    """The approved model, and what the gate needs. margins: as new_model_gate.read_margins takes them.
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    data: Annotated[Path, typer.Argument(help="labelled data: a folder, CSV table, manifest or .npz file")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE of a data block, e.g. label_column=diagnosis")
+    ] = None,
+    site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
+    output: Annotated[
+        Path | None, typer.Option(help="folder; default: RUN/evaluations/NAME of the data")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="run folder of the approved model, than which RUN may not be worse")
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(help="how much worse, as a share: 0.05, and NAME=0.2 for a class, site or subgroup"),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="state folder of a site: what it gave to any run is left out")
+    ] = None,
+    prevalence: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=SHARE: predictive values where a class is so frequent; may be given again"),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Ed25519 key that signs the verdict; default: your own, made once")
+    ] = None,
+) -> None:
+    """Measure a finished model on other labelled data; with --against it must be as good as another one.
 
-    key: Ed25519, that signs the verdict; made where it is missing. None: the user's own.
+    Writes measures.json and report.html. Where the model is not shown to be as good, the exit status is 1.
     """
+    from rich.console import Console
 
-    approved: Path
-    margins: Sequence[str] = field(default_factory=list)
-    key: Path | None = None
-
-
-def evaluate_command(
-    run: Path,
-    data: Path,
-    overrides: Sequence[str],
-    site: str = "",
-    output: Path | None = None,
-    against: Against | None = None,
-    state: Path | None = None,
-    prevalence: Sequence[str] = (),
-) -> bool:
-    """Measure a model on labelled data, print warnings and the measures of each class, write the report.
-
-    Records that the model is known to have learnt from, or to have been chosen by, are left out and named.
-    state: folder of a site that knows what it gave to runs. prevalence: NAME=SHARE of classes.
-    Returns whether the gate lets the model pass.
-    """
     from perennial.models.saved import load_saved, model_file
     from perennial.server.external import Outside, judge, outside_data, write_evaluation
     from perennial.server.measures.operating import prevalence_in_words, read_shares
 
+    if (against is None) != (margin is None):
+        raise ConfigError("evaluate: --against and --margin belong together, and one is missing")
+    overrides, margins = overrides or [], margin or []
     console = Console(highlight=False, markup=False)
     path = model_file(run, site)
     saved = load_saved(path)
     outside = Outside.read(saved, outside_data(saved, data, overrides), str(data))
     folders = [(run, saved.settings["seed"]), *([] if state is None else [(state, 0)])]
-    verdict, scored, other = None, None, None
+    other = None
     if against is not None:
-        approved = load_saved(model_file(against.approved, ""))
+        approved = load_saved(model_file(against, ""))
         if lost := [name for name in approved.classes if name not in saved.classes]:
             raise ConfigError(f"{path}: knows no {', '.join(lost)}, which the approved model knows")
         config = outside_data(approved, data, overrides, saved.classes)
         other = Outside.read(approved, config, str(data))
         _require_same(outside, other, data)
-        folders.append((against.approved, approved.settings["seed"]))
+        folders.append((against, approved.settings["seed"]))
     unseen, said = _unseen(outside, folders)
     outside = outside.pick(unseen)
+    scored, verdict, sentence = None, None, ""
     if against is not None and other is not None:
         scored = outside.scored()
         right = scored.label == scored.predicted
-        verdict = _verdict(console, outside, other.pick(unseen), right, against.margins)
+        verdict = _verdict(console, outside, other.pick(unseen), right, margins)
+        models = path, model_file(against, "")
+        sentence = _sentence(verdict, models, len(outside.samples), data, margins, said)
     measures = judge(outside, scored)
     folder = output or run / "evaluations" / data.stem
-    sentence = ""
-    if against is not None and verdict is not None:
-        sentence = _sentence(
-            verdict,
-            (path, model_file(against.approved, "")),
-            len(outside.samples),
-            data,
-            against.margins,
-            said,
-        )
-    first = [sentence, *(said if not sentence else [])]
-    worth = prevalence_in_words(measures, read_shares(prevalence, saved.classes))
-    told = {"headline": [*filter(None, first), *measures.headline], "notes": [*measures.notes, *worth]}
+    first = [sentence] if sentence else said
+    worth = prevalence_in_words(measures, read_shares(prevalence or [], saved.classes))
+    told = {"headline": [*first, *measures.headline], "notes": [*measures.notes, *worth]}
     measures = measures.model_copy(update=told)
     _show(console, measures)
     for text in worth:
         console.print(text, soft_wrap=True)
     name = saved.settings["name"] + (f", site {site}" if site else "")
     console.print(f"report: {write_evaluation(folder, measures, name, data.name)}", soft_wrap=True)
-    if against is not None and verdict is not None:
-        _sign(console, run, folder, sentence, against.key)
-    return verdict is None or verdict.passes
+    if verdict is not None:
+        _sign(console, run, folder, sentence, key)
+        if not verdict.passes:
+            raise typer.Exit(1)
 
 
-def _show(console: Console, measures: "Measures") -> None:
+def _show(console: "Console", measures: "Measures") -> None:
+    from rich.table import Table
+
     for sentence in measures.headline:
         console.print(sentence, soft_wrap=True)
     table = Table()
@@ -129,7 +132,7 @@ def _require_same(one: "Outside", other: "Outside", data: Path) -> None:
 
 
 def _verdict(
-    console: Console, outside: "Outside", other: "Outside", right: "np.ndarray", margins: Sequence[str]
+    console: "Console", outside: "Outside", other: "Outside", right: "np.ndarray", margins: Sequence[str]
 ) -> "Verdict":
     """What the gate says, after margins and counts were printed, which no answer has a part in."""
     import numpy as np
@@ -183,7 +186,7 @@ def _sentence(
     return " ".join([text, *said])
 
 
-def _sign(console: Console, run: Path, folder: Path, sentence: str, key: Path | None) -> None:
+def _sign(console: "Console", run: Path, folder: Path, sentence: str, key: Path | None) -> None:
     """Sign the verdict with the user's key, and bring it into the model card."""
     from perennial.deploy.signing import make_publisher_key, read_private_key
     from perennial.server.report.card import CARD

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from perennial.cli import init_private
 from perennial.cli.init_private import one_line as _yaml
@@ -219,13 +219,11 @@ def _image_keys(found: Survey) -> list[str]:
     lines = []
     if found.source == "folder":
         same = len(set(found.sizes)) == 1
-        why = (
-            "as the files are"
-            if same and size == _median(found)
-            else "the files are larger; more pixels take longer"
-        )
+        as_it_is = same and size == init_private.median_size(found)
+        why = "as the files are" if as_it_is else "the files are larger; more pixels take longer"
         lines.append(f"  image_size: {_yaml(list(size))} # height, width: {why}")
-        if _aspects(found) > 1.5:
+        ratios = [width / height for width, height in found.sizes]
+        if max(ratios) > 1.5 * min(ratios):
             lines.append(
                 "  resize: pad # the files' shapes differ; stretch would distort them, crop lose their edges"
             )
@@ -246,20 +244,11 @@ def _image_keys(found: Survey) -> list[str]:
     return lines
 
 
-def _median(found: Survey) -> tuple[int, int]:
-    widths, heights = (sorted(side) for side in zip(*found.sizes, strict=True))
-    return heights[len(heights) // 2], widths[len(widths) // 2]
-
-
-def _aspects(found: Survey) -> float:
-    ratios = [width / height for width, height in found.sizes]
-    return max(ratios) / min(ratios)
-
-
 def _image_size(found: Survey) -> tuple[int, int]:
     # what a network of photographs sees is read at its size, and not enlarged from less
-    longest = NETWORK_SIDE if _may_be_photographs(found) else LONGEST_SIDE
-    height, width = _median(found)
+    photographs = found.modes["colour"] and not found.modes["dicom"] and network_is_here()
+    longest = NETWORK_SIDE if photographs else LONGEST_SIDE
+    height, width = init_private.median_size(found)
     scale = min(1.0, longest / max(height, width))
     return max(4, round(height * scale)), max(4, round(width * scale))
 
@@ -293,15 +282,11 @@ def _for_real_sites(found: Survey, private: bool) -> list[str]:
     ]
     if found.columns and not private:
         lines += [
-            f"  # columns: {_yaml(_with_lists(found.columns))}",
+            f"  # columns: {_yaml(init_private.with_lists(found.columns))}",
             "  # column_kinds goes; normalise needs public constants,",
+            "  # {mean: {COLUMN: NUMBER, ...}, std: {...}}, for instance from the literature",
         ]
-        lines.append("  # {mean: {COLUMN: NUMBER, ...}, std: {...}}, for instance from the literature")
     return lines
-
-
-def _with_lists(columns: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(kind) if isinstance(kind, tuple) else kind for name, kind in columns.items()}
 
 
 def _tasks(found: Survey, closed_form: bool) -> list[str]:
@@ -339,11 +324,6 @@ def _closed_form(found: Survey) -> list[str]:
         "# maps written out, as features: [inputs].",
         "strategy: {name: analytic, head: auto}",
     ]
-
-
-def _may_be_photographs(found: Survey) -> bool:
-    """Whether a network of photographs is there, and the images are in colour."""
-    return bool(found.modes["colour"] and not found.modes["dicom"] and network_is_here())
 
 
 def _trained(found: Survey) -> list[str]:

@@ -1,6 +1,7 @@
 """What `perennial init --epsilon` writes: an experiment from noised sums, as docs/private_sums.md advises."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,22 @@ def one_line(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
+def median_size(found: Survey) -> tuple[int, int]:
+    """(height, width) of images, each the median."""
+    widths, heights = (sorted(side) for side in zip(*found.sizes, strict=True))
+    return heights[len(heights) // 2], widths[len(widths) // 2]
+
+
+def with_lists(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Kinds of columns as YAML writes them."""
+    return {name: list(kind) if isinstance(kind, tuple) else kind for name, kind in columns.items()}
+
+
 def seen_size(found: Survey) -> tuple[int, int] | None:
     """(height, width) of what a map sees of images; None for tables."""
     if not found.images:
         return None
-    widths, heights = (sorted(side) for side in zip(*found.sizes, strict=True))
-    height, width = heights[len(heights) // 2], widths[len(widths) // 2]
+    height, width = median_size(found)
     scale = min(1.0, max(SEEN_SIDE / max(height, width), PATCHES_SIDE / min(height, width)))
     return max(1, round(height * scale)), max(1, round(width * scale))
 
@@ -114,9 +125,8 @@ def rounded_constants(found: Survey) -> dict[str, Any]:
         values = encode(file, columns, (), BadCells(file))
         indices = numeric_indices(columns)
         both = {name: _rounded(values[:, place]) for name, place in indices.items()}
-        kinds = {name: list(kind) if isinstance(kind, tuple) else kind for name, kind in columns.items()}
         return {
-            "columns": kinds,
+            "columns": with_lists(columns),
             "normalise": {
                 "mean": {name: mean for name, (mean, _) in both.items()},
                 "std": {name: std for name, (_, std) in both.items()},

@@ -10,8 +10,8 @@ import typer
 import perennial
 from perennial.cli.deploy import app as deploy
 from perennial.cli.digest import app as digest
+from perennial.cli.evaluate import evaluate
 from perennial.cli.export import export_command
-from perennial.cli.judging import evaluate
 from perennial.cli.pages import serve
 from perennial.cli.predict import predict_command
 from perennial.cli.privacy import attack_command, audit_command, epsilon_command, ledger_command
@@ -175,8 +175,14 @@ def withdraw(
         typer.echo(withdrawal.write_form(run, site, form))
     elif records is not None:
         typer.echo(withdrawal.withdraw_records(run, site, records, shrinkage))
+    elif (certificate := withdrawal.withdraw(run, site, shrinkage, receipt)) is not None:
+        typer.echo(certificate)
     else:
-        typer.echo(withdrawal.withdraw(run, site, shrinkage, receipt))
+        typer.echo(
+            f"{site} is out of {run}; its model, which samples of all sites chose or weighed, is removed"
+        )
+        typer.echo(f"the sites that are left are asked again by: perennial run --resume {run}")
+        typer.echo("of a deployment by: perennial deploy resume NAME")
 
 
 @app.command()

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -36,7 +36,9 @@ def predict_command(
     from perennial.library import Model
     from perennial.models.saved import load_saved, model_file
 
-    write = _writer(form or ("" if output is None else SUFFIXES.get(output.suffix.lower(), "")) or "text")
+    form = form or ("" if output is None else SUFFIXES.get(output.suffix.lower(), "")) or "text"
+    if form not in WRITERS:
+        raise ConfigError(f"predict --format: found {form!r}, allowed {', '.join(WRITERS)}")
     saved = load_saved(model_file(run, site))
     if saved.class_means is None and saved.settings["learner"]["classifier"] == "nearest_mean":
         typer.echo(
@@ -48,25 +50,18 @@ def predict_command(
         typer.echo(f"predict: the sets have no stated coverage: {saved.confidence.void}", err=True)
     model = Model(saved)
     with _opened(output) as file:
-        for line in write(model.predictions(paths), saved.classes, saved.confidence.thresholds is not None):
+        for line in WRITERS[form](
+            model.predictions(paths), saved.classes, saved.confidence.thresholds is not None
+        ):
             file.write(line + "\n")
-
-
-Writer = Callable[[Iterable["Prediction"], Sequence[str], bool], Iterator[str]]
-
-
-def _writer(form: str) -> Writer:
-    writers: dict[str, Writer] = {"text": _text, "csv": _csv, "jsonl": _json_lines}
-    if form not in writers:
-        raise ConfigError(f"predict --format: found {form!r}, allowed {', '.join(writers)}")
-    return writers[form]
 
 
 def _text(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
     """name, class and confidence, and prediction set and operating points where there are any, by tabs."""
     for each in found:
+        points = "; ".join(f"{name}: {'yes' if found else 'no'}" for name, found in each.reached.items())
         line = [each.name, each.label, f"{each.confidence:.4f}", *([_set_in_words(each)] if sets else [])]
-        yield "\t".join([*line, *([_reached_in_words(each)] if each.reached else [])])
+        yield "\t".join([*line, *([points] if points else [])])
 
 
 def _csv(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
@@ -95,14 +90,13 @@ def _json_lines(found: Iterable["Prediction"], classes: Sequence[str], sets: boo
         yield json.dumps(line, ensure_ascii=False)
 
 
+WRITERS = {"text": _text, "csv": _csv, "jsonl": _json_lines}
+
+
 def _set_in_words(found: "Prediction") -> str:
     from perennial.models.prediction import NONE_OF_THE_KNOWN
 
     return "; ".join(found.members or ()) or NONE_OF_THE_KNOWN
-
-
-def _reached_in_words(found: "Prediction") -> str:
-    return "; ".join(f"{name}: {'yes' if reached else 'no'}" for name, reached in found.reached.items())
 
 
 def _row(values: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perennial.cli.options import InContainer, MailFile, WebhookFile
+from perennial.cli.pages import serve_site
+from perennial.cli.withdraw import withdraw
 
 if TYPE_CHECKING:
     from perennial.config.site import SiteConfig
@@ -139,35 +140,7 @@ def resume(path: SiteFile = Path("site.yaml")) -> None:
     typer.echo("requests are answered again")
 
 
-@app.command()
-def withdraw(
-    path: Annotated[Path, typer.Argument(help="site.yaml, or the folder of a simulated run")],
-    records: Annotated[
-        list[Path] | None, typer.Argument(help="records to take back: image files, CSV tables, .npz arrays")
-    ] = None,
-    run: Annotated[
-        str, typer.Option(help="the whole run: its token, as `perennial ledger` and the page show it")
-    ] = "",
-    digests: Annotated[bool, typer.Option("--digests", help="lend no digests any more")] = False,
-    patients: Annotated[
-        Path | None,
-        typer.Option(help="all records of these patients: a text file, one a line"),
-    ] = None,
-    form: Annotated[
-        Path | None, typer.Option(help="of records: the operator makes it with `perennial withdraw --form`")
-    ] = None,
-    experiment: Annotated[Path | None, typer.Option(help="of records: the run's approved experiment")] = None,
-    site: Annotated[str, typer.Option(help="of a simulated run: which site")] = "",
-    output: Annotated[Path, typer.Option(help="of records: file for the operator")] = Path(
-        "records.safetensors"
-    ),
-) -> None:
-    """Withdraw from a run, take records back from a finished closed-form run, or lend no digests any more."""
-    from perennial.cli.withdraw import withdraw_command
-
-    chosen = (records or [], patients, form, experiment, site, output)
-    for line in withdraw_command(path, run, digests, *chosen):
-        typer.echo(line)
+app.command()(withdraw)
 
 
 @app.command()
@@ -183,22 +156,7 @@ def verify(
         typer.echo(line)
 
 
-@app.command()
-def serve(
-    path: SiteFile = Path("site.yaml"),
-    host: Annotated[str, typer.Option(help="address to listen on: loopback")] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 8081,
-    token_file: Annotated[
-        Path | None, typer.Option(help="token to sign in with; default: page.token beside site.yaml")
-    ] = None,
-    in_container: InContainer = False,
-    webhook_file: WebhookFile = None,
-    mail_file: MailFile = None,
-) -> None:
-    """Serve a page for this hospital: what has left, what was approved, what happens now."""
-    from perennial.cli.serve import serve_site_command
-
-    serve_site_command(path, host, port, token_file, in_container, webhook_file, mail_file)
+app.command("serve")(serve_site)
 
 
 @app.command()

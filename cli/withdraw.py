@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from perennial.foundation.errors import ConfigError
 
@@ -11,36 +13,40 @@ if TYPE_CHECKING:
 
     from perennial.client.site import Site
 
+OUTPUT = Path("records.safetensors")
 
-def withdraw_command(
-    path: Path,
-    run: str,
-    digests: bool,
-    records: Sequence[Path],
-    patients: Path | None,
-    form: Path | None,
-    experiment: Path | None,
-    site: str,
-    output: Path,
-) -> Iterator[str]:
-    """Withdraw what is asked for, and say what the operator does with it.
 
-    Raises ConfigError naming an argument that is missing or one too many.
-    """
+def withdraw(
+    path: Annotated[Path, typer.Argument(help="site.yaml, or the folder of a simulated run")],
+    records: Annotated[
+        list[Path] | None, typer.Argument(help="records to take back: image files, CSV tables, .npz arrays")
+    ] = None,
+    run: Annotated[
+        str, typer.Option(help="the whole run: its token, as `perennial ledger` and the page show it")
+    ] = "",
+    digests: Annotated[bool, typer.Option("--digests", help="lend no digests any more")] = False,
+    patients: Annotated[
+        Path | None, typer.Option(help="all records of these patients: a text file, one a line")
+    ] = None,
+    form: Annotated[
+        Path | None, typer.Option(help="of records: the operator makes it with `perennial withdraw --form`")
+    ] = None,
+    experiment: Annotated[Path | None, typer.Option(help="of records: the run's approved experiment")] = None,
+    site: Annotated[str, typer.Option(help="of a simulated run: which site")] = "",
+    output: Annotated[Path, typer.Option(help="of records: file for the operator")] = OUTPUT,
+) -> None:
+    """Withdraw from a run, take records back from a finished closed-form run, or lend no digests any more."""
     if sum((bool(run), digests, bool(records), patients is not None)) != 1:
         raise ConfigError("withdraw: give one of --run TOKEN, --digests, --patients FILE, or the records")
-    if run or digests:
-        yield from _of_run(path, run) if run else _of_digests(path)
-        return
-    from perennial.client.withdrawn_records import withdrawn
-
-    opened, token, current = _of_a_run(path, site) if path.is_dir() else _at_a_site(path, form, experiment)
-    chosen = _chosen(opened, records, patients)
-    by_task = withdrawn(opened, token, chosen, output, current)
-    samples = sum(part.samples for part in by_task.values())
-    yield f"{output}: sums of {samples} training samples, of {len(by_task)} tasks"
-    yield f"the operator gives: perennial withdraw RUN --site {opened.name} --records {output.name}"
-    yield "remove these records from this site's data too, or the next run has them again"
+    if run:
+        lines = _of_run(path, run)
+    elif digests:
+        lines = _of_digests(path)
+    else:
+        opened = _of_a_run(path, site) if path.is_dir() else _at_a_site(path, form, experiment)
+        lines = _of_records(*opened, records or [], patients, output)
+    for line in lines:
+        typer.echo(line)
 
 
 def _of_run(path: Path, run: str) -> Iterator[str]:
@@ -59,6 +65,23 @@ def _of_digests(path: Path) -> Iterator[str]:
 
     stop_answering(path, "digest")
     yield f"{path}: policy.answers names digest no more; the server deletes its digests at the next reply"
+
+
+def _of_records(
+    site: "Site",
+    token: str,
+    current: dict[int, str],
+    records: Sequence[Path],
+    patients: Path | None,
+    output: Path,
+) -> Iterator[str]:
+    from perennial.client.withdrawn_records import withdrawn
+
+    by_task = withdrawn(site, token, _chosen(site, records, patients), output, current)
+    samples = sum(part.samples for part in by_task.values())
+    yield f"{output}: sums of {samples} training samples, of {len(by_task)} tasks"
+    yield f"the operator gives: perennial withdraw RUN --site {site.name} --records {output.name}"
+    yield "remove these records from this site's data too, or the next run has them again"
 
 
 def _chosen(site: "Site", records: Sequence[Path], patients: Path | None) -> "Tensor":

@@ -6,17 +6,17 @@ imported here that a request may not need.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
-from perennial.client.receipts import attach_tip, take_receipt
 from perennial.client.time_limit import check_bytes
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
@@ -45,11 +45,13 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.parcel import is_parcel, opened, parcelled
+from perennial.protocol.receipts import LedgerReceipt, LedgerTip
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 
-Request = TypeVar("Request", bound=WireMessage)
 Done = TypeVar("Done")
+Handler = Callable[[Identity, Any], WireMessage]
+"""What a site does for one kind of request, which it is given parsed."""
 
 RAISED = 2
 """Flower's code for a ClientApp that could not answer (ErrorCode.CLIENT_APP_RAISED_EXCEPTION)."""
@@ -80,8 +82,8 @@ app = ClientApp(mods=[answer_in_kind])
 def _answer(
     message: Message,
     context: Context,
-    expected: type[Request],
-    handle: Callable[[Identity, Request], WireMessage],
+    expected: type[WireMessage],
+    handle: Handler,
 ) -> Message:
     """Validate a request, handle it, and reply; any error becomes a Refusal.
 
@@ -158,7 +160,7 @@ def _run_name(identity: Identity, context: Context) -> str:
     return shown(str(context.run_config.get("name") or identity.experiment.name), 80)
 
 
-def _answer_for_sums(message: Message, context: Context, expected: type[Stamp], answer: str) -> Message:
+def _of_sums(answer: str) -> Handler:
     """Answer by a function of client/secure_answers.py, which needs neither data nor a model."""
 
     def handle(identity: Identity, request: Stamp) -> WireMessage:
@@ -167,10 +169,10 @@ def _answer_for_sums(message: Message, context: Context, expected: type[Stamp], 
         with admitted(identity, request):
             return getattr(import_module("perennial.client.secure_answers"), answer)(identity, request)
 
-    return _answer(message, context, expected, handle)
+    return handle
 
 
-def _answer_at_site(message: Message, context: Context, expected: type[Stamp], answer: str) -> Message:
+def _at_site(answer: str) -> Handler:
     """Answer by `module:function` of this room, imported for this request alone; it takes the opened site."""
 
     def handle(identity: Identity, request: Stamp) -> WireMessage:
@@ -187,7 +189,7 @@ def _answer_at_site(message: Message, context: Context, expected: type[Stamp], a
 
         return answered_once(site, request, answered)
 
-    return _answer(message, context, expected, handle)
+    return handle
 
 
 def _reason(error: Exception, deployed: bool) -> str:
@@ -202,123 +204,51 @@ def _reason(error: Exception, deployed: bool) -> str:
     return shown(said, LONGEST_REASON - 100)
 
 
-@app.query("describe")
-def describe(message: Message, context: Context) -> Message:
-    """Who this site is."""
-
-    def handle(identity: Identity, request: DescribeRequest) -> DescribeReply:
-        if request.version != VERSION:
-            raise ProtocolError(
-                f"{identity.name!r} (Perennial {perennial.__version__}) speaks protocol version {VERSION}, "
-                f"this server {request.version}: install the same release at both"
-            )
-        experiment, signed = identity.experiment, {}
-        if not (experiment.strategy.trains or experiment.privacy.enabled or experiment.secure is not None):
-            from perennial.client.signing import own_signer
-
-            signer = own_signer(identity)
-            signed = {"signing_key": signer.key, "certified": signer.certified}
-        return DescribeReply(
-            version=VERSION,
-            site=identity.name,
-            experiment=experiment.digest,
-            answers=list(identity.policy.answers),
-            require_privacy=identity.policy.require_privacy,
-            **signed,
+def _describe(identity: Identity, request: DescribeRequest) -> DescribeReply:
+    if request.version != VERSION:
+        raise ProtocolError(
+            f"{identity.name!r} (Perennial {perennial.__version__}) speaks protocol version {VERSION}, "
+            f"this server {request.version}: install the same release at both"
         )
+    experiment, signed = identity.experiment, {}
+    if not (experiment.strategy.trains or experiment.privacy.enabled or experiment.secure is not None):
+        from perennial.client.signing import own_signer
 
-    return _answer(message, context, DescribeRequest, handle)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train on this task's data."""
-
-    return _answer_at_site(message, context, TrainRequest, "handlers:answer_train")
-
-
-@app.train("finish_task")
-def finish_task(message: Message, context: Context) -> Message:
-    """Choose exemplars and keep the task's model."""
-
-    return _answer_at_site(message, context, FinishTaskRequest, "handlers:answer_finish_task")
+        signer = own_signer(identity)
+        signed = {"signing_key": signer.key, "certified": signer.certified}
+    return DescribeReply(
+        version=VERSION,
+        site=identity.name,
+        experiment=experiment.digest,
+        answers=list(identity.policy.answers),
+        require_privacy=identity.policy.require_privacy,
+        **signed,
+    )
 
 
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Measure the model on held-out samples."""
+HANDLERS: dict[type[WireMessage], Handler] = {
+    DescribeRequest: _describe,
+    TrainRequest: _at_site("handlers:answer_train"),
+    FinishTaskRequest: _at_site("handlers:answer_finish_task"),
+    EvaluateRequest: _at_site("handlers:answer_evaluate"),
+    DigestRequest: _at_site("digests:answer_digest"),
+    SparsityRequest: _at_site("sparsity:answer_sparsity"),
+    PersonalModelRequest: _at_site("own_model:answer_personal_model"),
+    StatisticsRequest: _at_site("statistics:answer_statistics"),
+    ClassCountsRequest: _at_site("statistics:answer_class_counts"),
+    CompareHeadsRequest: _at_site("statistics:answer_compare_heads"),
+    IntroduceRequest: _of_sums("answer_introduce"),
+    ShareRequest: _of_sums("answer_share"),
+    VoteRequest: _of_sums("answer_vote"),
+    OpenRequest: _of_sums("answer_open"),
+}
+"""Every request that a site answers."""
 
-    return _answer_at_site(message, context, EvaluateRequest, "handlers:answer_evaluate")
-
-
-@app.query("digest")
-def digest(message: Message, context: Context) -> Message:
-    """Lend digests of this task's new data."""
-
-    return _answer_at_site(message, context, DigestRequest, "digests:answer_digest")
-
-
-@app.query("sparsity")
-def sparsity(message: Message, context: Context) -> Message:
-    """Measure how often each channel is silent."""
-
-    return _answer_at_site(message, context, SparsityRequest, "sparsity:answer_sparsity")
-
-
-@app.train("personal_model")
-def personal_model(message: Message, context: Context) -> Message:
-    """Keep, and measure, the site's own model."""
-
-    return _answer_at_site(message, context, PersonalModelRequest, "own_model:answer_personal_model")
-
-
-@app.query("statistics")
-def statistics(message: Message, context: Context) -> Message:
-    """Add up the fixed features of one task's samples."""
-
-    return _answer_at_site(message, context, StatisticsRequest, "statistics:answer_statistics")
-
-
-@app.query("class_counts")
-def class_counts(message: Message, context: Context) -> Message:
-    """Count the training samples of each class of one task."""
-
-    return _answer_at_site(message, context, ClassCountsRequest, "statistics:answer_class_counts")
-
-
-@app.query("compare_heads")
-def compare_heads(message: Message, context: Context) -> Message:
-    """Measure several heads on validation samples."""
-
-    return _answer_at_site(message, context, CompareHeadsRequest, "statistics:answer_compare_heads")
-
-
-@app.query("introduce")
-def introduce(message: Message, context: Context) -> Message:
-    """This site's keys of a task."""
-
-    return _answer_for_sums(message, context, IntroduceRequest, "answer_introduce")
-
-
-@app.query("share")
-def share(message: Message, context: Context) -> Message:
-    """Fresh masks for an attempt at a sum, shared out."""
-
-    return _answer_for_sums(message, context, ShareRequest, "answer_share")
-
-
-@app.query("vote")
-def vote(message: Message, context: Context) -> Message:
-    """A signature over the sites that are in a sum."""
-
-    return _answer_for_sums(message, context, VoteRequest, "answer_vote")
-
-
-@app.query("open")
-def open_sum(message: Message, context: Context) -> Message:
-    """The shares that open a sum."""
-
-    return _answer_for_sums(message, context, OpenRequest, "answer_open")
+for _request, _handle in HANDLERS.items():
+    _category, _, _action = _request.message_type.partition(".")
+    getattr(app, _category)(*([_action] if _action else []))(
+        partial(_answer, expected=_request, handle=_handle)
+    )
 
 
 def prepare(run_config: Mapping[str, Any]) -> None:
@@ -329,3 +259,43 @@ def prepare(run_config: Mapping[str, Any]) -> None:
     from perennial.client.warm import import_for
 
     import_for(RunSettings.from_run_config(run_config).load())
+
+
+def take_receipt(identity: Identity, request: RecordDict) -> None:
+    """Keep the receipt beside a request, where this site keeps receipts; it binds the ledger from then on.
+
+    Raises ProtocolError when it is another site's or not the operator's, StateError when it cannot be kept.
+    """
+    settings = identity.receipts
+    if settings is None or (found := LedgerReceipt.beside(request)) is None:
+        return
+    from perennial.privacy.receipts import Receipt, ReceiptBook, read_receipt_key
+
+    receipt = Receipt(**vars(found))
+    if receipt.site != identity.name:
+        raise ProtocolError(f"receipt: found one of site {receipt.site!r}, this is {identity.name!r}")
+    if not receipt.holds(read_receipt_key(settings.key)):
+        raise ProtocolError("receipt: its signature is not that of the operator's key for receipts")
+    book = ReceiptBook(settings.file)
+    newest = book.newest()
+    if newest is None or receipt.lines >= newest.lines:
+        book.keep(receipt)
+
+
+def attach_tip(identity: Identity, reply: RecordDict) -> None:
+    """Put the tip of the ledger beside a reply, where this site keeps receipts and has charged anything."""
+    if identity.receipts is None:
+        return
+    mark = identity.ledger.mark()
+    if mark is not None:
+        from perennial.privacy.receipts import ReceiptBook
+
+        place, newest = mark
+        LedgerTip(
+            site=identity.name,
+            length=place.bytes,
+            lines=place.lines,
+            newest=newest,
+            last=place.last,
+            aside=ReceiptBook(identity.receipts.file).aside,
+        ).put_beside(reply)

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_update
-from perennial.client.release import charge_entry
+from perennial.client.release import charge_entry, noise_source
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import PrivacyError
-from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
-from perennial.privacy.noise import SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.protocol.messages import FinishTaskRequest
 from perennial.protocol.stamp import Stamp
@@ -69,15 +67,11 @@ def release_class_sums(
             check_floor(identity.policy, "class_means", 0)
         for label in stay:
             sums[label] = counts[label] = 0.0
-        if not identity.deployed:
-            return Tensors(sums=sums, counts=counts)
     elif privacy.mode == "client_local":
         assert privacy.noise_multiplier is not None
         sums = F.normalize(sums, dim=1).div_(len(sums) ** 0.5)
         counts = torch.ones(len(sums), device=sums.device)
-        secure = privacy.noise_source == "secure"
-        seeded = stream(site.experiment.seed, "class-means-noise", site.name, request.round)
-        source = SecureNoise() if secure else SeededNoise(seeded)
+        source = noise_source(site, "class-means-noise", request.round)
         protect_update(sums.view(-1), 1.0, privacy.noise_multiplier, source)
     else:
         raise PrivacyError(f"learner.means global: not with privacy.mode {privacy.mode!r}")

@@ -123,7 +123,7 @@ class _Door:
                 turn = TrainingTurn.open(Site(identity, before.turn.site.process), request, before.turn)
                 same = _places(turn) == _places(before.turn)
                 start = before.start if same else turn.flat.vector.clone()
-            self._before = Waiting(message, context, turn, start, turn.training().as_member(start))
+            self._before = Waiting(message, context, turn, start, turn.as_member(start))
             return self._before
 
         before = self._before

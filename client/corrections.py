@@ -7,14 +7,14 @@ the release does; it is written before the reply leaves. Personal layers have no
 site has such a layer from which this one could drift.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from torch import Tensor
 
+from perennial.client.settings import part_of_settings
 from perennial.client.site import Site
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ProtocolError
@@ -110,7 +110,7 @@ def open_correction(site: Site, request: TrainRequest, flat: FlatParameters) -> 
     proximal = site.experiment.learner.correction
     pull = proximal.mu if proximal is not None else 0.0
     nothing = torch.empty(0)
-    order = _order(request)
+    order = part_of_settings(request, "correction", _ORDER)
     if order is None:
         gradient = GradientCorrection(pull=pull) if pull else None
         return LocalCorrection(site, request, flat, None, nothing, nothing, 1, gradient)
@@ -125,21 +125,6 @@ def open_correction(site: Site, request: TrainRequest, flat: FlatParameters) -> 
         case AdaBestOrder():
             shift = -own
     return LocalCorrection(site, request, flat, order, own, control, since, GradientCorrection(shift, pull))
-
-
-def _order(request: TrainRequest) -> Order | None:
-    try:
-        settings = json.loads(request.settings)
-    except json.JSONDecodeError as error:
-        raise ProtocolError(f"TrainRequest: settings: not JSON ({error})") from error
-    if not isinstance(settings, dict):
-        raise ProtocolError(f"TrainRequest: settings: found {settings!r:.60}, allowed a JSON object")
-    if "correction" not in settings:
-        return None
-    try:
-        return _ORDER.validate_python(settings["correction"])
-    except ValidationError as error:
-        raise ProtocolError(f"TrainRequest: settings.correction: {error.errors()[0]['msg']}") from error
 
 
 def _remembered(site: Site, request: TrainRequest, flat: FlatParameters, order: Order) -> tuple[Tensor, int]:

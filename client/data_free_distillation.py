@@ -3,13 +3,13 @@
 Shapes: x (S, *input_shape) float32, normalised; logits (S, M_old), of the model to imitate.
 """
 
-import json
 from dataclasses import dataclass
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor
 
+from perennial.client.settings import part_of_settings
 from perennial.client.site import Site
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.devices import to_device
@@ -51,13 +51,9 @@ class DataFreeDistillation:
 
 def open_data_free_distillation(site: Site, request: TrainRequest) -> DataFreeDistillation | None:
     """The distillation term that the request asks for, or None. Raises ProtocolError naming what is wrong."""
-    settings = json.loads(request.settings)
-    if "rehearsal" not in settings:
+    order = part_of_settings(request, "rehearsal", DataFreeDistillationSettings)
+    if order is None:
         return None
-    try:
-        order = DataFreeDistillationSettings.model_validate(settings["rehearsal"])
-    except ValidationError as error:
-        raise ProtocolError(f"TrainRequest: settings.rehearsal: {error.errors()[0]['msg']}") from error
     given = request.method or {}
     x, logits = given.get("rehearsal/x"), given.get("rehearsal/logits")
     shape = site.models.input_shape

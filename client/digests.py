@@ -12,7 +12,7 @@ from torch import Tensor
 from perennial.client.floor import check_floor
 from perennial.client.policy import check_digests
 from perennial.client.record_sets import choose
-from perennial.client.release import charge_entry
+from perennial.client.release import charge_entry, noise_source, word_source
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
@@ -20,8 +20,7 @@ from perennial.foundation.streams import stream
 from perennial.models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
-from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
-from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from perennial.privacy.noise import NoiseSource
 from perennial.privacy.statistics_digests import drawn_digests
 from perennial.protocol.messages import DigestReply, DigestRequest
 from perennial.protocol.tensors import Tensors
@@ -53,7 +52,8 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
     state, name = site.state(request.run), f"digest-{request.task}"
     kept = state.get(name, before=1)
     if kept is None:
-        digests, guarantee = digests_of(site, encoder, request.task, _noise(site, config, request.task))
+        source = noise_source(site, "digest-noise", request.task, kind=config.noise_source)
+        digests, guarantee = digests_of(site, encoder, request.task, source)
         _charge(site, request, config, guarantee)
         tensors = {"features": digests.features.cpu(), "labels": digests.labels.cpu()}
         state.put(name, 0, tensors, {"samples_per_digest": config.per_digest})
@@ -79,8 +79,7 @@ def digests_of(
     features, labels = encode(site, encoder, indices), site.data.y[indices]
     generator = stream(site.experiment.seed, "digest-groups", site.name, task)
     if config.kind == "statistics":
-        seeded = stream(site.experiment.seed, "digest-noise", site.name, task)
-        words = SecureWords() if isinstance(source, SecureNoise) else SeededWords(seeded)
+        words = word_source(site, "digest-noise", task, kind=source.name)
         return drawn_digests(features, labels, classes, config, generator, words)
     return make_digests(features, labels, classes, config, generator, source)
 
@@ -102,19 +101,9 @@ def withdrawal(site: Site) -> dict[str, Any]:
 
 
 def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee: DigestGuarantee) -> None:
-    """A simulated site without protection keeps no ledger: nothing leaves anybody."""
-    identity = site.identity
-    if not identity.deployed and not config.protects:
-        return
     classes = site.task_range(request)
     rows = site.data.task_indices("train", classes.start, classes.stop)
     # groups of samples are mixed, so that none can be left out by itself
     chosen = choose(site, charges.in_the_clear(site.experiment, request.run, "digest"), rows)
     for entry in charges.digests(site.experiment, request.run, config, guarantee):
         charge_entry(site, entry, chosen)
-
-
-def _noise(site: Site, config: DigestConfig, task: int) -> NoiseSource:
-    if config.noise_source == "secure":
-        return SecureNoise()
-    return SeededNoise(stream(site.experiment.seed, "digest-noise", site.name, task))

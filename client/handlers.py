@@ -11,12 +11,10 @@ from perennial.client.held_out_tables import (
     reported_tables,
     score_held_out,
 )
-from perennial.client.kept_model import keep_own_model
 from perennial.client.learnt_sums import check_learnt_sums, release_learnt_sums
-from perennial.client.own_layers import has_own_layers
+from perennial.client.own_model import has_own_layers, keep_own_model
 from perennial.client.policy import check_answer
-from perennial.client.secure_update import update_words
-from perennial.client.secure_values import is_secure, masked_reply
+from perennial.client.secure_values import is_secure, masked_reply, update_words
 from perennial.client.site import Site
 from perennial.client.training_samples import choose_exemplars
 from perennial.client.training_turn import TrainingTurn

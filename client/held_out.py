@@ -15,18 +15,17 @@ from perennial.client.class_means import own_class_means
 from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_evaluation
 from perennial.client.record_sets import Chosen, choose
-from perennial.client.release import charge
+from perennial.client.release import charge, word_source
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.config.secure_words import cell_words
 from perennial.foundation.errors import ConfigError, ProtocolError
-from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
 from perennial.learning.scored import Scored
 from perennial.models.incremental import IncrementalModel
-from perennial.privacy.discrete_gaussian import Integers, SecureWords, SeededWords, WordSource
+from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
 from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import EvaluateRequest
@@ -155,26 +154,20 @@ def _protected(
     The server adds the noise in client_central, and the sites together do in client_shared and sample_shared.
     """
     privacy, secure = site.experiment.privacy, site.experiment.secure
+    source = word_source(site, "counts-noise", type(request).__name__, request.round)
     cells = cells_of(correct, total)
     if privacy.mode == "sample":
-        return cells * STEPS + noise.draw(len(cells), _source(site, request))
+        return cells * STEPS + noise.draw(len(cells), source)
     if privacy.mode == "sample_shared":
         assert secure is not None
-        return cells * STEPS + noise.share(len(cells), secure.honest, _source(site, request))
+        return cells * STEPS + noise.share(len(cells), secure.honest, source)
     cells = noise.shrunk(cells)
     if privacy.mode == "client_local":
-        return cells + noise.draw(len(cells), _source(site, request))
+        return cells + noise.draw(len(cells), source)
     if privacy.mode == "client_shared":
         assert secure is not None
-        return cells + noise.share(len(cells), secure.honest, _source(site, request))
+        return cells + noise.share(len(cells), secure.honest, source)
     return cells
-
-
-def _source(site: Site, request: Stamp) -> WordSource:
-    if site.experiment.privacy.noise_source == "secure":
-        return SecureWords()
-    kind = type(request).__name__
-    return SeededWords(stream(site.experiment.seed, "counts-noise", site.name, kind, request.round))
 
 
 def sent_means(model: IncrementalModel, tensors: Tensors) -> Tensor:

@@ -21,34 +21,13 @@ from perennial.data.registry import Registry
 from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.measurements import asked
 from perennial.protocol.messages import (
-    ClassCountsRequest,
     CompareHeadsRequest,
-    DigestRequest,
     EvaluateRequest,
-    FinishTaskRequest,
-    PersonalModelRequest,
-    SparsityRequest,
     StatisticsRequest,
     TrainRequest,
 )
-from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import Stamp
 
-KINDS: dict[type[Stamp], str] = {
-    TrainRequest: "train",
-    FinishTaskRequest: "finish_task",
-    EvaluateRequest: "evaluate",
-    PersonalModelRequest: "personal_model",
-    DigestRequest: "digest",
-    SparsityRequest: "sparsity",
-    StatisticsRequest: "statistics",
-    ClassCountsRequest: "class_counts",
-    CompareHeadsRequest: "compare_heads",
-    IntroduceRequest: "introduce",
-    ShareRequest: "share",
-    VoteRequest: "vote",
-    OpenRequest: "open",
-}
 MASKED = ("train", "finish_task", "evaluate", "statistics")
 """Kinds whose answers go into masked sums where the experiment has `secure`."""
 OF_SUMS = ("introduce", "share", "vote", "open")
@@ -175,7 +154,7 @@ class Plan:
 
     def check(self, request: Stamp) -> str:
         """The kind of a request that this experiment makes. Raises PolicyRefusal naming what it does not."""
-        kind, schedule = KINDS[type(request)], self.registry.schedule
+        kind, schedule = request.message_type.rpartition(".")[2], self.registry.schedule
         if isinstance(request, EvaluateRequest) and request.statistic == "temperature":
             # of validation samples, so that it is no further question about those that are counted
             kind = "temperature"

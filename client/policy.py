@@ -6,7 +6,6 @@ its claim must be true of these settings, its noise must be unknown to the serve
 beside it. Each kind of release has its one check here, which is made before anything is computed.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from perennial.client.floor import check_floor, samples_of_digest
@@ -37,13 +36,11 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
     privacy = experiment.privacy
     if privacy.enabled and privacy.allow_unaccounted_metrics:
         why = "privacy.allow_unaccounted_metrics lets counts and losses leave in the clear beside each update"
-        protection = _Protection("none", why)
-    else:
-        why = f"the experiment has privacy.mode {privacy.mode!r}"
-        unit = f" and unit {privacy.hidden_unit!r}" if privacy.mode == "sample" else ""
-        kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
-        protection = _Protection(kind, f"{why}{unit}", privacy.noise_source)
-    _demand(policy, protection)
+        _demand(policy, "none", why)
+        return
+    unit = f" and unit {privacy.hidden_unit!r}" if privacy.mode == "sample" else ""
+    kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
+    _demand(policy, kind, f"the experiment has privacy.mode {privacy.mode!r}{unit}", privacy.noise_source)
 
 
 def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
@@ -53,15 +50,13 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
     if not digests.protects or digests.labels_in_the_clear:
         # with noise on features and labels, what one sample adds is hidden by a proof
         check_floor(policy, "digest", samples_of_digest(digests))
+    source = digests.noise_source
     if not digests.protects:
-        protection = _Protection("none", f"digests.protection {digests.protection!r} proves nothing")
+        _demand(policy, "none", f"digests.protection {digests.protection!r} proves nothing")
     elif digests.labels_in_the_clear:
-        protection = _Protection(
-            "none", "digests.labels 'public' sends labels in the clear", digests.noise_source
-        )
+        _demand(policy, "none", "digests.labels 'public' sends labels in the clear", source)
     else:
-        protection = _Protection("sample", "a digest hides one sample", digests.noise_source)
-    _demand(policy, protection)
+        _demand(policy, "sample", "a digest hides one sample", source)
 
 
 def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) -> None:
@@ -69,10 +64,10 @@ def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) 
     check_claim(experiment, sparsity="sample" if noised else "none")
     _refuse_beside_sums(policy, "sparsity vectors")
     if noised:
-        why, source = "a sparsity vector with noise hides one sample", experiment.privacy.noise_source
-        _demand(policy, _Protection("sample", why, source))
+        why = "a sparsity vector with noise hides one sample"
+        _demand(policy, "sample", why, experiment.privacy.noise_source)
     else:
-        _demand(policy, _Protection("none", "a sparsity vector without noise hides nothing"))
+        _demand(policy, "none", "a sparsity vector without noise hides nothing")
 
 
 def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
@@ -80,12 +75,8 @@ def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
     check_claim(experiment)
     check_secure(policy, experiment)
     privacy = experiment.privacy
-    why = (
-        "sums of features leave with the experiment's noise"
-        if privacy.enabled
-        else "sums of features leave without noise"
-    )
-    _demand(policy, _Protection(privacy.mode, why, privacy.noise_source))
+    noise = "with the experiment's noise" if privacy.enabled else "without noise"
+    _demand(policy, privacy.mode, f"sums of features leave {noise}", privacy.noise_source)
 
 
 def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
@@ -98,9 +89,9 @@ def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
             check_promise(policy, "evaluation.noise_multiplier", experiment.evaluation.noise_multiplier)
         why = f"the experiment's noise on counts hides one {privacy.hidden_unit}"
         kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
-        _demand(policy, _Protection(kind, why, privacy.noise_source))
+        _demand(policy, kind, why, privacy.noise_source)
         return
-    _demand(policy, _Protection("none", "counts of right answers leave without noise"))
+    _demand(policy, "none", "counts of right answers leave without noise")
     if privacy.enabled and not privacy.allow_unaccounted_metrics:
         raise PolicyRefusal(
             f"privacy.mode {privacy.mode}: counts of right answers leave without noise, and no "
@@ -155,23 +146,17 @@ STRONGER: dict[Demand, tuple[Demand, ...]] = {
 """What else a protection serves: it hides as much, and more or from more."""
 
 
-@dataclass(frozen=True)
-class _Protection:
-    """What hides a release. kind: in the words of policy.require_privacy. why: what makes it so."""
+def _demand(
+    policy: SitePolicy, kind: Demand, why: str, noise_source: Literal["secure", "seeded"] = "secure"
+) -> None:
+    """Raises PolicyRefusal unless what hides a release is what the policy demands.
 
-    kind: Demand
-    why: str
-    noise_source: Literal["secure", "seeded"] = "secure"
-
-
-def _demand(policy: SitePolicy, found: _Protection) -> None:
-    serves = {"none", found.kind, *STRONGER.get(found.kind, ())}
-    if policy.require_privacy not in serves:
-        raise PolicyRefusal(
-            f"policy.require_privacy: this site demands {policy.require_privacy!r}; {found.why}"
-        )
+    kind: in the words of policy.require_privacy. why: what makes it so.
+    """
+    if policy.require_privacy not in {"none", kind, *STRONGER.get(kind, ())}:
+        raise PolicyRefusal(f"policy.require_privacy: this site demands {policy.require_privacy!r}; {why}")
     # a policy that demands a protection has a budget, so this covers both
-    if policy.max_epsilon is not None and found.noise_source == "seeded":
+    if policy.max_epsilon is not None and noise_source == "seeded":
         raise PolicyRefusal(
             "policy.max_epsilon: noise_source is 'seeded', which whoever knows the seed can subtract; "
             "allowed 'secure'"

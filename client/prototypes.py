@@ -7,16 +7,15 @@ covers it, so every privacy mode refuses.
 Symbols: n new samples, k classes among them.
 """
 
-import json
-
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor
 
 from perennial.client.floor import check_single_samples
+from perennial.client.settings import part_of_settings
 from perennial.client.site import Site
 from perennial.foundation.block import FiniteBlock
-from perennial.foundation.errors import DataError, PrivacyError, ProtocolError
+from perennial.foundation.errors import DataError, PrivacyError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import unit_features
@@ -52,8 +51,8 @@ def prototype_gradients(
     Raises PrivacyError with any protection on, PolicyRefusal unless the policy names prototypes, DataError if
     samples are no 8-bit images, ProtocolError naming what is wrong with the order.
     """
-    settings = json.loads(request.settings)
-    if "prototypes" not in settings:
+    order = part_of_settings(request, "prototypes", PrototypeOrder)
+    if order is None:
         return None
     if site.experiment.privacy.enabled:
         raise PrivacyError(
@@ -61,10 +60,6 @@ def prototype_gradients(
             "without privacy only"
         )
     check_single_samples(site.identity.policy, "prototypes")
-    try:
-        order = PrototypeOrder.model_validate(settings["prototypes"])
-    except ValidationError as error:
-        raise ProtocolError(f"TrainRequest: settings.prototypes: {error.errors()[0]['msg']}") from error
     if len(new) == 0:
         return None
     data = site.samples(new)

@@ -39,14 +39,14 @@ def choose(site: Site, entry: Entry, rows: Tensor) -> Chosen:
     """
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
         return Chosen(rows)
-    book, lines, contents, patients = _identified(site, rows)
+    lines, contents, patients = _identified(site, rows)
     if not entry.protected:
         return Chosen(rows, lines)
     stays = np.zeros(len(rows), dtype=bool)
     stays[np.unique(contents, return_index=True)[1]] = True
     limit, ledger = site.identity.policy.limit, site.identity.ledger
     ledger.require_within(entry, limit)
-    payments = book.payments(ledger)
+    payments = book_of(site).payments(ledger)
     if limit is not None:
         stays &= payments.affordable(lines, limit, entry)
     payers = lines
@@ -65,10 +65,9 @@ def book_of(site: Site) -> RecordBook:
     return RecordBook(site.identity.state_dir, record_key(site.identity.state_dir))
 
 
-def _identified(site: Site, rows: Tensor) -> tuple[RecordBook, Ids, Ids, Ids | None]:
-    """(book, line of payments of each record, its content, its patient where the data name patients)."""
-    data, state_dir = site.data, site.identity.state_dir
-    key = record_key(state_dir)
+def _identified(site: Site, rows: Tensor) -> tuple[Ids, Ids, Ids | None]:
+    """(line of payments of each record, its content, its patient where the data name patients)."""
+    data, key = site.data, record_key(site.identity.state_dir)
     at = rows.cpu().numpy()
     if data.contents is None:  # a share of the experiment's data, for a trial without data of its own
         contents, places = record_contents(data.x[rows]), [f"share: {row}" for row in at.tolist()]
@@ -77,9 +76,8 @@ def _identified(site: Site, rows: Tensor) -> tuple[RecordBook, Ids, Ids, Ids | N
         contents, places = data.contents[at], [data.places[row] for row in at.tolist()]
     own = identities(key, "record", (content.tobytes() for content in contents))
     lying = identities(key, "place", (place.encode() for place in places))
-    book = RecordBook(state_dir, key)
     patients = None
     if data.patients:
         groups = data.keyed.groups[at]
         patients = as_ids(identities(key, "patient", (group.tobytes() for group in groups)))
-    return book, book.lines_of(own, lying), as_ids(own), patients
+    return book_of(site).lines_of(own, lying), as_ids(own), patients

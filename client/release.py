@@ -12,6 +12,7 @@ from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.training import TrainingResult
 from perennial.privacy.clipping import clip
+from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, WordSource
 from perennial.privacy.entries import Entry
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
@@ -49,10 +50,10 @@ def release_update(
     fields = _fields_of(site, result, samples)
     if privacy.mode == "client_local":
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
-        source = noise_source(site, request.round)
+        source = noise_source(site, "dp-noise", request.round)
         protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, source)
     elif privacy.mode in ("client_central", "client_shared"):
-        # under client_shared the site's share of the noise comes on the grid (client/secure_update.py)
+        # under client_shared the site's share of the noise comes on the grid (client/secure_values.py)
         fields = ReleasedFields(
             fields.num_examples, fields.train_loss, fields.steps, _clip(site, request, result.update)
         )
@@ -64,13 +65,9 @@ def charge(site: Site, run: str, *, of_update: bool, chosen: Chosen | None = Non
     """Record a release in the site's ledger before it leaves.
 
     A release is an update, with what the experiment lets leave in the clear beside it, or else the counts of
-    an evaluation. chosen: the records that it was computed from; None: every record pays.
-
-    Raises PrivacyError when the lifetime budget does not cover it, StateError when it cannot be recorded.
+    an evaluation. chosen and errors: as charge_entry().
     """
-    privacy, identity = site.experiment.privacy, site.identity
-    if privacy.mode == "none" and not identity.deployed:
-        return
+    privacy = site.experiment.privacy
     if of_update:
         if privacy.enabled and privacy.allow_unaccounted_metrics:
             charge_entry(site, charges.in_the_clear(site.experiment, run, "metrics"))
@@ -80,7 +77,15 @@ def charge(site: Site, run: str, *, of_update: bool, chosen: Chosen | None = Non
 
 
 def charge_entry(site: Site, entry: Entry, chosen: Chosen | None = None) -> None:
-    """Record one release against the site's lifetime budget; arguments and errors as charge()."""
+    """Record one release against the site's lifetime budget, before it leaves.
+
+    A simulated site without protection keeps no ledger, because nobody's data leaves. chosen: the records
+    that it was computed from; None: every record pays. Raises PrivacyError when the budget does not cover it,
+    StateError when it cannot be recorded.
+    """
+    open_to_all = entry.mechanism == "unprotected" and not site.experiment.privacy.enabled
+    if open_to_all and not site.identity.deployed:
+        return
     limit, ledger = site.identity.policy.limit, site.identity.ledger
     if chosen is None or chosen.ids is None:
         ledger.charge(entry, limit)
@@ -108,11 +113,21 @@ def check_reply(site: Site, reply: TrainReply) -> TrainReply:
     return reply
 
 
-def noise_source(site: Site, round_number: int) -> NoiseSource:
-    """Where this site's noise of a round comes from."""
-    if site.experiment.privacy.noise_source == "secure":
+def noise_source(site: Site, purpose: str, *place: str | int, kind: str = "") -> NoiseSource:
+    """Where noise of this site comes from.
+
+    purpose, place: of the stream of the seed. kind: secure or seeded; '': as the experiment's privacy says.
+    """
+    if (kind or site.experiment.privacy.noise_source) == "secure":
         return SecureNoise()
-    return SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
+    return SeededNoise(stream(site.experiment.seed, purpose, site.name, *place))
+
+
+def word_source(site: Site, purpose: str, *place: str | int, kind: str = "") -> WordSource:
+    """The same of discrete noise."""
+    if (kind or site.experiment.privacy.noise_source) == "secure":
+        return SecureWords()
+    return SeededWords(stream(site.experiment.seed, purpose, site.name, *place))
 
 
 def _fields_of(site: Site, result: TrainingResult, samples: int) -> ReleasedFields:

@@ -4,23 +4,24 @@ A request is counted before it is answered, so that a site that is killed in bet
 count belongs to the site's life: neither a restart nor a new run's token begins it anew.
 """
 
-import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 
 from perennial.client.plan import Plan, questions_of
 from perennial.config.site import SitePolicy
-from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.foundation.files import make_folder
+from perennial.foundation.errors import PolicyRefusal
+from perennial.foundation.transaction import transaction
 from perennial.protocol.stamp import Maskable, Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 
 FILE = "requests.sqlite"
-LOCK_SECONDS = 60.0
+TABLES = (
+    "asked (experiment TEXT, run TEXT, kind TEXT, place TEXT)",
+    "questions (experiment TEXT, run TEXT, kind TEXT, place TEXT, question TEXT, models INTEGER)",
+)
 OF_A_TASK = ("sparsity",)
 """Kinds that an experiment asks for once in a task, in whichever round; others are counted by round."""
 UNCOUNTED = ("digest", "vote", "open")
@@ -105,10 +106,6 @@ class RequestCount:
         come in one request. where: run, kind and place.
         """
         asked = (plan.experiment.digest, *where, question(request))
-        book.execute(
-            "CREATE TABLE IF NOT EXISTS questions (experiment TEXT, run TEXT, kind TEXT, place TEXT, "
-            "question TEXT, models INTEGER)"
-        )
         same = "experiment = ? AND run = ? AND kind = ? AND place = ? AND question = ?"
         (known,) = book.execute(f"SELECT count(*) FROM questions WHERE {same}", asked).fetchone()
         if known:
@@ -131,27 +128,8 @@ class RequestCount:
             )
         book.execute("INSERT INTO questions VALUES (?, ?, ?, ?, ?, ?)", (*asked, models))
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, for this process alone; on the disk when the block ends."""
-        make_folder(self.path.parent)
-        try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            book = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise StateError(f"{self.path}: cannot be opened ({error}); nothing is answered") from error
-        try:
-            book.execute("PRAGMA synchronous = FULL")
-            book.execute("BEGIN IMMEDIATE")
-            book.execute(
-                "CREATE TABLE IF NOT EXISTS asked (experiment TEXT, run TEXT, kind TEXT, place TEXT)"
-            )
-            yield book
-            book.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise StateError(f"{self.path}: damaged or full ({error}); nothing is answered") from error
-        finally:
-            book.close()
+    def _open(self) -> AbstractContextManager[sqlite3.Connection]:
+        return transaction(self.path, TABLES, "nothing is answered")
 
 
 def question(request: Stamp) -> str:

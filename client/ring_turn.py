@@ -4,15 +4,14 @@ Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 5 and 6. Segments are c
 visits each of them once, in an order of its own, so that every sample is used once in a round.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
+from perennial.client.settings import part_of_settings
 from perennial.config.turn import Turn
 from perennial.data.apportion import apportion
 from perennial.foundation.errors import ProtocolError
@@ -29,18 +28,8 @@ def turn_of(request: TrainRequest) -> Turn | None:
 
     Raises ProtocolError naming what is wrong with it.
     """
-    try:
-        settings = json.loads(request.settings)
-        if not isinstance(settings, dict) or "turn" not in settings:
-            return None
-        turn = Turn.model_validate(settings["turn"])
-    except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(("settings.turn", *map(str, fault["loc"])))
-        raise ProtocolError(f"TrainRequest: {key}: found {fault['input']!r:.40}; {fault['msg']}") from None
-    except ValueError as error:
-        raise ProtocolError(f"TrainRequest: settings: not JSON ({error})") from error
-    if turn.sweep > turn.segments:
+    turn = part_of_settings(request, "turn", Turn)
+    if turn is not None and turn.sweep > turn.segments:
         raise ProtocolError(
             f"TrainRequest: settings.turn.sweep: found {turn.sweep}, allowed 1 to {turn.segments}"
         )
@@ -82,18 +71,12 @@ def segment_of(
     dealt = np.repeat(np.arange(turn.segments), sizes)
     if turn.stratify:
         order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
-        dealt = dealt[np.argsort(evenly(sizes), kind="stable")]
+        # each segment's samples spread evenly over all, so that every stretch has its part of each segment
+        places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
+        dealt = dealt[np.argsort(places, kind="stable")]
     which = stream(seed, "segment-order", site, request.round).permutation(turn.segments)[turn.sweep - 1]
     rows = np.sort(order[dealt == which])
     return indices[torch.from_numpy(rows)], int((rows >= len(indices) - exemplars).sum())
-
-
-def evenly(sizes: np.ndarray) -> np.ndarray:
-    """Positions in 0 to 1 for all samples, each segment's own ones spread evenly; (sum of sizes,).
-
-    Sorted by them, every stretch of samples has its part of each segment.
-    """
-    return np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
     secure, state = secure_state(identity, request)
     peers = [
         Peer(*each)
-        for each in _together(
+        for each in together(
             request.peers, request.peer_identities, request.peer_ciphers, request.peer_signatures
         )
     ]
@@ -133,10 +133,10 @@ def _session(state: SecureState, number: int) -> SiteSession:
 
 
 def _by_name(names: Sequence[str], values: Sequence[str]) -> dict[str, str]:
-    return {row[0]: row[1] for row in _together(names, values)}
+    return {row[0]: row[1] for row in together(names, values)}
 
 
-def _together(*columns: Sequence[str]) -> list[tuple[str, ...]]:
+def together(*columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Rows of lists that must be of one length. Raises ProtocolError when they are not."""
     if len({len(column) for column in columns}) != 1:
         raise ProtocolError(

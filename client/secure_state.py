@@ -9,8 +9,8 @@ that were sent.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,9 @@ class SecureState:
         make_folder(state_dir / "secure")
         self._met: dict[str, str] | None = None
 
-    @contextmanager
-    def one_at_a_time(self) -> Iterator[None]:
+    def one_at_a_time(self) -> AbstractContextManager[None]:
         """From the look at an attempt to what is written of it: two requests would overwrite each other."""
-        with one_at_a_time(self.folder):
-            yield
+        return one_at_a_time(self.folder)
 
     @property
     def identity(self) -> bytes:

@@ -1,16 +1,22 @@
 """Masks a site's values for a sum, once for each attempt, and stores them before they leave."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from perennial.client.policy import check_secure
-from perennial.client.secure_answers import secure_state
+from perennial.client.release import word_source
+from perennial.client.secure_answers import secure_state, together
 from perennial.client.site import Site
-from perennial.foundation.errors import ProtocolError
+from perennial.config.secure_words import UpdateWords
+from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Member, Subject
+from perennial.privacy.witness import Seen, tell, watched
+from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import Tensors
@@ -85,12 +91,30 @@ def masked_reply(
 
 
 def _members(request: Maskable) -> list[Member]:
-    columns = (
-        request.roster or [],
-        request.roster_masks or [],
-        request.roster_commitments or [],
-        request.roster_signatures or [],
-    )
-    if len({len(column) for column in columns}) != 1:
-        raise ProtocolError(f"{type(request).__name__}: roster: lists of different lengths")
-    return [Member(*each) for each in zip(*columns, strict=True)]
+    columns = (request.roster, request.roster_masks, request.roster_commitments, request.roster_signatures)
+    return [Member(*each) for each in together(*(column or [] for column in columns))]
+
+
+def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
+    """The words of what would have left in the clear, with this site's share of the noise.
+
+    The gate of the server does not see single updates, so the site keeps the bounds itself: the largest norm
+    of the sums, and the most samples that count.
+    """
+    if request.sum_updates is None:
+        raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")
+    layout = UpdateWords(site.experiment, request.sum_updates, request.clip_norm)
+    weight = layout.weight(reply.num_examples)
+    if not math.isfinite(clip_tensors(reply.update.values(), site.experiment.sums.largest_norm)):
+        raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
+    words = layout.encode(reply.update, weight, reply.within_clip_norm)
+    if layout.noise is not None:
+        before = words.copy() if watched() else None
+        layout.noise.add(
+            words, word_source(site, "dp-noise", request.round), counts_within=layout.counts_within
+        )
+        if before is not None:
+            values = (words - before)[: len(words) - 1 - layout.counts_within]
+            noise = values.view(np.int64 if words.dtype == np.uint64 else np.int32) * layout.noise.step
+            tell(Seen("share", noise, place=f"round {request.round}"))
+    return words

@@ -16,7 +16,7 @@ from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import IncrementalModel, load_complete, share_complete
+from perennial.models.incremental import IncrementalModel, load_complete
 
 
 @dataclass
@@ -71,7 +71,7 @@ class SiteModels:
         if self._teacher is None or self._teacher[0] != sha256:
             self._teacher = None
             model = self._built(len(tensors["head.weight"]))
-            share_complete(model, tensors)
+            load_complete(model, tensors)
             self._teacher = (sha256, self._placed(model).eval().requires_grad_(False))
         return self._teacher[1]
 

@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from perennial.client.floor import check_floor
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.record_sets import Chosen, choose
-from perennial.client.release import charge_entry
+from perennial.client.release import charge_entry, noise_source
 from perennial.client.site import Site
 from perennial.client.training_samples import Previous, training_indices
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
-from perennial.foundation.streams import stream
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
 from perennial.models.vgg_front import vgg11_front, with_weights
 from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
 from perennial.privacy.entries import Entry
-from perennial.privacy.noise import SecureNoise, SeededNoise, add_noise
+from perennial.privacy.noise import add_noise
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 
@@ -99,16 +98,10 @@ def _release(
 
     samples: of the task, whether or not they were left out.
     """
-    identity, privacy = site.identity, site.experiment.privacy
-    if request.epsilon is None or request.delta is None:
-        if not identity.deployed:
-            return
-    else:
+    if request.epsilon is not None and request.delta is not None:
         if len(chosen.rows) == 0:
             raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
-        secure = privacy.noise_source == "secure"
-        seeded = stream(site.experiment.seed, "sparsity-noise", site.name, request.round)
         std = noise_std(len(vector), samples, request.epsilon, request.delta)
-        add_noise(vector, std, SecureNoise() if secure else SeededNoise(seeded))
+        add_noise(vector, std, noise_source(site, "sparsity-noise", request.round))
         vector.clamp_(0.0, 1.0)
     charge_entry(site, entry, chosen)

@@ -15,7 +15,7 @@ from perennial.client.floor import check_floor, withheld
 from perennial.client.learnt import note_learnt
 from perennial.client.policy import check_answer, check_evaluation, check_statistics
 from perennial.client.record_sets import Chosen, choose
-from perennial.client.release import charge, charge_entry
+from perennial.client.release import charge, charge_entry, word_source
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.signing import kept_statements, signed_sums
 from perennial.client.site import Site
@@ -24,12 +24,10 @@ from perennial.config.secure_words import integer_words, share_of_noise, statist
 from perennial.config.site import Release
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.site_log import log
-from perennial.foundation.streams import stream
 from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.models.feature_maps.fixed import FixedFeatures
-from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.witness import Seen, tell, watched
@@ -142,9 +140,7 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics, chosen: 
         return clear
     assert privacy.noise_multiplier is not None
     state, name = site.state(request.run), _record(request.of_task)
-    secure = privacy.noise_source == "secure"
-    seeded = stream(site.experiment.seed, "sums-noise", site.name, request.of_task)
-    source = SecureWords() if secure else SeededWords(seeded)
+    source = word_source(site, "sums-noise", request.of_task)
     multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
     gram, rows, counts = add_noise_to_sums(
         sums.gram,
@@ -185,16 +181,15 @@ def summed(
     classes: range,
     shown: list[int],
     weights: list[int] | None,
-    rows: Tensor | None = None,
+    rows: Tensor,
 ) -> Statistics:
     """Exact sums over the site's training samples of the classes whose counts may leave.
 
     shown: samples of each class that may leave.
-    weights: of each of the classes. rows: of the samples, where not all count; without weights.
+    weights: of each of the classes. rows: of the samples that count; without weights.
     """
     if weights is None:
-        found = _training_rows(site, classes, shown) if rows is None else rows
-        return collected(site, backbone, classes, found)
+        return collected(site, backbone, classes, rows)
     parts = (
         (
             collected(site, backbone, range(label, label + 1), _training_rows(site, classes, [label])),
@@ -330,9 +325,6 @@ def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> ran
 
 
 def _charge(site: Site, request: Stamp, kind: str, chosen: Chosen | None = None, note: str = "") -> None:
-    """A simulated site without protection keeps no ledger: nothing leaves anybody."""
     if site.experiment.privacy.enabled:
         raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: no noise is added to {kind}")
-    if not site.identity.deployed:
-        return
     charge_entry(site, replace(charges.in_the_clear(site.experiment, request.run, kind), note=note), chosen)

@@ -5,36 +5,41 @@ One site does them one after the other. Sites of a cohort open theirs, train in 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.adversary import behaviour, mislabelled
 from perennial.client.corrections import LocalCorrection, open_correction
+from perennial.client.data_free_distillation import open_data_free_distillation
 from perennial.client.digests import withdrawal
 from perennial.client.door import check_steps
 from perennial.client.floor import check_floor
-from perennial.client.local_training import LocalTraining
 from perennial.client.measurements import measured
-from perennial.client.own_layers import keep_own_layers, shared_update, with_own_layers
+from perennial.client.own_model import keep_own_layers, with_own_layers
 from perennial.client.policy import check_answer, check_update
 from perennial.client.prototypes import prototype_gradients
 from perennial.client.record_sets import Chosen, choose
-from perennial.client.release import check_reply, release_update
-from perennial.client.ring_turn import segment_of, turn_of
+from perennial.client.release import check_reply, noise_source, release_update
+from perennial.client.ring_turn import features_as_asked, segment_of, turn_of
 from perennial.client.site import Site
 from perennial.client.training_samples import training_indices
 from perennial.config import charges
 from perennial.config.simulated_sites import AdversaryKind
 from perennial.config.turn import Turn
+from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
-from perennial.learning.training import TrainingResult
+from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
+
+if TYPE_CHECKING:
+    from perennial.learning.cohort_training import Member
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class TrainingTurn:
     model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
     indices: (n,) of the samples, exemplars last.
     chosen: the records that the update is charged to.
+    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring.
+    neighbours: sees what one record more would have changed.
     own: names of the layers that stay here. prototypes: what is sent beside the update, if asked for.
     start: the tensors that the model holds, as they were received.
     """
@@ -98,7 +105,7 @@ class TrainingTurn:
             arrays, model, flat = beside.start, beside.model, beside.flat
         correction = open_correction(site, request, flat)
         prototypes = prototype_gradients(site, request, model, indices[: len(indices) - exemplars])
-        adversary = behaviour(site)
+        adversary = _adversary(site)
         data = site.samples(indices, exemplars=exemplars)
         if adversary == "label_flip":
             data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
@@ -138,22 +145,74 @@ class TrainingTurn:
 
     def taken(self) -> TrainReply:
         """Train this site alone, and reply. The turn is the last one that was opened."""
-        return self.reply(self.training().run())
+        return self.reply(self._trained())
 
-    def training(self) -> LocalTraining:
-        """The training of this site alone."""
-        return LocalTraining(
-            self.site,
-            self.request,
+    def as_member(self, start: Tensor) -> "Member | None":
+        """This training as a part of a cohort's, or None if it has no such form. start: (P,), as received.
+
+        A ring's turn follows the one before it, DP-SGD clips samples and not batches, and an estimate trains
+        on halves too.
+        """
+        private = self.site.experiment.privacy.mode == "sample"
+        if self.turn is not None or self.neighbours is not None or private:
+            return None
+        from perennial.learning.cohort_training import Member
+
+        extra = open_data_free_distillation(self.site, self.request)
+        return Member(self.data, start, self._batches(), self.correction.gradient, extra)
+
+    def _trained(self) -> TrainingResult:
+        """Train the model in place, by the learner that the experiment names and under its privacy mode."""
+        if self.site.experiment.privacy.mode == "sample":
+            return self._by_private_steps()
+        if self.neighbours is not None:
+            self.neighbours.see_halves(self.data, self.flat, self.own, self._by_epochs)
+        return self._by_epochs(self.data, self._batches())
+
+    def _batches(self) -> np.random.Generator:
+        ring = [self.turn.sweep] if self.turn is not None and self.turn.segments > 1 else []
+        return stream(self.site.experiment.seed, "batches", self.site.name, self.request.round, *ring)
+
+    def _settings(self) -> dict[str, Any]:
+        """What training by epochs and by private steps both take."""
+        return {
+            "teacher": self.teacher,
+            "augmentation": self.site.experiment.data.augmentation,
+            "progress": self.request.progress,
+            "first_class": self.site.task_range(self.request).start,
+            "correction": self.correction.gradient,
+            "extra": open_data_free_distillation(self.site, self.request),
+        }
+
+    def _by_private_steps(self) -> TrainingResult:
+        from perennial.learning.private_training import train_privately
+
+        experiment = self.site.experiment
+        return train_privately(
+            experiment.learner,
+            experiment.privacy,
             self.model,
             self.flat,
             self.data,
-            self.teacher,
-            self.correction,
-            self.turn,
-            self.neighbours,
-            self.start,
+            noise_source(self.site, "dp-noise", self.request.round),
+            neighbours=self.neighbours,
+            **self._settings(),
         )
+
+    def _by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
+        experiment, name = self.site.experiment, self.site.name
+        with features_as_asked(self.turn, self.model, self.request, experiment.seed, name):
+            return train(
+                experiment.learner,
+                self.model,
+                self.flat,
+                samples,
+                generator,
+                steps=self.site.steps(),
+                # a ring's turn may begin by relabelling what was received
+                start=self.start if self.turn is None else None,
+                **self._settings(),
+            )
 
     def reply(self, result: TrainingResult) -> TrainReply:
         """Protect the update, charge the ledger, and say what may be said. The model is as trained."""
@@ -176,9 +235,27 @@ class TrainingTurn:
         metrics = {**measured(site, request, self.model, self.indices, result), **withdrawal(site)}
         reply = TrainReply(
             **request.stamp_fields,
-            update=shared_update(update, own),
+            update=Tensors({name: t.contiguous() for name, t in update.items() if name not in own}),
             **vars(released),
             method=self.prototypes,
             metrics=json.dumps(metrics),
         )
         return check_reply(site, reply)
+
+
+def _adversary(site: Site) -> AdversaryKind | None:
+    """How a simulated site cheats, which a method that values contributions has to detect.
+
+    A deployed site never does any of this, whatever the experiment says.
+    """
+    if site.identity.deployed:
+        return None
+    return next((a.kind for a in site.experiment.adversaries if a.site == site.name), None)
+
+
+def mislabelled(data: TrainingSet, num_classes: int, seed: int, site: str) -> TrainingSet:
+    """data with every label replaced by another class, the same one for all samples of a class."""
+    cycle = torch.from_numpy(stream(seed, "label-flip", site, num_classes).permutation(num_classes))
+    wrong = torch.empty_like(cycle)
+    wrong[cycle] = cycle.roll(1)
+    return replace(data, y=wrong.to(data.y.device)[data.y])

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from perennial.config.experiment import Experiment
 
-ALWAYS = ("door", "handlers", "secure_answers", "receipts", "site")
+ALWAYS = ("door", "handlers", "secure_answers", "site")
 """Modules of this room."""
 
 

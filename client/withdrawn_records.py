@@ -104,8 +104,7 @@ def withdrawn(
             f"records: none of these {len(chosen)} is a training sample of this run whose sums left the "
             "site; there is nothing to take back"
         )
-    if site.identity.deployed:
-        charge_entry(site, charges.in_the_clear(experiment, run, "statistics"))
+    charge_entry(site, charges.in_the_clear(experiment, run, "statistics"))
     facts = {"run": run, "experiment": experiment.digest, "site": site.name, "features": backbone.content}
     write_by_task(path, found, facts | _signed(site, run, chosen, found, current))
     return found

@@ -14,8 +14,7 @@ from perennial.config.learner import LearnerConfig
 from perennial.privacy.calibration import gaussian_multiplier
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.digest_config import DigestConfig
-from perennial.privacy.digest_entries import digest_entries
-from perennial.privacy.digests import DigestGuarantee
+from perennial.privacy.digests import DigestGuarantee, digest_entries
 from perennial.privacy.entries import RECIPIENT, Entry
 
 

@@ -50,6 +50,17 @@ def require_digest(experiment: Experiment, content: dict[str, Any], expected: st
     vars(experiment)["digest"] = expected
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every setting by its dotted key; lists whole."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
 def document_digest(content: dict[str, Any]) -> str:
     """SHA-256 of a document's settings; as in Experiment.digest, places on a disk are no part of it."""
     settings = copy.deepcopy(content)

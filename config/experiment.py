@@ -11,22 +11,18 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from perennial.config.analytic import shrinkage_of
 from perennial.config.asks import Asks
 from perennial.config.bounds import BoundsConfig
+from perennial.config.combinations import CHECKS
 from perennial.config.digests import DigestsConfig, locate_encoder
-from perennial.config.dual_backbone import require_dual_backbone
-from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
-from perennial.config.finished_runs import locate_runs
-from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Optimizer
+from perennial.config.evaluation import EvaluationConfig
+from perennial.config.learner import DEFAULT_LEARNER, NO_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
 from perennial.config.methods import with_targets
-from perennial.config.pretraining import PretrainingConfig
-from perennial.config.reading import read_for_maps
-from perennial.config.rounds import RoundsConfig
-from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
+from perennial.config.rounds import PretrainingConfig, RoundsConfig
+from perennial.config.secure import SecureConfig
 from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
-from perennial.config.stopping import StoppingConfig, require_validation
-from perennial.config.strategies import ASKS, asks_of, nested
+from perennial.config.stopping import StoppingConfig
+from perennial.config.strategies import asks_of, nested
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig
@@ -35,6 +31,7 @@ from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.foundation.plugins import with_names
 from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.feature_maps.config import size_to_read
 from perennial.privacy.config import PrivacyConfig
 
 ON_DISK: Any = {
@@ -43,10 +40,6 @@ ON_DISK: Any = {
     "model": {"features": {"__all__": {"file"}}},
 }
 """Settings that say where something lies on a disk, and nothing about what it is."""
-
-
-NO_LEARNER = LearnerConfig(optimizer=Optimizer(lr=1.0))
-"""What stands in the place of `learner` where nothing is trained by gradients, and is not used."""
 
 
 class StrategySpec(BaseModel):
@@ -150,88 +143,12 @@ class Experiment(Block):
     @model_validator(mode="before")
     @classmethod
     def _files_are_read_for_the_maps(cls, content: Any) -> Any:
-        return read_for_maps(content)
+        return _read_for_maps(content)
 
     @model_validator(mode="after")
-    def _learner_where_sites_train(self) -> "Experiment":
-        if not self.strategy.trains and self.learner != NO_LEARNER:
-            raise ValueError(
-                f"learner: found one, but nothing is trained under strategy {self.strategy.name}; "
-                "leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sites_answer_when_they_can(self) -> "Experiment":
-        if not self.rounds.asynchronous:
-            return self
-        keys = self.strategy.parameters
-        if isinstance(keys.get("base"), dict):
-            keys = keys["base"]
-        for refused, why in (
-            (self.strategy.trains, f"strategy {self.strategy.name} trains in rounds that all sites share"),
-            (self.secure is not None, "a masked sum waits for a whole cohort"),
-            (keys.get("head") == "balanced_ridge", "balanced_ridge weighs by the counts of all sites"),
-            (shrinkage_of(keys) == "validation", "shrinkage 'validation' asks all sites at once"),
-        ):
-            if refused:
-                raise ValueError(
-                    f"rounds.asynchronous: found true, but {why}; allowed with analytic, heads gaussian and "
-                    "ridge, and a shrinkage that no validation samples choose"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _release_is_what_leaves(self) -> "Experiment":
-        privacy = self.privacy
-        if privacy.enabled and not self.strategy.trains and privacy.release != "sums":
-            raise ValueError(
-                f"privacy: found mode {privacy.mode!r} with release 'updates', and strategy "
-                f"{self.strategy.name} sends sums of features; allowed: mode sample or sample_shared, "
-                "release sums"
-            )
-        if self.model.choices and "auto" not in [
-            keys.get("head") for _, keys in nested(self.strategy.name, self.strategy.parameters)
-        ]:
-            raise ValueError(
-                "model.features: found a choice between maps, which head auto of strategy analytic makes; "
-                "allowed: head: auto, or one of the maps by itself"
-            )
-        if privacy.release == "sums" and any(map_.name == "model" for map_ in self.model.features or ()):
-            raise ValueError(
-                "privacy.release: found 'sums' with a map of a finished run, which learnt from samples: one "
-                "release hides a sample only behind a map that no private data shaped; allowed: random, "
-                "patches, pretrained"
-            )
-        if privacy.release == "sums" and self.strategy.trains:
-            raise ValueError(
-                f"privacy.release: found 'sums', and strategy {self.strategy.name} sends updates; allowed "
-                f"with {', '.join(name for name, asks in ASKS.items() if asks.statistics)}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _counts_are_covered(self) -> "Experiment":
-        require_covered_counts(self)
-        require_calibration(self)
-        require_validation(self)
-        return self
-
-    @model_validator(mode="after")
-    def _sums_can_be_masked(self) -> "Experiment":
-        if self.secure is not None:
-            refuse_what_needs_single_updates(self)
-        if self.privacy.shared:
-            require_shared_noise(self)
-        return self
-
-    @model_validator(mode="after")
-    def _named_sites_are_there(self) -> "Experiment":
-        names = [adversary.site for adversary in self.adversaries]
-        if len(set(names)) < len(names):
-            raise ValueError(f"adversaries: a site is listed twice: {', '.join(names)}")
-        if self.data.shares is not None:
-            self.require_sites(self.data.shares)
+    def _parts_fit(self) -> "Experiment":
+        for check in CHECKS:
+            check(self)
         return self
 
     def require_sites(self, known: Sequence[str]) -> None:
@@ -241,92 +158,6 @@ class Experiment(Block):
                 if entry.site not in known:
                     found = f"{key}: found site {entry.site!r}{nearest(entry.site, known)}"
                     raise ValueError(f"{found}, allowed {', '.join(known[:5])}{', ...' if known[5:] else ''}")
-
-    @model_validator(mode="after")
-    def _pretraining_keeps_the_guarantee(self) -> "Experiment":
-        if self.pretraining is not None and self.privacy.mode in (
-            "client_central",
-            "client_shared",
-            "sample",
-        ):
-            why = {
-                "client_central": "plain averaging adds no noise at the server",
-                "client_shared": "its rounds have no masked sum",
-                "sample": "which samples of a class are chosen depends on the others",
-            }
-            raise ValueError(
-                f"pretraining: not with privacy.mode {self.privacy.mode!r}, because "
-                f"{why[self.privacy.mode]}; allowed with none and client_local"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _class_means_are_accounted(self) -> "Experiment":
-        if self.learner.means == "global" and self.privacy.mode in (
-            "client_central",
-            "client_shared",
-            "sample",
-        ):
-            raise ValueError(
-                f"learner.means: found 'global' with privacy.mode {self.privacy.mode!r}, under which no "
-                "accountant covers what a site would send; allowed with none and client_local"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sums_of_learnt_features_are_in_the_clear(self) -> "Experiment":
-        if self.learner.classifier == "gaussian" and (self.privacy.enabled or self.secure is not None):
-            found = "secure" if self.secure is not None else f"privacy.mode {self.privacy.mode!r}"
-            raise ValueError(
-                f"learner.classifier: found 'gaussian' with {found}; sums of features that learn on are "
-                "neither noised nor masked: a sample would be in a release of each task; allowed: head, or "
-                "strategy analytic"
-            )
-        if self.learner.freeze_after is not None and self.model.name == "dual_backbone":
-            raise ValueError(
-                "learner.freeze_after: model dual_backbone begins each task with a network that has to "
-                "train; allowed with the other models"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _patients_are_named(self) -> "Experiment":
-        if self.privacy.unit == "patient" and self.data.patient is None and not self.data.only_at_sites:
-            named = "patient" in self.data.arrays
-            if not named:
-                raise ValueError(
-                    "data.patient: missing; privacy.unit is patient, so the data must name the patients"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _precision_is_used(self) -> "Experiment":
-        if self.privacy.mode == "sample" and self.learner.precision != "float32":
-            raise ValueError(
-                f"learner.precision: found {self.learner.precision!r} with privacy.mode 'sample', which "
-                "clips gradients of one sample and computes them in float32 alone; allowed: float32"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _bayesian_figure_sees_every_release(self) -> "Experiment":
-        if self.learner.means == "global" and self.privacy.bayesian_estimate is not None:
-            raise ValueError(
-                "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
-                "figure would leave it out; allowed with learner.means 'site'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _backbones_are_there(self) -> "Experiment":
-        require_dual_backbone(self)
-        return self
-
-    @model_validator(mode="after")
-    def _bounds_do_something(self) -> "Experiment":
-        names = [name for name, _ in nested(self.strategy.name, self.strategy.parameters)]
-        self.bounds.require_fit("analytic" in names)
-        return self
 
     def lead_rounds(self, task: int) -> int:
         """Rounds of pre-training that come before the rounds of a task."""
@@ -353,7 +184,7 @@ class Experiment(Block):
         They need it to distil from it, to build on it, to choose exemplars, or for sums of its features.
         """
         learner = self.learner
-        model_needs = self.model.name == "dual_backbone" or self.model.freeze_old_rows
+        model_needs = self.model.name == "dual_backbone"
         sums = learner.classifier == "gaussian"
         return learner.needs_previous or learner.memory is not None or model_needs or sums
 
@@ -379,14 +210,55 @@ def _experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experim
     """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
     _locate_data(content.get("data"), folder)
     locate_encoder(content.get("digests"), folder)
-    locate_runs(content.get("model"), folder)
     model = content.get("model")
+    _locate_runs(model, folder)
     if not isinstance(model, dict) or model.get("features") != "auto":
         return validate(Experiment, content, where)
     # here, because it reads the data and takes PyTorch, which no other experiment needs to be read
     from perennial.config.automatic_maps import with_maps
 
     return with_maps(content, where, lambda content: validate(Experiment, content, where))
+
+
+def _read_for_maps(content: Any) -> Any:
+    """An experiment's content with what `data` leaves to the maps: `image_size` of files, places of a case.
+
+    Content that is faulty elsewhere stays as it is. Raises ValueError where maps do not fit data.pool.
+    """
+    try:
+        data = DataConfig.model_validate(content.get("data"))
+        model = ModelConfig.model_validate(content.get("model"))
+    except (AttributeError, ValidationError):
+        return content
+    found: dict[str, Any] = {}
+    if data.source == "folder" and data.image_size is None:
+        found["image_size"] = size_to_read(model.maps, tiled=data.pool is None)
+    if data.pool is not None:
+        tiles = {getattr(each, "tiles", 1) for each in model.maps}
+        if len(tiles) != 1 or tiles == {1} or data.pool.images not in (None, *tiles):
+            shown = ", ".join(map(str, sorted(tiles))) or "no map"
+            raise ValueError(
+                "data.pool: a case's images lie side by side as tiles of one, so that every map needs the "
+                f"same `tiles`, as many as a case may have images; found {shown}"
+            )
+        found["pool"] = data.pool.model_copy(update={"images": tiles.pop()})
+    found = {key: value for key, value in found.items() if value is not None}
+    return {**content, "data": data.model_copy(update=found)} if found else content
+
+
+def _locate_runs(model: Any, folder: Path) -> None:
+    """Make the file of each map of a finished run absolute, and write down what it holds.
+
+    Raises ConfigError when a file cannot be read, or is not the model of a run that learnt features.
+    """
+    features = model.get("features") if isinstance(model, dict) else None
+    for found in features if isinstance(features, list) else ():
+        if isinstance(found, dict) and found.get("name") == "model" and isinstance(found.get("file"), str):
+            # here, because it takes PyTorch, which no other experiment needs to be read
+            from perennial.models.feature_maps.finished_run import written_down
+
+            found["file"] = beside(folder, found["file"])
+            written_down(found)
 
 
 def _locate_data(data: Any, folder: Path) -> None:

@@ -273,3 +273,6 @@ SAMPLE_LEVEL_LEARNER = LearnerConfig(
     distillation=Distillation(weight=1.0, temperature=2.0),
 )
 """The same with privacy.mode sample: each sample's loss follows from that sample, and none is kept."""
+
+NO_LEARNER = LearnerConfig(optimizer=Optimizer(lr=1.0))
+"""What stands in the place of `learner` where nothing is trained by gradients, and is not used."""

@@ -19,7 +19,7 @@ from perennial.models.sum_grid import SumGrid
 from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noised_counts import in_samples
 from perennial.privacy.secure.masks import Words
-from perennial.privacy.shared_noise import SharedNoise
+from perennial.privacy.shared_noise import UNIT, SharedNoise
 
 CLASS_SUM_STEP = 2.0**-40
 """Of sums of unit features: 2^23 samples of a class fit."""
@@ -91,9 +91,7 @@ class UpdateWords:
                 for name, tensor in update.items()
             }
         values = [steps[name].reshape(-1).cpu() for name in sorted(update)]
-        tail = [weight] + (
-            [noise.unit if within else -noise.unit] if noise is not None and self.counts_within else []
-        )
+        tail = [weight] + ([UNIT if within else -UNIT] if noise is not None and self.counts_within else [])
         whole = torch.cat([*values, torch.tensor(tail, dtype=torch.int64)])
         return whole.numpy().astype(self.dtype)
 
@@ -116,7 +114,7 @@ class UpdateWords:
         values = torch.from_numpy(signed[: sum(sizes)]).to(torch.float64).mul_(step)
         parts = values.split(sizes)
         total = {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
-        within = float(signed[-1]) / (2 * noise.unit) if noise is not None and self.counts_within else 0.0
+        within = float(signed[-1]) / (2 * UNIT) if noise is not None and self.counts_within else 0.0
         return total, int(signed[sum(sizes)]), within
 
 

@@ -126,18 +126,14 @@ class _Sizes:
             raise self._refusal(node, f"nested more than {DEEPEST} deep")
         if node not in self._known:
             self._known[node] = MOST_VALUES + 1  # stands for a node that holds itself
-            if isinstance(node, yaml.ScalarNode):
-                self._check_scalar(node)
+            number = node.tag.rpartition(":")[2] in ("int", "float", "timestamp")
+            if number and isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_NUMBER:
+                raise self._refusal(node, f"a number of more than {LONGEST_NUMBER} characters")
             self._known[node] = 1 + sum(self.of(child, depth + 1) for child in _children(node))
         size = self._known[node]
         if size > MOST_VALUES:
             raise self._refusal(node, f"more than {MOST_VALUES} values once its aliases are put in")
         return size
-
-    def _check_scalar(self, node: yaml.ScalarNode) -> None:
-        number = node.tag.rpartition(":")[2] in ("int", "float", "timestamp")
-        if number and len(node.value) > LONGEST_NUMBER:
-            raise self._refusal(node, f"a number of more than {LONGEST_NUMBER} characters")
 
     def _refusal(self, node: yaml.Node, what: str) -> ConfigError:
         return ConfigError(f"{self._where}: line {node.start_mark.line + 1}: {what}")

@@ -80,10 +80,6 @@ class PoolConfig(FiniteBlock):
     images: Annotated[int, Field(ge=2, le=64)] | None = None
 
 
-def _by_only(value: Any) -> Any:
-    return {"by": value} if isinstance(value, str) else value
-
-
 Constants = float | tuple[float, ...] | dict[str, float]
 
 
@@ -135,8 +131,9 @@ class UnreadableConfig(FiniteBlock):
         return f"{what} cannot be read: {unreadable} of {of}" if unreadable <= most else None
 
 
-def _action_only(value: Any) -> Any:
-    return {"action": value} if isinstance(value, str) else value
+def _text_as(key: str) -> BeforeValidator:
+    """A block that may be written as its first key's text alone."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
 def _encoding(name: str) -> str:
@@ -223,12 +220,12 @@ class DataConfig(FiniteBlock):
     )
     encoding: Annotated[str, AfterValidator(_encoding)] | None = Field(default=None, exclude_if=_is_none)
     decimal: Literal[".", ","] | None = Field(default=None, exclude_if=_is_none)
-    unreadable: Annotated[UnreadableConfig, BeforeValidator(_action_only)] = Field(
+    unreadable: Annotated[UnreadableConfig, _text_as("action")] = Field(
         default=UnreadableConfig(), exclude_if=partial(operator.eq, UnreadableConfig())
     )
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
     patient: str | None = None
-    pool: Annotated[PoolConfig | None, BeforeValidator(_by_only)] = Field(default=None, exclude_if=_is_none)
+    pool: Annotated[PoolConfig | None, _text_as("by")] = Field(default=None, exclude_if=_is_none)
     subgroup: SubgroupConfig | None = Field(default=None, exclude_if=operator.not_)
     sites: int | None = Field(default=None, gt=0, le=MOST_SITES)
     partition: PartitionConfig = PartitionConfig()
@@ -276,14 +273,15 @@ class DataConfig(FiniteBlock):
         return self
 
     @model_validator(mode="after")
-    def _kinds_are_for_discovery(self) -> Self:
+    def _columns_are_features(self) -> Self:
         if self.columns is not None and self.column_kinds:
             raise ValueError(
                 "columns lists every feature and what it is; column_kinds is for data without it"
             )
         for key in ("label_column", "site_column", "patient"):
-            if getattr(self, key) in self.column_kinds:
-                raise ValueError(f"column_kinds lists {getattr(self, key)!r}, which is the {key}")
+            for listed in ("columns", "column_kinds"):
+                if getattr(self, key) in (getattr(self, listed) or {}):
+                    raise ValueError(f"{listed} lists {getattr(self, key)!r}, which is the {key}")
         return self
 
     @model_validator(mode="after")
@@ -308,13 +306,6 @@ class DataConfig(FiniteBlock):
         if self.partition.kind == "natural" or self.sites is None or self.only_at_sites:
             return None
         return tuple(f"site-{index}" for index in range(self.sites))
-
-    @model_validator(mode="after")
-    def _columns_are_features(self) -> Self:
-        for key in ("label_column", "site_column", "patient"):
-            if getattr(self, key) in (self.columns or {}):
-                raise ValueError(f"columns lists {getattr(self, key)!r}, which is the {key}")
-        return self
 
     @model_validator(mode="after")
     def _partition_fits(self) -> Self:

@@ -8,7 +8,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -134,12 +134,10 @@ def _require_rows(path: Path, names: Sequence[str], numbered: Sequence[tuple[int
 
 
 def _decimal(columns: dict[str, np.ndarray]) -> Decimal:
-    found = any(_COMMA_NUMBER.fullmatch(text) for values in columns.values() for text in _with_comma(values))
-    return "," if found else "."
-
-
-def _with_comma(values: np.ndarray) -> Iterator[str]:
-    yield from np.unique(values[np.strings.find(values, ",") >= 0]).tolist()
+    for values in columns.values():
+        if any(map(_COMMA_NUMBER.fullmatch, np.unique(values[np.strings.find(values, ",") >= 0]).tolist())):
+            return ","
+    return "."
 
 
 def other_decimal(texts: np.ndarray, decimal: Decimal) -> bool:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from perennial.data.cases import sheet_shape
 from perennial.data.config import DataConfig
+from perennial.data.labels import without_samples
 from perennial.data.partition_config import PartitionConfig
 from perennial.data.record_identity import record_contents
-from perennial.data.samples import Samples, constants, fill_missing, joined_subgroups
+from perennial.data.samples import Samples, constants, fill_missing, joined
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash
@@ -79,13 +80,8 @@ def load_site(
         raise ConfigError(
             "data.columns: missing; sites that discovered columns for themselves would disagree"
         )
-    alone = config.model_copy(
-        update={
-            "classes": tuple(registry),
-            "partition": PartitionConfig(),
-            "sites": None,
-        }
-    )
+    whole = {"classes": tuple(registry), "partition": PartitionConfig(), "sites": None}
+    alone = config.model_copy(update=whole)
     source = load(alone, seed, cache)
     if source.mean.isnan().any():
         raise ConfigError("data.normalise: missing; a site alone cannot know what all sites standardise by")
@@ -102,9 +98,9 @@ def load_site(
     if source.test is not None:
         held.append(_rows_of(source.test, site_name))
         parts.append(source.test.pick(held[1]) if source.test.site is not None else source.test)
-    x = torch.cat([part.x for part in parts]) if len(parts) > 1 else train.x
-    y = torch.cat([part.y for part in parts])
-    keyed = KeyedHash(key, np.concatenate([part.split_groups() for part in parts]))
+    everything = joined(*parts) if len(parts) > 1 else train
+    x, y = everything.x, everything.y
+    keyed = KeyedHash(key, everything.split_groups())
     contents = record_contents(x, source.columns)
     fill_missing(x, source.mean if source.fill is None else source.fill)
     rows = np.arange(len(y))
@@ -115,7 +111,7 @@ def load_site(
     validation, rest = keyed.hold_out(rest, config.validation_fraction, "validation")
     calibration, rest = keyed.hold_out(rest, config.calibration_fraction, "calibration")
     notes = list(source.notes)
-    absent = _absent(y.numpy(), registry)
+    absent = without_samples(y.numpy(), registry)
     if absent:
         notes.append(f"site {site_name!r} holds no sample of {', '.join(absent)}")
     for part, places, wanted in (
@@ -123,7 +119,7 @@ def load_site(
         ("validation", validation, config.validation_fraction > 0),
         ("test", test, config.test_fraction > 0),
     ):
-        lacking = [name for name in _absent(y.numpy()[places], registry) if name not in absent]
+        lacking = [name for name in without_samples(y.numpy()[places], registry) if name not in absent]
         if wanted and lacking:
             notes.append(
                 f"site {site_name!r} has no {part} sample of {', '.join(lacking)}: a hash of each record "
@@ -148,7 +144,7 @@ def load_site(
         patients=source.train.patients,
         fill=source.fill,
         calibration=torch.from_numpy(calibration),
-        subgroup=joined_subgroups(parts),
+        subgroup=everything.subgroup,
         contents=contents,
         places=tuple(
             f"{config.path}: {part.keys[place]}" if part.keys is not None else f"{config.path}: {role} {row}"
@@ -156,11 +152,6 @@ def load_site(
             for place, row in enumerate(rows.tolist())
         ),
     )
-
-
-def _absent(labels: np.ndarray, registry: Sequence[str]) -> list[str]:
-    counts = np.bincount(labels, minlength=len(registry))
-    return [name for name, count in zip(registry, counts, strict=True) if count == 0]
 
 
 def declared_input_shape(config: DataConfig) -> tuple[int, ...]:

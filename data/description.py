@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from perennial.data.labels import some_of
 from perennial.data.site import SiteData
-from perennial.data.table_columns import feature_count
+from perennial.data.table_columns import feature_ranges
 
-MOST_NAMED = 12
 FEW_VALUES = 10
 """A column of so few different whole numbers may hold codes."""
 
@@ -52,17 +52,12 @@ class Description:
         for column in self.columns:
             empty = [site for site, count in column.missing.items() if count == sum(self.samples[site])]
             if empty:
-                yield f"column {column.name!r} is empty at {_some(empty)}"
+                yield f"column {column.name!r} is empty at {some_of(empty)}"
         if codes := [column.name for column in self.columns if column.codes]:
             yield (
-                f"columns {_some(codes)} hold at most {FEW_VALUES} different whole numbers and are read as "
+                f"columns {some_of(codes)} hold at most {FEW_VALUES} different whole numbers and are read as "
                 f"numbers; for codes set data.column_kinds: {{{codes[0]}: category}}"
             )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Description:
@@ -76,17 +71,16 @@ def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Desc
         parts[name] = {part: len(indices) for part, indices in divided.items()}
         held[name] = rows
     columns: list[ColumnFacts] = []
-    start = 0
-    first = next(iter(sites.values()))
-    for name, kind in (first.columns or {}).items():
-        stop = start + feature_count({name: kind})
+    described = next(iter(sites.values())).columns or {}
+    ranges = feature_ranges(described)
+    for name, kind in described.items():
+        start, stop = ranges[name].start, ranges[name].stop
         # the last feature of a column says that its value is missing, or none of its categories
         missing = {site: int(sites[site].x[rows, stop - 1].sum()) for site, rows in held.items()}
         values = torch.cat([sites[site].x[rows, start] for site, rows in held.items()])
         there = torch.cat([sites[site].x[rows, stop - 1] for site, rows in held.items()]) == 0
-        words = kind if isinstance(kind, str) else f"{len(kind)} categories: {_some(kind)}"
+        words = kind if isinstance(kind, str) else f"{len(kind)} categories: {some_of(kind)}"
         columns.append(ColumnFacts(name, words, missing, kind == "numeric" and _few_whole(values[there])))
-        start = stop
     return Description(tuple(classes), samples, parts, tuple(columns))
 
 

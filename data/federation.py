@@ -13,16 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.cases import image_shape
-from perennial.data.config import DataConfig, NormaliseConfig
+from perennial.data.config import DataConfig
+from perennial.data.labels import without_samples
 from perennial.data.partition import partition, share_out
 from perennial.data.registry import Registry, build_registry
-from perennial.data.samples import Source, Stored, fill_missing, joined_subgroups, stored_as
+from perennial.data.samples import Source, Stored, fill_missing, joined, stored_as
 from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, simulation_key
-from perennial.data.table_columns import numeric_indices
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError, nearest
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
@@ -33,7 +32,6 @@ class SimulatedFederation:
     """The data of all simulated sites of an experiment.
 
     registry: classes in order, and tasks.
-    raw_classes: the same names in the order of the source.
     sites: name -> data, all views by index into one tensor.
     test: the server's test set, as its part "test"; None without one.
     mean, std: as in SiteData.
@@ -46,7 +44,6 @@ class SimulatedFederation:
     """
 
     registry: Registry
-    raw_classes: tuple[str, ...]
     sites: dict[str, SiteData]
     test: SiteData | None
     mean: Tensor
@@ -83,29 +80,6 @@ class SimulatedFederation:
             )
         return self.sites[name]
 
-    def resolved(self, config: DataConfig) -> DataConfig:
-        """config with everything that was discovered written out, so that other data is read the same way."""
-        mean, std = self.mean.tolist(), self.std.tolist()
-        normalise: dict[str, object] = {"mean": mean, "std": std}
-        found: dict[str, object] = {"classes": self.raw_classes}
-        if self.columns is not None:
-            indices = numeric_indices(self.columns)
-            normalise = {
-                key: {name: values[place] for name, place in indices.items()}
-                for key, values in (("mean", mean), ("std", std))
-            }
-            found |= {"columns": self.columns, "column_kinds": {}}
-            if self.fill is not None:
-                values = self.fill.tolist()
-                found["imputation"] = {name: values[place] for name, place in indices.items()}
-        elif config.source == "folder":
-            images = 1 if config.pool is None else config.pool.images or 1
-            size = image_shape(self.input_shape, images)[1:]
-            found |= {"image_size": size, "color": config.color or "rgb"}
-        if config.normalise is None:
-            found["normalise"] = NormaliseConfig.model_validate(normalise)
-        return DataConfig.model_validate({**dict(config), **found})
-
 
 def build(
     config: DataConfig,
@@ -134,20 +108,15 @@ class _Builder:
         self.notes = list(source.notes)
         self.natural = config.partition.kind == "natural"
         self.official = source.test is not None
-        parts = [source.train] + ([source.test] if source.test is not None else [])
-        self.x = torch.cat([part.x for part in parts]) if self.official else source.train.x
+        everything = source.train if source.test is None else joined(source.train, source.test)
+        self.x = everything.x
         position = {name: index for index, name in enumerate(registry.classes)}
         internal = torch.tensor([position[name] for name in source.classes])
-        self.y = internal[torch.cat([part.y for part in parts])]
+        self.y = internal[everything.y]
         self.labels = self.y.numpy()
-        groups = [part.split_groups() for part in parts]
-        self.keyed = KeyedHash(simulation_key(seed), np.concatenate(groups) if self.official else groups[0])
-        self.subgroup = joined_subgroups(parts)
-        keys = [part.keys for part in parts if part.keys is not None]
-        self.places = tuple(key for part in keys for key in part) if len(keys) == len(parts) else None
-        held = [part.site for part in parts]
-        known = [site.numpy() for site in held if site is not None]
-        self.site_of = np.concatenate(known) if len(known) == len(parts) else None
+        self.keyed = KeyedHash(simulation_key(seed), everything.split_groups())
+        self.subgroup, self.places = everything.subgroup, everything.keys
+        self.site_of = None if everything.site is None else everything.site.numpy()
         self.names = self._site_names()
 
     def federation(self) -> SimulatedFederation:
@@ -194,7 +163,6 @@ class _Builder:
         self._name_what_is_lacking(sites, test)
         return SimulatedFederation(
             self.registry,
-            self.source.classes,
             sites,
             frame if len(test) else None,
             mean,
@@ -282,8 +250,7 @@ class _Builder:
                 )
 
     def _absent(self, rows: np.ndarray) -> list[str]:
-        counts = np.bincount(self.labels[rows], minlength=len(self.registry.classes))
-        return [self.registry.classes[label] for label in np.flatnonzero(counts == 0)]
+        return without_samples(self.labels[rows], self.registry.classes)
 
     def _shares(self, train: np.ndarray) -> list[np.ndarray]:
         """Training rows of each site."""

@@ -18,8 +18,7 @@ import torch
 
 from perennial.data.config import DICOM_PATIENT, DataConfig, patient_pattern
 from perennial.data.csv_file import read_csv
-from perennial.data.decoded import decoded
-from perennial.data.images import DICOM_SUFFIXES, ImageReading, is_dicom, read_images
+from perennial.data.images import DICOM_SUFFIXES, ImageReading, decoded, is_dicom
 from perennial.data.labels import class_indices, encode_labels
 from perennial.data.samples import Samples, Source, constants, subgroup_of
 from perennial.data.splits import patient_groups
@@ -117,7 +116,7 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
             listing.patients = [_patient_of(path, config.patient) for path in listing.paths]
     if not listing.paths:
         raise DataError(f"{root}: no image in it; expected {root.name}/<class>/<image>")
-    read = decoded(cache, listing.paths, ImageReading.of(config), read_images)
+    read = decoded(cache, listing.paths, ImageReading.of(config))
     listing.keep(read.rows.tolist())
     if config.patient == DICOM_PATIENT and root.suffix.lower() != ".csv":
         listing.patients = _patients_inside(listing.paths)

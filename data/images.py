@@ -1,5 +1,7 @@
 """Image files of any kind and size, as 8-bit arrays of one colour mode and one size."""
 
+import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from torch import Tensor
 from perennial.data.config import DataConfig, UnreadableConfig, Window
 from perennial.data.windows import chosen_frame, eight_bits, full_range
 from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.files import make_folder, replace_file
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,6 +27,8 @@ Color = Literal["rgb", "gray"]
 Resize = Literal["stretch", "pad", "crop"]
 Frame = Literal["first", "middle", "last"] | int
 MOST_BAD_FILES = 10
+_LAYOUT = 2
+"""Of the file of decoded images."""
 DICOM_SUFFIXES = frozenset((".dcm", ".dicom", ".ima"))
 _BILINEAR = (
     "bilinear with antialiasing, as Pillow's Image.resize(size, Resampling.BILINEAR) on 8-bit values; "
@@ -114,6 +119,49 @@ def read_images(paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
     rows = np.array([index for index in range(len(paths)) if index not in bad])
     named = "; ".join(sorted(bad.values())[:3])
     return ImagesRead(out[rows], rows, (*notes, f"{left_out}, left out: {named}"))
+
+
+def decoded(cache: Path | None, paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
+    """read_images, or what it returned last time for the same files and the same reading.
+
+    A deployed site answers each message in a fresh process; decoding a folder of photographs again every time
+    would cost more than training on them.
+
+    cache: a private folder on the site's own disk, one file in it; None decodes always. A file counts as the
+    same while its path, its length and its time of change are. A damaged cache is decoded anew.
+    """
+    if cache is None:
+        return read_images(paths, reading)
+    from safetensors import SafetensorError
+    from safetensors.numpy import load, save
+
+    fingerprint = _fingerprint(paths, reading)
+    path = cache / "images.safetensors"
+    if fingerprint is not None and path.exists():
+        try:
+            arrays = load(path.read_bytes())
+        except SafetensorError:
+            arrays = {}
+        if arrays.keys() >= {"x", "rows", "notes"} and arrays["key"].tobytes() == fingerprint:
+            return ImagesRead(arrays["x"], arrays["rows"], tuple(json.loads(arrays["notes"].tobytes())))
+    found = read_images(paths, reading)
+    if fingerprint is not None:
+        make_folder(cache)
+        key, notes = (
+            np.frombuffer(text, dtype=np.uint8) for text in (fingerprint, json.dumps(found.notes).encode())
+        )
+        replace_file(path, save({"key": key, "x": found.x, "rows": found.rows, "notes": notes}))
+    return found
+
+
+def _fingerprint(paths: Sequence[Path], reading: ImageReading) -> bytes | None:
+    """None where a file is missing or cannot be one, which decoding will report by name."""
+    try:
+        states = [path.stat() for path in paths]
+    except (OSError, ValueError):
+        return None
+    files = [[str(path), state.st_size, state.st_mtime_ns] for path, state in zip(paths, states, strict=True)]
+    return hashlib.sha256(json.dumps([_LAYOUT, repr(reading), files]).encode()).digest()
 
 
 def _bad_files(bad: Sequence[str]) -> str:

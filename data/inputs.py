@@ -11,14 +11,15 @@ from torch import Tensor
 from perennial.data.cases import image_shape, sheet
 from perennial.data.config import UnreadableConfig
 from perennial.data.csv_file import read_csv
-from perennial.data.images import ImageReading, conform, read_images, windowed
-from perennial.data.named_files import files_in
+from perennial.data.folder import SUFFIXES
+from perennial.data.images import ImageReading, conform, is_dicom, read_images, windowed
 from perennial.data.npz import read_samples
 from perennial.data.samples import Stored, fill_missing, stored_as
 from perennial.data.table_columns import BadCells, encode
 from perennial.foundation.errors import DataError
 
 BATCH = 256
+TABLES = frozenset({".csv", ".npz"})
 Columns = Mapping[str, str | Sequence[str]]
 
 
@@ -101,3 +102,31 @@ def _table(path: Path, columns: Columns | None, missing: Sequence[str]) -> tuple
     x = np.ascontiguousarray(encode(file, columns, missing, bad))
     bad.refuse()
     return [f"{path}:{line}" for line in file.lines], torch.from_numpy(x)
+
+
+def files_in(paths: Sequence[Path], *, of_images: bool) -> list[Path]:
+    """The paths, with each folder replaced by the files inside it that a model can read, sorted by name.
+
+    of_images: whether the model takes images; else tables and arrays are read. Hidden files do not count.
+    Raises DataError naming a path that is not there, or a folder without such a file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+        if not path.is_dir():
+            found.append(path)
+            continue
+        wanted = (SUFFIXES | {".npz"}) if of_images else TABLES
+        inside = sorted(
+            file
+            for file in path.rglob("*")
+            if not any(part.startswith(".") for part in file.relative_to(path).parts)
+            and file.is_file()
+            and (file.suffix.lower() in wanted or (of_images and is_dicom(file)))
+        )
+        if not inside:
+            what, allowed = "image" if of_images else "table", ", ".join(sorted(wanted))
+            raise DataError(f"{path}: no {what} in this folder; allowed: {allowed}")
+        found += inside
+    return found

@@ -6,6 +6,8 @@ import numpy as np
 
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
+MOST_NAMED = 12
+
 
 def class_indices(
     found: Sequence[str],
@@ -27,13 +29,13 @@ def class_indices(
         if name not in position:
             raise ConfigError(
                 f"data.labels: {local!r} becomes {name!r}, which is no class{nearest(name, position)}; "
-                f"classes: {_some(classes)}"
+                f"classes: {some_of(classes)}"
             )
     for index, name in enumerate(names):
         if name not in position:
             raise DataError(
                 f"{where(index)}: label {name!r} is not in the registry"
-                f"{nearest(name, [*position, *renamed])}; classes: {_some(classes)}. "
+                f"{nearest(name, [*position, *renamed])}; classes: {some_of(classes)}. "
                 "A site's own label becomes a class through data.labels"
             )
     return np.array([position[name] for name in names], dtype=np.int64), classes
@@ -64,6 +66,13 @@ def _by_value(name: str) -> tuple[int, int, str]:
     return (0, int(name), name) if name.isdecimal() else (1, 0, name)
 
 
-def _some(names: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def some_of(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def without_samples(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
+    """The classes that none of the labels, (n,) int64, is of."""
+    counts = np.bincount(labels, minlength=len(classes))
+    return [name for name, count in zip(classes, counts, strict=True) if count == 0]

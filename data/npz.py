@@ -74,14 +74,14 @@ def load_npz(config: DataConfig) -> Source:
     return Source(train, test, classes, *constants(config.normalise, train.x))
 
 
-def read_samples(path: Path, name: str = "x") -> torch.Tensor:
-    """The samples in one array of a file, without labels. Raises DataError as load_npz does."""
+def read_samples(path: Path) -> torch.Tensor:
+    """The samples in the array x of a file, without labels. Raises DataError as load_npz does."""
     with _opened(path) as file:
-        _require(file, name, path)
-        values = file[name]
-    x = features(values, f"{path}, {name}")
+        _require(file, "x", path)
+        values = file["x"]
+    x = features(values, f"{path}, x")
     if len(x) == 0:
-        raise DataError(f"{path}: {name} holds no sample")
+        raise DataError(f"{path}: x holds no sample")
     return x
 
 

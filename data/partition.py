@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from perennial.data.apportion import apportion
-from perennial.data.group_partition import group_holders
 from perennial.data.partition_config import PartitionConfig
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
@@ -240,3 +239,46 @@ def _class_subset(
             hand, deck = np.concatenate([hand, more]), shuffled[~np.isin(shuffled, more)]
         holds[hand, site] = True
     return _equal_parts(totals, holds, task)
+
+
+def group_of_site(sites: int, groups: int) -> np.ndarray:
+    """(N,) group of each site: neighbours belong together, and groups differ by one site at most."""
+    return np.arange(sites) * groups // sites
+
+
+def group_holders(
+    classes: int, sites: int, groups: int, shared: int, own: int, generator: np.random.Generator
+) -> np.ndarray:
+    """(C, N) bool: which site holds which class, in groups of sites that share classes.
+
+    The CIFAR-100 protocol of FedPerC (Yang et al. 2022, doi 10.18293/SEKE2022-100, section IV) has 4 groups
+    of 5 sites, 20 classes shared in a group and 5 more at each site. It does not say whether two groups may
+    share a class; here they do not.
+
+    A site's own classes are drawn from those that its group does not share, classes with the fewest holders
+    first, so that no class is left out. Raises ConfigError where that is impossible.
+    """
+    key = "data.partition"
+    if groups > sites:
+        raise ConfigError(f"{key}.groups: found {groups}, allowed 1 to {sites}, the number of sites")
+    if groups * shared > classes:
+        raise ConfigError(
+            f"{key}.shared_classes: found {shared}, but {groups} groups need {groups * shared} different "
+            f"classes and the task has {classes}; allowed: up to {classes // groups}"
+        )
+    if own > classes - shared or groups * shared + sites * own < classes:
+        least = max(0, -(-(classes - groups * shared) // sites))
+        raise ConfigError(
+            f"{key}.own_classes: found {own}; allowed: {least} to {classes - shared}, so that every one of "
+            f"{classes} classes is held"
+        )
+    holds = np.zeros((classes, sites), dtype=bool)
+    order = generator.permutation(classes)
+    members = group_of_site(sites, groups)
+    for group in range(groups):
+        holds[np.ix_(order[group * shared : (group + 1) * shared], np.flatnonzero(members == group))] = True
+    for site in generator.permutation(sites):
+        free = generator.permutation(np.flatnonzero(~holds[:, site]))
+        rarest = np.argsort(holds[free].sum(axis=1), kind="stable")[:own]
+        holds[free[rarest], site] = True
+    return holds

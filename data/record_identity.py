@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from perennial.data.splits import DIGEST_BYTES
+from perennial.data.table_columns import feature_ranges
 
 IDENTITY_BYTES = 16
 Columns = Mapping[str, str | Sequence[str]]
@@ -30,9 +31,9 @@ def record_contents(x: Tensor, columns: Columns | None = None) -> np.ndarray:
     """
     head = f"{x.dtype} {tuple(x.shape[1:])}"
     if columns is not None:
-        names = sorted(columns)
+        names, places = sorted(columns), feature_ranges(columns)
         head = repr([(name, columns[name]) for name in names])
-        x = x[:, [place for name in names for place in _places(columns, name)]]
+        x = x[:, [place for name in names for place in places[name]]]
     rows = x.cpu().contiguous().flatten(1).numpy()
     found = np.empty((len(rows), DIGEST_BYTES), dtype=np.uint8)
     for row, content in enumerate(rows):
@@ -50,14 +51,3 @@ def identities(key: bytes, purpose: str, contents: Iterable[bytes]) -> np.ndarra
     label = f"{purpose}:".encode()
     found = [hmac.digest(key, label + content, "sha256")[:IDENTITY_BYTES] for content in contents]
     return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, IDENTITY_BYTES)
-
-
-def _places(columns: Columns, name: str) -> range:
-    """Where a column's values lie in a row of x."""
-    start = 0
-    for other, kind in columns.items():
-        width = 2 if isinstance(kind, str) else len(kind) + 1  # as table_columns.encode has them
-        if other == name:
-            return range(start, start + width)
-        start += width
-    raise KeyError(name)

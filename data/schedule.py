@@ -89,10 +89,6 @@ class TaskSchedule:
     def count(self) -> int:
         return len(self.rounds)
 
-    @property
-    def total_rounds(self) -> int:
-        return sum(self.rounds)
-
     def num_classes(self, task: int) -> int:
         """M_t: classes known once task t has begun."""
         return self.boundaries[self._checked(task)]

@@ -28,7 +28,6 @@ class Survey:
     columns: dict[str, Any] = field(default_factory=dict)
     codes: tuple[str, ...] = ()
     ignored: dict[str, str] = field(default_factory=dict)
-    statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     patient: str | None = None
     patient_guess: str | None = None

@@ -71,7 +71,7 @@ def _two_decimals(file: CsvFile, name: str, present: np.ndarray) -> str:
 def _kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
     if _share(numbers, is_number) >= MOSTLY:
         return "numeric"
-    if _share(present, is_date) >= MOSTLY:
+    if _share(present, lambda text: _days(text) is not None) >= MOSTLY:
         return "date"
     if _share(present, lambda text: _SLASHED.fullmatch(text) is not None) >= MOSTLY:
         raise DataError(
@@ -115,13 +115,8 @@ def is_number(text: str) -> bool:
     return True
 
 
-def is_date(text: str) -> bool:
-    """Whether a text is a date that can be read in one way alone, such as 2024-12-31 or 31.12.2024."""
-    return _days(text) is not None
-
-
 def _days(text: str) -> float | None:
-    """Days since 1970; None for what is no date."""
+    """Days since 1970; None for what is no date that can be read in one way alone, such as 31.12.2024."""
     try:
         if _ISO.fullmatch(text):
             return (datetime.fromisoformat(text) - _EPOCH) / timedelta(days=1)
@@ -231,14 +226,19 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
     return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
 
 
+def feature_ranges(columns: Mapping[str, str | Sequence[str]]) -> dict[str, range]:
+    """Where each column's values lie among the D features of encode."""
+    found, start = {}, 0
+    for name, kind in columns.items():
+        found[name] = range(start, start + feature_count({name: kind}))
+        start = found[name].stop
+    return found
+
+
 def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
     """Column of numbers or dates -> index of its value among the D features of encode.
 
     Names would not tell the features apart: a category may be called "other", and a column "age missing".
     """
-    indices, start = {}, 0
-    for name, kind in columns.items():
-        if isinstance(kind, str):
-            indices[name] = start
-        start += feature_count({name: kind})
-    return indices
+    ranges = feature_ranges(columns)
+    return {name: ranges[name].start for name, kind in columns.items() if isinstance(kind, str)}

@@ -56,7 +56,11 @@ def read_members(data: bytes, where: str, allowed: dict[str, int] | None) -> dic
         if allowed is None:
             _check_code_name(member.name, where)
         elif member.name not in allowed:
-            raise _foreign(member.name, where, allowed)
+            raise ConfigError(
+                f"{where}: member {shown(repr(member.name))}: an app carries an experiment and no code; "
+                f"allowed: {', '.join(allowed)}. An app with code runs only where site.yaml names its "
+                "SHA-256 under `other_code`"
+            )
         elif member.size > allowed[member.name]:
             raise ConfigError(
                 f"{where}: member {member.name!r}: found {member.size} bytes, allowed {allowed[member.name]}"
@@ -71,14 +75,6 @@ def read_members(data: bytes, where: str, allowed: dict[str, int] | None) -> dic
         raise ConfigError(f"{where}: has bytes that belong to no member")
     _check_manifest(found, where)
     return found
-
-
-def _foreign(name: str, where: str, allowed: dict[str, int]) -> ConfigError:
-    return ConfigError(
-        f"{where}: member {shown(repr(name))}: an app carries an experiment and no code; allowed: "
-        f"{', '.join(allowed)}. An app with code "
-        "runs only where site.yaml names its SHA-256 under `other_code`"
-    )
 
 
 def _end(data: bytes, where: str) -> tuple[int, int]:

@@ -38,9 +38,17 @@ BLOCK = 512
 def write_bundle(folder: OperatorFolder, name: str) -> Path:
     """bundles/NAME.tar.gz for a site that was added; its SHA-256 stands beside it in NAME.tar.gz.sha256."""
     folder.site(name)
-    files = _rendered("site", _facts(folder, name))
-    files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
     sealed = folder.path / "sites" / f"{name}.sealed"
+    facts = {
+        "name": folder.federation.name,
+        "site": name,
+        "project": project_name(name),
+        "superlink": folder.fleet_address,
+        "version": VERSION,
+        "sealed": "yes" if sealed.exists() else "no",
+    }
+    files = _rendered("site", facts)
+    files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
     if sealed.exists():
         files[SEALED_KEY] = sealed.read_bytes()
     if folder.publisher_public.exists():
@@ -100,14 +108,13 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
 
 def write_operator_files(folder: OperatorFolder) -> None:
     """Compose file and settings beside deploy.yaml."""
-    user, group = os.getuid() or 1000, os.getgid() or 1000
     facts = {
         "name": folder.federation.name,
         "project": project_name(folder.federation.name),
         "fleet_port": str(folder.federation.fleet_port),
         "version": VERSION,
-        "user": str(user),
-        "group": str(group),
+        "user": str(os.getuid() or 1000),
+        "group": str(os.getgid() or 1000),
     }
     for path, data in _rendered("operator", facts).items():
         replace_file(folder.path / path, data, mode=0o644)
@@ -120,17 +127,6 @@ def project_name(name: str) -> str:
     """
     allowed = re.sub(r"[^a-z0-9_-]", "-", name.lower())
     return name if allowed == name else f"{allowed}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _facts(folder: OperatorFolder, name: str) -> dict[str, str]:
-    return {
-        "name": folder.federation.name,
-        "site": name,
-        "project": project_name(name),
-        "superlink": folder.fleet_address,
-        "version": VERSION,
-        "sealed": "yes" if (folder.path / "sites" / f"{name}.sealed").exists() else "no",
-    }
 
 
 def _rendered(kind: str, facts: Mapping[str, str]) -> dict[str, bytes]:

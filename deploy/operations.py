@@ -60,7 +60,8 @@ class Standing:
     @classmethod
     def of(cls, folder: OperatorFolder, name: str) -> "Standing":
         started, statuses = _started(folder, name), run_statuses(folder)
-        going = tuple(run for run in started if not _over(statuses.get(run, "unknown")))
+        over = ("finished", "unknown")
+        going = tuple(run for run in started if not statuses.get(run, "unknown").startswith(over))
         counts = (going or tuple(started))[-1:]
         status = statuses.get(counts[0], "unknown") if counts else ""
         return cls(name, going, status, read_request(folder.state / "runs" / name) == "pause")
@@ -82,10 +83,6 @@ class Standing:
         if not self.status:
             return Done(f"{name}: staged, and not started yet; start it with `perennial deploy submit`")
         return Done(f"{name}: ended early ({self.status}); `perennial deploy resume {name}` goes on with it")
-
-
-def _over(status: str) -> bool:
-    return status.startswith(("finished", "unknown"))
 
 
 def submit(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str) -> Done:

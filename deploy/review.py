@@ -5,14 +5,14 @@ cost, what leaves and how often.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from perennial.client.door import unmet
 from perennial.client.identity import require_data
 from perennial.client.plan import Plan
 from perennial.config import charges
 from perennial.config.approval import Approval
+from perennial.config.document import flat
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig, SitePolicy
 from perennial.data.config import DataConfig
@@ -204,20 +204,14 @@ def _changes(experiment: Experiment, earlier: Approval | None) -> Iterator[str]:
     changed = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
     yield f"against the approval of {earlier.time}: {len(changed) or 'no'} settings differ"
     for key in sorted(changed, key=lambda key: (_place(key), key)):
-        yield f"  {key}: {_value(before, key)} -> {_value(after, key)}{_what(key)}"
+        old, new = (shown(str(settings.get(key, "not set")), 120) for settings in (before, after))
+        leaves = " (changes what leaves this site)" if _place(key) < len(LEAVING) else ""
+        yield f"  {key}: {old} -> {new}{leaves}"
 
 
 def _place(key: str) -> int:
     part = key.partition(".")[0]
     return LEAVING.index(part) if part in LEAVING else len(LEAVING)
-
-
-def _what(key: str) -> str:
-    return " (changes what leaves this site)" if _place(key) < len(LEAVING) else ""
-
-
-def _value(settings: Mapping[str, Any], key: str) -> str:
-    return shown(str(settings.get(key, "not set")), 120)
 
 
 def registry_at_site(experiment: Experiment) -> Registry:
@@ -234,14 +228,3 @@ def registry_at_site(experiment: Experiment) -> Registry:
             "lists its classes"
         )
     return registry_of(experiment)
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every setting by its dotted key; lists whole."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -43,15 +43,13 @@ class Cohorts:
 
     def cut(self, messages: Sequence[Message]) -> list[list[Message]]:
         """The messages, in their order; those that ask for training in cohorts of nearly equal size."""
-        training = [_asks_for_training(message) for message in messages]
-        if not messages or not all(training):
+        training = all(
+            message.has_content() and read_kind(message.content) == "TrainRequest" for message in messages
+        )
+        if not messages or not training:
             return [[message] for message in messages]
         bounds = np.linspace(0, len(messages), ceil(len(messages) / self.size) + 1).round().astype(int)
         return [list(messages[a:b]) for a, b in pairwise(bounds.tolist())]
-
-
-def _asks_for_training(message: Message) -> bool:
-    return message.has_content() and read_kind(message.content) == "TrainRequest"
 
 
 def plan_cohorts(experiment: Experiment, asked: Asked) -> CohortPlan:
@@ -65,9 +63,7 @@ def plan_cohorts(experiment: Experiment, asked: Asked) -> CohortPlan:
         return CohortPlan(1)
     if reason := _obstacle(experiment):
         return CohortPlan(1, f"cohort {asked}: {reason}, so the sites train one after the other")
-    if asked != "auto":
-        return CohortPlan(asked)
-    return CohortPlan(_auto_size(experiment))
+    return CohortPlan(_auto_size(experiment) if asked == "auto" else asked)
 
 
 def _obstacle(experiment: Experiment) -> str:

@@ -92,19 +92,17 @@ class DpAudit:
 
 @dataclass(frozen=True)
 class _Records:
-    """Records of the audit's data. slot, canary, owner: (n,); signs: (n,) of each one's feature."""
+    """Records of the audit's data. slot, owner: (n,); signs: (n,) of each one's feature."""
 
     slot: np.ndarray
-    canary: np.ndarray
     owner: np.ndarray
     signs: np.ndarray
     slots: int
 
-    def write(self, path: Path, chosen: np.ndarray, *, signs: np.ndarray | None = None) -> None:
+    def write(self, path: Path, chosen: np.ndarray) -> None:
         """The chosen rows as a file. A second feature makes each record's content its own."""
-        signs = self.signs if signs is None else signs
         x = np.zeros((len(self.slot), self.slots + 1), dtype=np.float32)
-        x[np.arange(len(x)), self.slot] = SCALE * signs
+        x[np.arange(len(x)), self.slot] = SCALE * self.signs
         x[:, -1] = 1e-3 * np.arange(len(x))
         names = np.array([f"{slot:05d}" for slot in self.slot])
         np.savez(path, x=x[chosen], y=names[chosen], patient=self.owner[chosen], site=names[chosen])
@@ -142,21 +140,18 @@ class _Run:
         place = np.tile(np.arange(others + copies), self.canaries)
         canary = place >= others
         owner = slot * (others + copies) + np.minimum(place, others)
-        records = _Records(slot, canary, owner, np.ones(len(slot)), self.canaries)
-        settings = self._settings("sample")
-        inside, outside = (
-            self._trained(settings, records, chosen) for chosen in (np.ones_like(canary), ~canary)
-        )
+        records = _Records(slot, owner, np.ones(len(slot)), self.canaries)
+        settings, everything = self._settings("sample"), np.ones_like(canary)
+        inside, outside = (self._trained(settings, records, chosen) for chosen in (everything, ~canary))
         moved = inside.astype(int) - outside.astype(int)
         # records that a canary moves between parts pull in its direction; all others cancel out
         signs = np.where(moved != 0, moved, np.where(place % 2 == 0, 1, -1))
         records = replace(records, signs=np.where(canary, 1, signs).astype(float))
-        inside, outside = (
-            self._trained(settings, records, chosen) for chosen in (np.ones_like(canary), ~canary)
-        )
         pulls = [
-            np.bincount(slot, records.signs * trained, minlength=self.canaries)
-            for trained in (inside, outside)
+            np.bincount(
+                slot, records.signs * self._trained(settings, records, chosen), minlength=self.canaries
+            )
+            for chosen in (everything, ~canary)
         ]
         direction, middle = pulls[0] - pulls[1], (pulls[0] + pulls[1]) / 2
         chosen = ~canary | self.present[slot]
@@ -174,18 +169,15 @@ class _Run:
         local = self.experiment.privacy.mode == "client_local"
         slot = np.repeat(np.arange(self.canaries), COPIES)
         signs = np.where(self.present[slot], 1.0, -1.0) if local else np.ones(len(slot))
-        records = _Records(slot, np.ones(len(slot), dtype=bool), slot, signs, self.canaries)
-        settings = self._settings("natural")
-        everything = np.ones(len(slot), dtype=bool)
-        if not local:
-            settings["adversaries"] = [
-                {"site": f"{site:05d}", "kind": "free_rider"} for site in np.flatnonzero(~self.present)
-            ]
+        records = _Records(slot, slot, signs, self.canaries)
+        settings, everything = self._settings("natural"), np.ones(len(slot), dtype=bool)
         trained = np.bincount(slot, self._trained(settings, records, everything), minlength=self.canaries)
         taking_part = trained > 0
-        settings["adversaries"] = [
-            entry for entry in settings.get("adversaries", []) if taking_part[int(entry["site"])]
-        ]
+        if not local:
+            settings["adversaries"] = [
+                {"site": f"{site:05d}", "kind": "free_rider"}
+                for site in np.flatnonzero(~self.present & taking_part)
+            ]
         updates, change, summary = self._train(settings, records, everything)
         if local:
             own = [updates.get(f"{site:05d}", np.zeros(self.canaries))[site] for site in range(self.canaries)]
@@ -204,10 +196,10 @@ class _Run:
         # settings name a simulation's data in this process, and a file's content is none of them
         content["name"] = f"audit-{secrets.token_hex(8)}"
         fractions = {key: content["data"].get(key) for key in ("test_fraction", "validation_fraction")}
-        content["data"] = {"source": "npz", "path": str(self.data)} | {
-            key: value for key, value in fractions.items() if value is not None
+        content["data"] = {
+            **{key: value for key, value in fractions.items() if value is not None},
+            **{"source": "npz", "path": str(self.data), "normalise": {"mean": 0.0, "std": 1.0}},
         }
-        content["data"]["normalise"] = {"mean": 0.0, "std": 1.0}
         if kind == "natural":
             content["data"] |= {"partition": {"kind": "natural"}, "validation_fraction": 0}
         else:
@@ -253,15 +245,15 @@ class _Run:
         path.write_text(yaml.safe_dump(settings))
         run = RunSettings(str(path), runs=str(self.folder / "runs"), device="cpu")
         set_task_identity()
-        names = simulated_site_names(run.load())
+        made = run.load()
+        names = simulated_site_names(made)
         contexts = site_contexts(len(names), dict(vars(run)))
         grid = _WatchingGrid(contexts, names, self.canaries)
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(vars(run)))
         with watching() as seen:
             summary = serve(grid, context, "in-process")
-        made = run.load()
         self.recording = recording_of(made, seen, ledger_entries(run.folder(made)), len(names))
-        saved = load_saved(run.folder(run.load()) / "model.safetensors")
+        saved = load_saved(run.folder(made) / "model.safetensors")
         final = saved.model.get_parameter(HEAD).detach().numpy()
         change = np.diagonal(final)[: self.canaries] - grid.first
         return grid.updates, change, summary

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from perennial.protocol.messages import TrainReply
@@ -33,7 +33,10 @@ def frames(content: RecordDict) -> Iterator[Frame]:
     for name, part in content.items():
         if isinstance(part, ArrayRecord):
             said[name] = list(part)
-            tensors += [_tensor(array) for array in part.values()]
+            tensors += [
+                array.tensor if isinstance(array, TensorArray) else torch.from_numpy(array.numpy())
+                for array in part.values()
+            ]
         elif isinstance(part, ConfigRecord):
             said[name] = dict(part.items())
         else:
@@ -74,10 +77,6 @@ def content_of(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> R
 def _said(reply: TrainReply) -> dict[str, Any]:
     names = (field.name for field in fields(cast(Any, reply)))
     return {name: getattr(reply, name) for name in names if name != UPDATE}
-
-
-def _tensor(array: Array) -> Tensor:
-    return array.tensor if isinstance(array, TensorArray) else torch.from_numpy(array.numpy())
 
 
 def _read(frame: Callable[[], bytes], dtype: str, shape: list[int]) -> Tensor:

@@ -51,19 +51,15 @@ class Changes:
 def changes_of(run: Path, federation: SimulatedFederation, known: int) -> Changes:
     """What happened to the records of the known classes; between sites that exist nothing is compared."""
     found = Changes()
-    for names, sites in _compared(federation):
+    # sites that exist one by one; those among which records were divided together, with the server's
+    test = [] if federation.test is None else [federation.test]
+    together = [([*federation.sites], [*federation.sites.values(), *test])]
+    one_by_one = [([name], [site]) for name, site in federation.sites.items()]
+    for names, sites in one_by_one if federation.natural else together:
         noted = read_noted([p for name in names for p in sorted(run.glob(f"sites/{name}/runs/*"))])
         found.learnt |= len(noted) > 0
         _compare(found, noted, sites, federation.classes, known)
     return found
-
-
-def _compared(federation: SimulatedFederation) -> list[tuple[list[str], list[SiteData]]]:
-    """Sites that exist one by one; those among which records were divided together, with the server's."""
-    if federation.natural:
-        return [([name], [site]) for name, site in federation.sites.items()]
-    test = [] if federation.test is None else [federation.test]
-    return [([*federation.sites], [*federation.sites.values(), *test])]
 
 
 def _now(site: SiteData, known: int) -> tuple[Noted, list[str]]:

@@ -50,7 +50,7 @@ def recording_of(
         clip_norm=privacy.clip_norm if privacy.adaptive_clipping is None else None,
         drawn=[(one.batch, one.units) for one in seen if one.kind == "batch"],
         sample_rate=privacy.sample_rate,
-        made=_made(kind, released),
+        made={kind: len(released)},
         charged=_charged(kind, entries, released, privacy.mode),
         parts=[(one.part.split("/")[0], one.part, frozenset(one.members)) for one in released if one.part],
     )
@@ -66,10 +66,6 @@ def _claimed_std(experiment: Experiment, sites: int, honest: int) -> float:
     if privacy.mode == "client_central":
         return std / sites
     return std / math.sqrt(honest)
-
-
-def _made(kind: str, released: Sequence[Seen]) -> dict[str, int]:
-    return {kind: len(released)}
 
 
 def _charged(kind: str, entries: Sequence[Entry], released: Sequence[Seen], mode: str) -> dict[str, int]:

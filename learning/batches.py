@@ -94,3 +94,10 @@ def shuffled(
             moves = draw_moves([len(batch) for batch in batches], augmentation, generator, device)
             stored = moved(stored, augmentation, moves)
         yield from zip(batches, data.floats(stored).split(batch_size), labels.split(batch_size), strict=True)
+
+
+def in_batches(data: TrainingSet, among: Tensor | None = None) -> Iterator[slice | Tensor]:
+    """The rows of each batch of an evaluation. among: (m,) int64, the samples to look at; None: all."""
+    for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH):
+        batch = slice(start, start + EVALUATION_BATCH)
+        yield batch if among is None else among[batch]

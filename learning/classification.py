@@ -15,14 +15,7 @@ from torch import Tensor
 from perennial.config.learner import LearnerConfig
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
-from perennial.learning.losses import (
-    balanced_softmax,
-    current_softmax,
-    gradient_compensation,
-    icarl_bce,
-    log_prior,
-    task_temperatures,
-)
+from perennial.learning.losses import log_prior
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,11 @@ class CrossEntropy(Loss):
 
 
 class BalancedSoftmax(Loss):
-    """See losses.balanced_softmax; the prior is the site's, so a sample's loss depends on the others."""
+    """Cross entropies of logits shifted by the site's log-prior, so a sample's loss depends on the others.
+
+    Ren et al. 2020 (arXiv 2007.10740), equation 4. Raises ValueError where the prior or a label is of another
+    number of classes.
+    """
 
     def __init__(self, scale: float = 1.0, sign: int = 1) -> None:
         self.scale, self.sign = scale, sign
@@ -111,48 +108,112 @@ class BalancedSoftmax(Loss):
         return together
 
     def __call__(self, batch: Batch) -> Tensor:
-        return balanced_softmax(batch.logits, batch.labels, self.prior)
+        logits, labels, prior = batch.logits, batch.labels, self.prior
+        classes = logits.shape[1]
+        if prior.shape not in ((classes,), logits.shape):
+            raise ValueError(f"prior: found shape {tuple(prior.shape)}, allowed ({classes},)")
+        if _beyond(labels, 0, classes):
+            raise ValueError(f"labels: found {labels.min()} to {labels.max()}, allowed 0 to {classes - 1}")
+        return F.cross_entropy(logits + prior, labels, reduction="none")
 
 
 class CurrentSoftmax(Loss):
-    """See losses.current_softmax."""
+    """Cross entropies over the classes of the current task alone: old rows of the head get no gradient.
+
+    Raises ValueError on a label of an earlier task. Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and
+    Hoiem 2016 (arXiv 1606.09282) use it with distillation.
+    """
 
     alone = True
 
     def __call__(self, batch: Batch) -> Tensor:
-        return current_softmax(batch.logits, batch.labels, batch.first_class)
+        logits, labels, first = batch.logits, batch.labels, batch.first_class
+        if _beyond(labels, first, logits.shape[1]):
+            raise ValueError(
+                f"labels: found {labels.min()} to {labels.max()}, allowed {first} to "
+                f"{logits.shape[1] - 1}; a lower one is of an earlier task"
+            )
+        return F.cross_entropy(logits[:, first:], labels - first, reduction="none")
 
 
 class IcarlBce(Loss):
-    """See losses.icarl_bce."""
+    """Binary cross entropies (B, M) whose targets for old classes are the previous model's outputs.
+
+    Rebuffi et al. 2017 (iCaRL, arXiv 1611.07725), algorithm 3.
+    """
 
     alone = True
     needs_previous = True
 
-    def __call__(self, batch: Batch) -> Tensor:
-        return icarl_bce(batch.logits, batch.labels, batch.old_logits)
+    def __call__(self, batch: Batch, reduction: str = "none") -> Tensor:
+        targets = F.one_hot(batch.labels, batch.logits.shape[1]).to(batch.logits.dtype)
+        if batch.old_logits is not None:
+            targets[:, : batch.old_logits.shape[1]] = batch.old_logits.sigmoid()
+        return F.binary_cross_entropy_with_logits(batch.logits, targets, reduction=reduction)
 
     def mean(self, batch: Batch) -> Tensor:
-        return icarl_bce(batch.logits, batch.labels, batch.old_logits, "mean")
+        # PyTorch divides after its gradient and not before
+        return self(batch, "mean")
 
 
 class GradientCompensation(Loss):
-    """See losses.gradient_compensation; a sample counts by its share of the batch's gradients."""
+    """Cross entropies in which a sample counts by its gradient over the mean gradient of its kind.
+
+    Classes before the task are one kind, the others the other. The gradient is |p_y - 1|, of the loss in the
+    logit of the sample's own class, and no gradient flows through the weight.
+    Dong et al. 2022 (GLFC, arXiv 2203.14867), equations 2 to 4.
+    """
 
     def __call__(self, batch: Batch) -> Tensor:
-        return gradient_compensation(batch.logits, batch.labels, batch.first_class)
+        each = F.cross_entropy(batch.logits, batch.labels, reduction="none")
+        size = -torch.expm1(-each.detach())
+        old = batch.labels < batch.first_class
+        weight = torch.ones_like(size)
+        for kind in (old, ~old):
+            # where every sample of a kind is certain their gradients are 0, and so is what they add
+            mean = _mean_of(size, kind).clamp(min=torch.finfo(size.dtype).tiny)
+            weight = torch.where(kind, size / mean, weight)
+        return weight * each
 
 
 class TaskTemperatures(Loss):
-    """See losses.task_temperatures; a sample counts by how many of its kind are in the batch."""
+    """Values whose mean is w_old mean_old(CE) + w_new mean_new(CE), of logits over temperatures.
+
+    Old are the classes before the task, new the others; a kind without samples adds nothing, and in the first
+    task the loss is plain cross entropy. temperatures, weights: of old and of new classes.
+    Qi et al. 2025 (FedCBDR, arXiv 2507.07712), equation 7.
+    """
 
     def __init__(self, temperatures: tuple[float, float], weights: tuple[float, float]) -> None:
         self.temperatures, self.weights = temperatures, weights
 
     def __call__(self, batch: Batch) -> Tensor:
-        return task_temperatures(
-            batch.logits, batch.labels, batch.first_class, self.temperatures, self.weights
-        )
+        logits, labels, first = batch.logits, batch.labels, batch.first_class
+        if first == 0:
+            return F.cross_entropy(logits, labels, reduction="none")
+        scale = torch.full_like(logits[0], self.temperatures[1])
+        scale[:first] = self.temperatures[0]
+        each = F.cross_entropy(logits / scale, labels, reduction="none")
+        old = labels < first
+        counts = old.sum().clamp(min=1), (~old).sum().clamp(min=1)
+        share = torch.where(old, self.weights[0] / counts[0], self.weights[1] / counts[1])
+        return each * len(each) * share
+
+
+def _beyond(labels: Tensor, first: int, end: int) -> bool:
+    """Whether a label lies outside first..end - 1.
+
+    On a GPU the look would stop the queue in every batch, and the loss itself asserts there: False.
+    """
+    return labels.device.type == "cpu" and bool(((labels < first) | (labels >= end)).any())
+
+
+def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
+    """The mean of the chosen ones of values (B,); NaN if there is none. chosen: (B,) bool."""
+    if values.device.type == "cpu":
+        return values[chosen].mean()
+    # only the GPU knows how many are chosen, and asking it would stop its queue
+    return (values * chosen).sum() / chosen.sum()
 
 
 LOSSES: dict[str, type[Loss]] = {

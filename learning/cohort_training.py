@@ -142,7 +142,9 @@ class _Cohort:
         self._network.train()
         if any(isinstance(module, nn.Dropout) and module.p for module in self._model.modules()):
             # drawn before the batches are, as for one site
-            sites.generators = [self._dropout_stream(member.generator) for member in members]
+            sites.generators = [
+                torch.Generator(before.device).manual_seed(torch_seed(member.generator)) for member in members
+            ]
         generators = [member.generator for member in members]
         batches = CohortBatches(config, datasets, generators, self._augmentation, self._format)
         counted = batches.reported()
@@ -155,7 +157,6 @@ class _Cohort:
             if correction is not None:
                 correction.apply(sites.gradient, sites.vector, before)
             optimizer.step()
-            self._keep_frozen_rows(before)
             sites.gradient.zero_()
             totals[:, : sites.count].add_(torch.stack([losses.detach(), over_labels]) * counted_now)
 
@@ -185,9 +186,6 @@ class _Cohort:
             return "each site of a cohort drops units by a stream of its own"
         return ""
 
-    def _dropout_stream(self, generator: np.random.Generator) -> torch.Generator:
-        return torch.Generator(self._starts.device).manual_seed(torch_seed(generator))
-
     def _correction(self) -> GradientCorrection | None:
         """The members' corrections in the layout of the stacked vector; they differ in their shifts alone."""
         first = self._members[0].correction
@@ -214,12 +212,3 @@ class _Cohort:
         if correction is not None and shifts:
             correction = replace(correction, shift=kept[0])
         return before, correction
-
-    def _keep_frozen_rows(self, before: Tensor) -> None:
-        frozen = self._model.frozen_rows
-        if not frozen:
-            return
-        width = self._model.feature_width
-        for name, length in (("head.weight", frozen * width), ("head.bias", frozen)):
-            now, then = (self._sites.block(name, vector) for vector in (self._sites.vector, before))
-            now[:, :length].copy_(then[:, :length])

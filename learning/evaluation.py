@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.foundation.bounded_folder import BoundedFolder
-from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
-from perennial.learning.feature_bank import bank_of
+from perennial.learning.batches import TrainingSet, in_batches
+from perennial.learning.scored import classifier
 from perennial.models.class_means import mean_similarity, over_features
-from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 
 
@@ -24,9 +23,7 @@ def count_correct(
     """
     correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
     total = torch.zeros_like(correct)
-    for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH):
-        batch = slice(start, start + EVALUATION_BATCH)
-        rows = batch if among is None else among[batch]
+    for rows in in_batches(data, among):
         labels = data.y[rows]
         hits = predict(data.inputs(rows)) == labels
         correct += torch.bincount(labels[hits], minlength=num_classes)
@@ -50,11 +47,8 @@ def head_counts(
 
     folder: where their answers may be kept; None: in memory.
     """
-    model.eval()
-    if not isinstance(model.backbone, FixedFeatures) or len(data) == 0:
-        return count_correct(by_head(model), data, num_classes, among)
-    features = bank_of(model.backbone, data, folder).feature_set(model.backbone, data)
-    return count_correct(lambda rows: model.classify(rows).argmax(dim=1), features, num_classes, among)
+    classify, rows = classifier(model, data, None, folder)
+    return count_correct(lambda inputs: classify(inputs).argmax(dim=1), rows, num_classes, among)
 
 
 def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
@@ -73,7 +67,4 @@ def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor],
 def unit_features(model: IncrementalModel, data: TrainingSet) -> Tensor:
     """(n, d) features of unit length, in evaluation mode and without augmentation."""
     model.eval()
-    starts = range(0, len(data), EVALUATION_BATCH)
-    return torch.cat(
-        [F.normalize(model.features(data.inputs(slice(i, i + EVALUATION_BATCH))), dim=1) for i in starts]
-    )
+    return torch.cat([F.normalize(model.features(data.inputs(rows)), dim=1) for rows in in_batches(data)])

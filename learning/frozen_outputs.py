@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import ProtocolError
-from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
+from perennial.learning.batches import TrainingSet, in_batches
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.incremental import IncrementalModel
 
@@ -116,5 +116,4 @@ def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> N
 @torch.no_grad()
 def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet) -> Tensor:
     """(n, ...) answers to all samples, in batches."""
-    starts = range(0, len(data), EVALUATION_BATCH)
-    return torch.cat([answer(data.inputs(slice(i, i + EVALUATION_BATCH))) for i in starts])
+    return torch.cat([answer(data.inputs(rows)) for rows in in_batches(data)])

@@ -1,4 +1,4 @@
-"""The loss terms of the local learner: classification, distillation and contrastive.
+"""The terms of the local learner beside the loss over the labels: distillation and contrastive.
 
 Each loss gives values of samples, (B,) or (B, M), whose mean is the loss of the batch: ordinary training
 averages them, DP-SGD clips each sample's own (learning/objective.py). Natural logarithms.
@@ -30,105 +30,6 @@ def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
         )
     prior = counts.float().log() * (scale * sign)
     return torch.where(counts == 0, torch.full_like(prior, -torch.inf), prior)
-
-
-def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
-    """(B,) cross entropies of logits shifted by the log-prior. prior: (M,) of log_prior, or (B, M).
-
-    Raises ValueError where the prior or a label is of another number of classes.
-    """
-    classes = logits.shape[1]
-    if prior.shape not in ((classes,), logits.shape):
-        raise ValueError(f"prior: found shape {tuple(prior.shape)}, allowed ({classes},)")
-    if beyond(labels, 0, classes):
-        raise ValueError(f"labels: found {labels.min()} to {labels.max()}, allowed 0 to {classes - 1}")
-    return F.cross_entropy(logits + prior, labels, reduction="none")
-
-
-def beyond(labels: Tensor, first: int, end: int) -> bool:
-    """Whether a label lies outside first..end - 1.
-
-    On a GPU the look would stop the queue in every batch, and the loss itself asserts there: False.
-    """
-    return labels.device.type == "cpu" and bool(((labels < first) | (labels >= end)).any())
-
-
-def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
-    """(B,) cross entropies over the classes of the current task alone: old rows of the head get no gradient.
-
-    first_class: the task's first label. Raises ValueError on a label of an earlier task.
-    Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and Hoiem 2016 (arXiv 1606.09282)
-    use it with distillation.
-    """
-    if beyond(labels, first_class, logits.shape[1]):
-        raise ValueError(
-            f"labels: found {labels.min()} to {labels.max()}, allowed {first_class} to "
-            f"{logits.shape[1] - 1}; a lower one is of an earlier task"
-        )
-    return F.cross_entropy(logits[:, first_class:], labels - first_class, reduction="none")
-
-
-def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
-    """(B,) cross entropies in which a sample counts by its gradient over the mean gradient of its kind.
-
-    first_class: of the task; classes before it are one kind, the others the other. The gradient is
-    |p_y - 1|, of the loss in the logit of the sample's own class, and no gradient flows through the weight.
-    Dong et al. 2022 (GLFC, arXiv 2203.14867), equations 2 to 4.
-    """
-    each = F.cross_entropy(logits, labels, reduction="none")
-    size = -torch.expm1(-each.detach())
-    old = labels < first_class
-    weight = torch.ones_like(size)
-    for kind in (old, ~old):
-        # where every sample of a kind is certain their gradients are 0, and so is what they add
-        mean = mean_of(size, kind).clamp(min=torch.finfo(size.dtype).tiny)
-        weight = torch.where(kind, size / mean, weight)
-    return weight * each
-
-
-def task_temperatures(
-    logits: Tensor,
-    labels: Tensor,
-    first_class: int,
-    temperatures: tuple[float, float],
-    weights: tuple[float, float],
-) -> Tensor:
-    """(B,) values whose mean is w_old mean_old(CE) + w_new mean_new(CE), of logits over temperatures.
-
-    Old are the classes before first_class, new the others; a kind without samples adds nothing, and in the
-    first task the loss is plain cross entropy. temperatures, weights: of old and of new classes.
-    Qi et al. 2025 (FedCBDR, arXiv 2507.07712), equation 7.
-    """
-    if first_class == 0:
-        return F.cross_entropy(logits, labels, reduction="none")
-    scale = torch.full((logits.shape[1],), temperatures[1], dtype=logits.dtype, device=logits.device)
-    scale[:first_class] = temperatures[0]
-    each = F.cross_entropy(logits / scale, labels, reduction="none")
-    old = labels < first_class
-    counts = old.sum().clamp(min=1), (~old).sum().clamp(min=1)
-    return each * len(each) * torch.where(old, weights[0] / counts[0], weights[1] / counts[1])
-
-
-def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
-    """The mean of the chosen ones of values (B,); NaN if there is none. chosen: (B,) bool."""
-    if values.device.type == "cpu":
-        return values[chosen].mean()
-    # only the GPU knows how many are chosen, and asking it would stop its queue
-    return (values * chosen).sum() / chosen.sum()
-
-
-def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None, reduction: str = "none") -> Tensor:
-    """(B, M) binary cross entropies of iCaRL, whose targets for old classes are the previous model's outputs.
-
-    old_logits: (B, M_old) of the previous task's global model, or None in task 1.
-    reduction: "mean" for one number, which PyTorch divides after its gradient and not before.
-
-    Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 3.
-    """
-    targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
-    if old_logits is not None:
-        targets[:, : old_logits.shape[1]] = old_logits.sigmoid()
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction=reduction)
 
 
 def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tensor:

@@ -98,7 +98,6 @@ def train_privately(
             if correction is not None:
                 correction.apply(flat.gradient, flat.trainable, anchor)
             optimizer.step()
-            flat.keep_frozen_rows(before)
             if len(batch):
                 total += mean * len(batch)
             seen += len(batch)

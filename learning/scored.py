@@ -1,6 +1,6 @@
 """What a classifier says of samples, binned as the tables of an evaluation count it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.bounded_folder import BoundedFolder
-from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
+from perennial.learning.batches import TrainingSet, in_batches
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,
     CONFIDENCE_EDGES,
@@ -141,7 +141,7 @@ def score_logits(
 ) -> Scored:
     """Score data with a function from inputs (B, ...) to logits (B, M). among, temperature: as of score."""
     parts = [
-        bin_logits(classify(data.inputs(rows)), data.y[rows], temperature) for rows in _batches(data, among)
+        bin_logits(classify(data.inputs(rows)), data.y[rows], temperature) for rows in in_batches(data, among)
     ] or [bin_logits(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64))]
     return Scored(*(np.concatenate([part[index] for part in parts]) for index in range(4)))
 
@@ -153,7 +153,7 @@ def likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.n
     classify: from inputs (B, ...) to logits (B, M).
     """
     found = np.zeros((2, len(TEMPERATURES)), dtype=np.int64)
-    for rows in _batches(data, None):
+    for rows in in_batches(data):
         logits, labels = classify(data.inputs(rows)).double(), data.y[rows]
         for place, temperature in enumerate(TEMPERATURES):
             log_p = (logits / temperature).log_softmax(dim=1)
@@ -162,12 +162,6 @@ def likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.n
             both = torch.stack([loss.gather(1, labels[:, None]).squeeze(1), likeliest.mean(dim=1)])
             found[:, place] += (both / LIKELIHOOD_STEP).round().long().sum(dim=1).cpu().numpy()
     return found
-
-
-def _batches(data: TrainingSet, among: Tensor | None) -> Iterator[slice | Tensor]:
-    for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH):
-        batch = slice(start, start + EVALUATION_BATCH)
-        yield batch if among is None else among[batch]
 
 
 def bin_logits(logits: Tensor, labels: Tensor, temperature: float | None = None) -> tuple[np.ndarray, ...]:

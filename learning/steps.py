@@ -6,7 +6,7 @@ was recorded, so the inputs of each step are copied there first.
 """
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class GraphedSteps(Steps):
             yield Steps()
             return
         record = self._recorder()
-        with getattr(record, "stream", no_stream)():
+        with getattr(record, "stream", nullcontext)():
             yield _Turn(record, self._tell)
 
     def _tell(self, reason: str) -> None:
@@ -130,12 +130,6 @@ class CudaGraphs:
             raise
         graph.capture_end()
         return graph.replay
-
-
-@contextmanager
-def no_stream() -> Iterator[None]:
-    """Steps stay where they are."""
-    yield
 
 
 AS_THEY_COME = Steps()

@@ -90,7 +90,6 @@ def train(
             correction.apply(flat.gradient, flat.trainable, before[: len(flat.trainable)])
         optimizer.step()
         if before is not None:
-            flat.keep_frozen_rows(before)
             flat.keep_held(before)
         flat.gradient.zero_()
         size = rows.shape[0]

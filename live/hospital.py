@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -10,9 +11,8 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from perennial.client import consent
@@ -22,11 +22,11 @@ from perennial.deploy.signing import check_signature
 from perennial.foundation.errors import PerennialError, StateError
 from perennial.live.board import Board
 from perennial.live.diagnosis import of_site
-from perennial.live.guard import Guard, Session, Sessions, read_form
-from perennial.live.markup import STATIC, confirm, page, panel
+from perennial.live.guard import Session, Sessions, read_form
+from perennial.live.markup import confirm, page, panel
 from perennial.live.metrics import CONTENT_TYPE, exposition, fault_metric, gauge
 from perennial.live.notices import Notices
-from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
+from perennial.live.pages import Pages, event_stream, token_wanted, version_seen
 from perennial.live.site_page import PANELS
 from perennial.live.site_state import HospitalState
 from perennial.server.faults import Fault
@@ -74,13 +74,13 @@ TITLES = {
 }
 
 
-class HospitalPages:
+class HospitalPages(Pages):
     """The page of one site.yaml. notices: told its warnings every few seconds; None: nobody is told."""
 
     def __init__(self, path: Path, sessions: Sessions, notices: Notices | None = None) -> None:
+        super().__init__(sessions)
         self.state = HospitalState(path)
         self.board = Board(self._look, self._draw)
-        self._sessions = sessions
         self._notices = notices
         self._turn = threading.Lock()
         self._undrawn = True
@@ -91,13 +91,9 @@ class HospitalPages:
             Route("/", self.index),
             Route("/events", self.events),
             Route("/metrics", self.metrics),
-            Route("/sign-in", self.sign_in, methods=["GET", "POST"]),
-            Route("/sign-out", self.sign_out, methods=["POST"]),
             *(Route(f"/{action}", self.act, methods=["GET", "POST"]) for action in TITLES),
-            Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        handlers = {HTTPException: error_page}
-        return Guard(Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers), hosts)
+        return self._app(routes, hosts)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -118,33 +114,21 @@ class HospitalPages:
             return RedirectResponse("/sign-in", HTTPStatus.SEE_OTHER)
         drawn = await self.board.panels()
         body = join([panel(name, drawn[name]) for name in PANELS])
-        where = signed_in_words(request, self._sessions)
-        return page(self.state.config.site, body, where, watched=f"/events?v={self.board.version}")
+        watched = f"/events?v={self.board.version}"
+        return page(self.state.config.site, body, self._where(request), watched=watched)
 
     async def events(self, request: Request) -> Response:
         """The page as it changes."""
         if self._sessions.of(request) is None:
             raise HTTPException(HTTPStatus.FORBIDDEN, "Sign in first.")
-        if self.board.watchers >= 50:
-            return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "30"})
-        seen = request.headers.get("last-event-id") or request.query_params.get("v", "0")
-        version = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else 0
-        return StreamingResponse(self.board.stream(version), media_type="text/event-stream")
+        return event_stream(self.board.stream(version_seen(request)), self.board.watchers, most=50)
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus, with the token."""
         if self._sessions.of(request) is None and not self._sessions.bearer(request):
-            return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"www-authenticate": "Bearer"})
+            return token_wanted()
         await asyncio.to_thread(self._look)
         return Response(await asyncio.to_thread(site_metrics, self.state), media_type=CONTENT_TYPE)
-
-    async def sign_in(self, request: Request) -> Response:
-        """Ask for the token, and begin a session."""
-        return await answer_sign_in(request, self._sessions)
-
-    async def sign_out(self, request: Request) -> Response:
-        """End the session."""
-        return await answer_sign_out(request, self._sessions)
 
     async def act(self, request: Request) -> Response:
         """Show what an action would do, and do it when the form comes back."""
@@ -233,40 +217,26 @@ def _set_aside(fab: Path) -> None:
 
 def site_metrics(state: HospitalState) -> bytes:
     """Of one site."""
-    site = (state.config.site,)
-    answered = [one for one in state.asked if one.ended]
-    found = [
-        fault_metric(of_site(state)),
-        gauge(
-            "site_supernode_up",
-            "1 while the SuperNode gives signs of life.",
-            ("site",),
-            [(site, state.alive)],
-        ),
-        gauge(
-            "site_superlink_reachable",
-            "1 while it answers this site's SuperNode.",
-            ("site",),
-            [(site, state.connected)],
-        ),
-        gauge("site_paused", "1 while the hospital pauses.", ("site",), [(site, bool(state.consent.paused))]),
-        gauge("site_releases", "Lines of the ledger.", ("site",), [(site, len(state.releases))]),
-        gauge("site_offers", "Apps that wait for a decision.", ("site",), [(site, len(state.offered))]),
-        gauge(
-            "site_requests",
-            "The newest requests by how they ended.",
-            ("site", "ended"),
-            [
-                ((*site, end), sum(one.ended == end for one in answered))
-                for end in ("answered", "refused", "failed")
-            ],
-        ),
-    ]
-    if state.epsilon is not None:
-        words = "Epsilon spent over this site's life."
-        found.append(gauge("site_ledger_epsilon", words, ("site",), [(site, state.epsilon)]))
-    if state.limit is not None:
-        found.append(
-            gauge("site_ledger_epsilon_limit", "Its lifetime budget.", ("site",), [(site, state.limit)])
-        )
-    return exposition(lambda: found)
+    site = state.config.site
+    ends = Counter(one.ended for one in state.asked)
+    figures: dict[str, tuple[str, float | None]] = {
+        "site_supernode_up": ("1 while the SuperNode gives signs of life.", state.alive),
+        "site_superlink_reachable": ("1 while it answers this site's SuperNode.", state.connected),
+        "site_paused": ("1 while the hospital pauses.", bool(state.consent.paused)),
+        "site_releases": ("Lines of the ledger.", len(state.releases)),
+        "site_offers": ("Apps that wait for a decision.", len(state.offered)),
+        "site_ledger_epsilon": ("Epsilon spent over this site's life.", state.epsilon),
+        "site_ledger_epsilon_limit": ("Its lifetime budget.", state.limit),
+    }
+    ended = [((site, end), ends[end]) for end in ("answered", "refused", "failed")]
+    return exposition(
+        [
+            fault_metric(of_site(state)),
+            *(
+                gauge(name, words, ("site",), [((site,), value)])
+                for name, (words, value) in figures.items()
+                if value is not None
+            ),
+            gauge("site_requests", "The newest requests by how they ended.", ("site", "ended"), ended),
+        ]
+    )

@@ -87,6 +87,22 @@ def confirm(
     return page(title, body, Markup(f'<a href="{escape(back)}">back</a>'))
 
 
+def heading(status: str, words: str, name: str, story: Markup) -> Markup:
+    """What stands at the top of a page: a status, whose it is, and a sentence."""
+    state = f'<p class="state">{pill(status, words)}</p>'
+    return Markup(f'{state}{element("h1", name)}<p class="story">{story}</p>')
+
+
+def cards(entries: Iterable[tuple[str, str, str]]) -> Markup:
+    """Figures that a person asks for first. entries: (name, value, note)."""
+    inside = "".join(
+        f'<div class="card"><dt>{escape(name)}</dt><dd><span class="value">{escape(value)}</span>'
+        f'<span class="note">{escape(note)}</span></dd></div>'
+        for name, value, note in entries
+    )
+    return Markup(f'<h2 class="unseen">Figures</h2><dl class="cards">{inside}</dl>')
+
+
 def since(moment: float | None) -> Markup:
     """How long ago something was; the page's script keeps it up to date."""
     if moment is None:

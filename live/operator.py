@@ -12,22 +12,21 @@ from urllib.parse import quote
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import beating
 from perennial.live.charts import share_chart, share_curve
-from perennial.live.guard import Guard, Sessions, read_form
-from perennial.live.markup import STATIC, confirm, page, panel, sign_in
+from perennial.live.guard import Sessions, read_form
+from perennial.live.markup import confirm, page, panel, sign_in
 from perennial.live.metrics import CONTENT_TYPE, run_metrics
 from perennial.live.notices import FEDERATION, Notices
+from perennial.live.pages import Pages, event_stream, token_wanted, version_seen
 from perennial.live.run_page import SITE_WORDS, SitesAsked, sites
 from perennial.live.runs import Runs, WatchedRun, compared
-from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
 from perennial.live.tail import number
 from perennial.server.control import clear_request, pages_beat, write_request
 from perennial.server.report.markup import Markup, element, escape, join
@@ -54,7 +53,7 @@ ASKED = {
 }
 
 
-class OperatorPages:
+class OperatorPages(Pages):
     """The pages over one folder of runs.
 
     sessions: who may steer. everyone: whether a person who has not signed in may look. notices: told what is
@@ -70,8 +69,8 @@ class OperatorPages:
         notices: Notices | None = None,
         budget: float | None = None,
     ) -> None:
+        super().__init__(sessions)
         self.runs = Runs(folder, sessions.enabled, budget)
-        self._sessions = sessions
         self._everyone = everyone
         self._notices = notices
 
@@ -82,18 +81,12 @@ class OperatorPages:
             Route("/events", self._read(self.index_events)),
             Route("/compare", self._read(self.compare)),
             Route("/metrics", self._read(self.metrics)),
-            Route("/sign-in", self.sign_in, methods=["GET", "POST"]),
-            Route("/sign-out", self.sign_out, methods=["POST"]),
             Route("/runs/{name}", self._read(self.run)),
             Route("/runs/{name}/events", self._read(self.run_events)),
             Route("/runs/{name}/report.html", self._read(self.report)),
             Route("/runs/{name}/{action:str}", self.act, methods=["GET", "POST"]),
-            Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        app = Starlette(
-            routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: error_page}
-        )
-        return Guard(app, hosts)
+        return self._app(routes, hosts)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -132,7 +125,7 @@ class OperatorPages:
 
     async def index_events(self, request: Request) -> Response:
         """The overview as it changes."""
-        return self._stream(self.runs.board.stream(_version(request)))
+        return self._stream(self.runs.board.stream(version_seen(request)))
 
     async def run(self, request: Request) -> Response:
         """One run."""
@@ -161,7 +154,7 @@ class OperatorPages:
     async def run_events(self, request: Request) -> Response:
         """One run as it changes."""
         run, asked = self._run(request), SitesAsked.of(request.query_params)
-        stream = run.board.stream(_version(request))
+        stream = run.board.stream(version_seen(request))
         if asked != SitesAsked():
             stream = _with_own_sites(stream, run, asked)
         return self._stream(stream)
@@ -175,10 +168,8 @@ class OperatorPages:
 
     async def compare(self, request: Request) -> Response:
         """Some runs side by side."""
-        chosen = [name for name in request.query_params.getlist("run") if self.runs.get(name) is not None][
-            :12
-        ]
-        summaries = {name: found for name in chosen if (found := self.runs.summary(name))}
+        chosen = [name for name in request.query_params.getlist("run") if self.runs.get(name) is not None]
+        summaries = {name: found for name in chosen[:12] if (found := self.runs.summary(name))}
         if not summaries:
             raise HTTPException(HTTPStatus.NOT_FOUND, "Choose runs that are finished, to compare them.")
         lines = [share_curve(name, _averages(found)) for name, found in summaries.items()]
@@ -198,17 +189,7 @@ class OperatorPages:
         runs = await asyncio.to_thread(self.runs.recent)
         return Response(run_metrics(runs, faults, superlink), media_type=CONTENT_TYPE)
 
-    # signing in, and steering
-
-    async def sign_in(self, request: Request) -> Response:
-        """Ask for the token, and begin a session."""
-        if not self._sessions.enabled:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "These pages are read-only: no token was given.")
-        return await answer_sign_in(request, self._sessions)
-
-    async def sign_out(self, request: Request) -> Response:
-        """End the session."""
-        return await answer_sign_out(request, self._sessions)
+    # steering
 
     async def act(self, request: Request) -> Response:
         """Ask whether to pause, resume or stop a run, and do so when the form comes back."""
@@ -257,19 +238,14 @@ class OperatorPages:
             if may:
                 return await handle(request)
             if request.url.path == "/metrics":
-                return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"www-authenticate": "Bearer"})
+                return token_wanted()
             return sign_in(request.url.path)
 
         return checked
 
     def _stream(self, events: AsyncIterator[str]) -> Response:
         watching = self.runs.board.watchers + sum(run.board.watchers for run in self.runs.watched())
-        if watching >= MOST_WATCHERS:
-            return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "30"})
-        return StreamingResponse(events, media_type="text/event-stream")
-
-    def _where(self, request: Request) -> Markup:
-        return signed_in_words(request, self._sessions)
+        return event_stream(events, watching, MOST_WATCHERS)
 
 
 async def _with_own_sites(
@@ -307,8 +283,3 @@ def _averages(summary: dict[str, Any]) -> list[tuple[float, float | None]]:
     return [
         (float(i), number(value)) for i, value in enumerate(averages if isinstance(averages, list) else (), 1)
     ]
-
-
-def _version(request: Request) -> int:
-    text = request.headers.get("last-event-id") or request.query_params.get("v", "0")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0

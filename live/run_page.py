@@ -4,12 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 from urllib.parse import urlencode
 
 from perennial.live.charts import meter, share_chart, share_curve
 from perennial.live.diagnosis import diagnosis
-from perennial.live.markup import faults_in_words, pill, short_time, since
-from perennial.live.run_state import SITE_ORDER, RunState, SiteNow
+from perennial.live.markup import cards, faults_in_words, heading, pill, short_time, since
+from perennial.live.run_state import SITE_ORDER, RunState, SiteNow, Status
 from perennial.live.site_rows import beside_each_other
 from perennial.live.spending import Spending
 from perennial.server.charts.curves import AxisMark
@@ -31,25 +32,9 @@ from perennial.server.report.markup import (
 SITES_SHOWN = 50
 """Rows of the table of sites; the others are found by name or state, or on further pages."""
 CLASSES_SHOWN = 12
-STATUS_WORDS = {
-    "running": "running",
-    "paused": "paused",
-    "waiting": "waiting for sites",
-    "finished": "finished",
-    "stopped": "stopped",
-    "silent": "no sign of life",
-    "ended": "ended early",
-}
-SITE_WORDS = {
-    "refused": "refused",
-    "failed": "failed",
-    "silent": "silent",
-    "offline": "offline",
-    "training": "working",
-    "answered": "answered",
-    "online": "online",
-    "unknown": "took part",
-}
+STATUS_WORDS = {status: status for status in get_args(Status)}
+STATUS_WORDS |= {"waiting": "waiting for sites", "silent": "no sign of life", "ended": "ended early"}
+SITE_WORDS = {status: status for status in SITE_ORDER} | {"training": "working", "unknown": "took part"}
 
 
 @dataclass(frozen=True)
@@ -74,13 +59,7 @@ class SitesAsked:
 
 def headline(state: RunState, spending: Spending) -> Markup:
     """Name, status and one sentence; of the status screen readers are told (live.js)."""
-    return join(
-        [
-            Markup(f'<p class="state">{pill(state.status, STATUS_WORDS[state.status])}</p>'),
-            element("h1", state.name),
-            Markup(f'<p class="story">{escape(story(state))}</p>'),
-        ]
-    )
+    return heading(state.status, STATUS_WORDS[state.status], state.name, escape(story(state)))
 
 
 def story(state: RunState) -> str:
@@ -115,20 +94,17 @@ def figures(state: RunState, spending: Spending) -> Markup:
     forgotten = [value for value in state.forgetting() if value is not None]
     worst = max(spending.by_site.values(), default=None)
     last = state.rounds[-1] if state.rounds else None
-    cards = [
+    known = f"of {len(state.site_names()):,} known"
+    spent = f"for one {spending.unit}, the worst site" if spending.unit else "nothing is protected by noise"
+    entries = [
         ("accuracy", percent(state.accuracy), "on all classes seen so far"),
         ("forgetting", points(max(forgotten)) if forgotten else MISSING, "points, the worst task"),
-        ("sites in the last round", MISSING if last is None else f"{last.sites:,}", _of_known(state)),
+        ("sites in the last round", MISSING if last is None else f"{last.sites:,}", known),
         ("rounds skipped", f"{state.skipped:,}", f"of {len(state.rounds):,}"),
         ("time a round", MISSING if last is None else duration(last.seconds), "the last one"),
-        ("epsilon spent", _epsilon(worst), _epsilon_note(spending)),
+        ("epsilon spent", _epsilon(worst), spent),
     ]
-    inside = "".join(
-        f'<div class="card"><dt>{escape(name)}</dt><dd><span class="value">{escape(value)}</span>'
-        f'<span class="note">{escape(note)}</span></dd></div>'
-        for name, value, note in cards
-    )
-    return Markup(f'<h2 class="unseen">Figures</h2><dl class="cards">{inside}</dl>')
+    return cards(entries)
 
 
 def waiting(state: RunState, spending: Spending) -> Markup:
@@ -159,20 +135,13 @@ def learning(state: RunState, spending: Spending) -> Markup:
     """Accuracy over rounds, and of each task after each task."""
     by_round = [(float(point.round), point.accuracy) for point in state.rounds]
     parts: list[str] = []
-    skipped = [
-        AxisMark(float(p.round), "skipped", f"round {p.round}: skipped") for p in state.rounds if p.skipped
-    ]
     if any(accuracy is not None for _, accuracy in by_round):
-        ends = _task_ends(state)
+        skipped = [p.round for p in state.rounds if p.skipped][-100:]
+        marks = [*_task_ends(state), *(AxisMark(float(n), "skipped", f"round {n}: skipped") for n in skipped)]
         newest = percent(state.accuracy)
         words = f"Accuracy on all classes seen so far, after each round, in percent; the newest is {newest}."
-        chart = share_chart(
-            [share_curve("accuracy", by_round)],
-            by_round[0][0],
-            by_round[-1][0],
-            words,
-            [*ends, *skipped[-100:]],
-        )
+        curve = share_curve("accuracy", by_round)
+        chart = share_chart([curve], by_round[0][0], by_round[-1][0], words, marks)
         parts.append(_figure("Accuracy after each round", words, chart))
     if len(state.learnt) > 1:
         lines = [
@@ -182,9 +151,8 @@ def learning(state: RunState, spending: Spending) -> Markup:
             for index in range(min(6, len(state.learnt)))
         ]
         words = "Accuracy on the classes of each task, in percent. A line that falls is forgetting."
-        chart = share_chart(
-            lines, float(state.learnt[0].task), float(state.learnt[-1].task), words, unit="after task"
-        )
+        first, last = state.learnt[0].task, state.learnt[-1].task
+        chart = share_chart(lines, first, last, words, unit="after task")
         parts.append(_figure("What is kept of each task", words, chart))
     if state.learnt:
         parts.append(_matrix(state))
@@ -222,8 +190,7 @@ def classes(state: RunState, spending: Spending) -> Markup:
 def sites(state: RunState, spending: Spending, asked: SitesAsked = SitesAsked()) -> Markup:
     """Every site's state, those that need attention first."""
     everyone = state.sites()
-    tally_of = Counter(site.status for site in everyone)
-    counts = {status: tally_of[status] for status in SITE_ORDER}
+    counts = Counter(site.status for site in everyone)
     found = [
         site
         for site in everyone
@@ -236,15 +203,14 @@ def sites(state: RunState, spending: Spending, asked: SitesAsked = SitesAsked())
     tally = "".join(
         f'<li><a href="?{urlencode({"state": status})}#sites-title">{pill(status, SITE_WORDS[status])} '
         f"{count:,}</a></li>"
-        for status, count in counts.items()
-        if count
+        for status in SITE_ORDER
+        if (count := counts[status])
     )
     weights = bool(state.weights)
-    columns = ["site", "state", "since", "rounds", "dropped", "refused", "epsilon", "reason"]
+    columns = ("site", "state", "since", "rounds", "dropped", "refused", "epsilon", "reason")
     align = "lllrrrrl"
     if weights:
-        columns.insert(6, "weight")
-        align = "lllrrrrrl"
+        columns, align = (*columns[:6], "weight", *columns[6:]), "lllrrrrrl"
     rows = [_site_row(site, state, spending, weights) for site in shown]
     body = table(columns, rows, align, "Sites") if rows else Markup('<p class="quiet">No such site.</p>')
     return join([Markup(f'<ul class="tally">{tally}</ul>'), body, _pages(asked, page, pages, len(found))])
@@ -262,13 +228,8 @@ def privacy(state: RunState, spending: Spending) -> Markup:
         f"At most this much epsilon for one {spending.unit} at delta {power(spending.delta)}, over the "
         "releases that each site was asked for in this run. Each site's own ledger counts its whole life."
     )
-    return join(
-        [
-            element("h2", "Privacy spent"),
-            element("p", words, "lead"),
-            table(("site", "epsilon"), rows, "lr", "Epsilon by site"),
-        ]
-    )
+    by_site = table(("site", "epsilon"), rows, "lr", "Epsilon by site")
+    return join([element("h2", "Privacy spent"), element("p", words, "lead"), by_site])
 
 
 def notes(state: RunState, spending: Spending) -> Markup:
@@ -299,19 +260,18 @@ PANELS: dict[str, Panel] = {
 
 def _site_row(site: SiteNow, state: RunState, spending: Spending, weights: bool) -> Sequence[object]:
     name = site.name
-    row: list[object] = [
+    weight = [decimal(state.weights.get(name))] if weights else []
+    return [
         name,
         pill(site.status, SITE_WORDS[site.status]),
         since(site.since) if site.since else "",
         f"{state.taken_part[name]:,}",
         f"{state.dropped[name]:,}",
         f"{state.refused[name]:,}",
+        *weight,
         _epsilon(spending.by_site.get(name)),
         site.reason,
     ]
-    if weights:
-        row.insert(6, decimal(state.weights.get(name)))
-    return row
 
 
 def _pages(asked: SitesAsked, page: int, pages: int, count: int) -> Markup:
@@ -363,15 +323,7 @@ def _at(values: Sequence[float | None], index: int) -> float | None:
     return values[index] if index < len(values) else None
 
 
-def _of_known(state: RunState) -> str:
-    return f"of {len(state.site_names()):,} known"
-
-
 def _epsilon(value: float | None) -> str:
     if value is None:
         return MISSING
     return "∞" if math.isinf(value) else decimal(value)
-
-
-def _epsilon_note(spending: Spending) -> str:
-    return f"for one {spending.unit}, the worst site" if spending.unit else "nothing is protected by noise"

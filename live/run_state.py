@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
@@ -23,6 +23,8 @@ KEPT_NOTES = 200
 
 Status = Literal["running", "paused", "waiting", "finished", "stopped", "silent", "ended"]
 SiteStatus = Literal["refused", "failed", "silent", "offline", "training", "answered", "online", "unknown"]
+SITE_ORDER: tuple[SiteStatus, ...] = get_args(SiteStatus)
+"""Those that need attention first."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class RunState:
     def status(self) -> Status:
         """What the run does, as far as its files and its heartbeat say."""
         if self.ended_as:
-            return "finished" if self.ended_as == "finished" else "stopped"
+            return self.ended_as
         if not self.alive:
             return "ended" if self.silent_for is None else "silent"
         return self.pause_kind or "running"
@@ -253,10 +255,8 @@ class RunState:
         when = seconds(event.get("time"))
         match event.get("event"):
             case "run_started" | "resumed" as kind:
-                self.experiment, self.engine = (
-                    plain(event.get("experiment", ""), 100),
-                    plain(event.get("engine", ""), 20),
-                )
+                self.experiment = plain(event.get("experiment", ""), 100)
+                self.engine = plain(event.get("engine", ""), 20)
                 if kind == "run_started" or self.began is None:
                     self.began = when
                 self.ended_as, self.pause, self.pause_kind = "", "", ""
@@ -284,10 +284,9 @@ class RunState:
                 if (found := of_note(self.name, self.notes[-1][1])) is not None:
                     self.behind.pop(found[0], None)
                     self.behind |= {found[0]: found[1]} if found[1] is not None else {}
-            case "run_finished":
-                self.ended_as, self.pause, self.pause_kind = "finished", "", ""
-            case "stopped":
-                self.ended_as, self.pause, self.pause_kind = "stopped", "", ""
+            case "run_finished" | "stopped" as kind:
+                self.ended_as = "stopped" if kind == "stopped" else "finished"
+                self.pause, self.pause_kind = "", ""
             case "paused" | "waiting" as kind:
                 self.missing = set(texts(event.get("missing")))
                 self.rested_at = when or 0.0
@@ -335,11 +334,8 @@ class RunState:
         if isinstance(details, dict) and "cross_site" in details:
             self.beside = site_rows(details["cross_site"])
         if isinstance(weights, dict):
-            self.weights = {
-                plain(site, 80): value
-                for site, found in weights.items()
-                if (value := number(found)) is not None
-            }
+            known = ((plain(site, 80), number(found)) for site, found in weights.items())
+            self.weights = {site: value for site, value in known if value is not None}
         self.pause, self.pause_kind = "", ""
 
     # one line about the round that goes on
@@ -372,13 +368,6 @@ class RunState:
                 left = set(texts(event.get("left")))
                 self.online -= left
                 self.missing = (self.missing | left) - self.online
-
-
-SITE_ORDER: tuple[SiteStatus, ...] = (
-    *("refused", "failed", "silent", "offline"),
-    *("training", "answered", "online", "unknown"),
-)
-"""Those that need attention first."""
 
 
 def _pause(event: dict[str, Any], kind: str) -> dict[str, Any]:

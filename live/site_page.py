@@ -11,7 +11,7 @@ from perennial.deploy.review import asked_in_words, offer_in_words
 from perennial.foundation.errors import PerennialError
 from perennial.live.charts import meter
 from perennial.live.diagnosis import NEARLY, of_site
-from perennial.live.markup import faults_in_words, pill, short_time, since
+from perennial.live.markup import cards, faults_in_words, heading, pill, short_time, since
 from perennial.live.site_state import HospitalState, left_in_words
 from perennial.live.tail import plain
 from perennial.server.report.markup import MISSING, Markup, element, escape, join, plural, size, table
@@ -29,13 +29,7 @@ def headline(state: HospitalState) -> Markup:
         status, words = "running", "connected"
     else:
         status, words = "waiting", "the SuperLink does not answer"
-    return join(
-        [
-            Markup(f'<p class="state">{pill(status, words)}</p>'),
-            element("h1", state.config.site),
-            Markup(f'<p class="story">{story(state)}</p>'),
-        ]
-    )
+    return heading(status, words, state.config.site, story(state))
 
 
 def story(state: HospitalState) -> Markup:
@@ -59,24 +53,18 @@ def figures(state: HospitalState) -> Markup:
     words, share = left_in_words(state.epsilon, state.limit)
     unit = state.config.policy.unit or "the largest unit that every release hides"
     answered = sum(one.ended == "answered" and time.time() - one.began < 86400 for one in state.asked)
-    cards = [
+    left = None if state.limit is None or state.epsilon is None else max(0.0, state.limit - state.epsilon)
+    entries = [
         ("epsilon spent", _number(state.epsilon), f"in this site's life, for one {unit}"),
-        ("left", _number(_left(state)), MISSING if state.limit is None else f"of {state.limit:g}"),
+        ("left", _number(left), MISSING if state.limit is None else f"of {state.limit:g}"),
         ("dearest record", *_of_records(state)),
         ("releases", f"{len(state.releases):,}", "lines of the ledger"),
         ("answered", f"{answered:,}", "requests in a day"),
         ("approved", f"{len(state.approvals):,}", "experiments"),
         ("waiting", f"{len(state.offered):,}", "offers to decide on"),
     ]
-    inside = "".join(
-        f'<div class="card"><dt>{escape(name)}</dt><dd><span class="value">{escape(value)}</span>'
-        f'<span class="note">{escape(note)}</span></dd></div>'
-        for name, value, note in cards
-    )
     bar = meter(share, words, "high" if share >= NEARLY else "")
-    return Markup(
-        f'<h2 class="unseen">Figures</h2><dl class="cards">{inside}</dl><p class="budget">{bar}</p>'
-    )
+    return Markup(f'{cards(entries)}<p class="budget">{bar}</p>')
 
 
 def released(state: HospitalState) -> Markup:
@@ -127,13 +115,9 @@ def approved(state: HospitalState) -> Markup:
         button = (
             f'<p class="actions"><a class="button" href="/disapprove?app={quote(app)}">Disapprove</a></p>'
         )
-        parts.append(
-            Markup(
-                f'<div class="card-box"><h3>{escape(names)} {pill("approved", "approved")}</h3>'
-                f"<ul>{words}</ul>{asks}"
-                f"{button if app else ''}</div>"
-            )
-        )
+        title = f"<h3>{escape(names)} {pill('approved', 'approved')}</h3>"
+        box = f'<div class="card-box">{title}<ul>{words}</ul>{asks}{button if app else ""}</div>'
+        parts.append(Markup(box))
     if not parts:
         parts.append(element("p", "No experiment is approved here, so nothing can run.", "quiet"))
     return join([element("h2", "Experiments"), *parts])
@@ -159,17 +143,8 @@ def requests(state: HospitalState) -> Markup:
         status = {"": "training", "answered": "answered"}.get(one.ended, one.ended)
         words = one.ended or "working"
         took = short_time(one.until - one.began) if one.until else MISSING
-        rows.append(
-            (
-                one.name or one.run[:12],
-                one.kind,
-                one.round,
-                since(one.began),
-                pill(status, words),
-                took,
-                one.reason,
-            )
-        )
+        name, began = one.name or one.run[:12], since(one.began)
+        rows.append((name, one.kind, one.round, began, pill(status, words), took, one.reason))
     if not rows:
         return Markup("")
     columns = ("run", "request", "round", "since", "state", "took", "reason")
@@ -266,12 +241,6 @@ def _of_records(state: HospitalState) -> tuple[str, str]:
         _number(records.dearest.epsilon),
         f"median {_number(records.median.epsilon)} of {records.records:,} records{spent}",
     )
-
-
-def _left(state: HospitalState) -> float | None:
-    if state.limit is None or state.epsilon is None:
-        return None
-    return max(0.0, state.limit - state.epsilon)
 
 
 def _number(value: float | None) -> str:

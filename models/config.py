@@ -36,7 +36,6 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
     "channels": ("small_cnn",),
     "width": ("small_cnn",),
     "squeeze_excitation": CONVOLUTIONAL,
-    "se_reduction": CONVOLUTIONAL,
 }
 
 
@@ -74,8 +73,6 @@ class ModelConfig(Block):
     squeeze_excitation: bool | None = None
     """Channel attention after the first convolution (Hu et al. 2018, arXiv 1709.01507). null: se_cnn has
     it, and no other network."""
-    se_reduction: Size = 2
-    """Channels divided by this are the hidden width of the channel attention."""
     features: Annotated[tuple[FeatureMapConfig, ...], Field(min_length=1)] | None = Field(
         default=None, exclude_if=operator.not_
     )
@@ -91,8 +88,6 @@ class ModelConfig(Block):
         default="all", exclude_if=lambda value: value == "all"
     )
     """pretrained: how many of its last blocks learn on; 0: the head alone. What is frozen never travels."""
-    freeze_old_rows: bool = False
-    """Keeps the head's rows of earlier tasks at their values while a task is learnt."""
     options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a network that is a plug-in: the keywords of its constructor after the input shape."""
 
@@ -182,28 +177,12 @@ class ModelConfig(Block):
                 f"key 'options': found {sorted(self.options)}, which are for plug-ins; {self.backbone_name} "
                 "takes keys of the model block itself"
             )
+        if self.has_squeeze_excitation and min(self.channels) < 2:
+            raise ValueError(f"key 'channels': found {self.channels}; channel attention allows 2 or more")
         if self.norm == "none" and self.backbone_name in TORCHVISION:
             raise ValueError(
                 f"key 'norm': found 'none', but {self.backbone_name} does not train without one; "
                 "allowed: group, batch"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _reduction_leaves_channels(self) -> "ModelConfig":
-        default = type(self).model_fields["se_reduction"].default
-        if not self.has_squeeze_excitation:
-            if self.se_reduction != default:
-                raise ValueError(
-                    f"key 'se_reduction': found {self.se_reduction}, but {self.backbone_name} has no channel "
-                    "attention; allowed with squeeze_excitation: true"
-                )
-            return self
-        channels = FIRST_CHANNELS.get(self.backbone_name, self.channels[0])
-        if self.se_reduction >= channels:
-            raise ValueError(
-                f"key 'se_reduction': found {self.se_reduction}; "
-                f"allowed 1 to {channels - 1} with {self.backbone_name}'s {channels} channels"
             )
         return self
 

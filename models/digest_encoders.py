@@ -98,7 +98,7 @@ class MobileNetEncoder(FeatureEncoder):
                 f"allowed for images of 1 or {COLOURS} channels; random and autoencoder read others"
             )
         with seeded_initialisation(seed, "encoder"):
-            network, width = mobilenet_v2((COLOURS, MOBILE_SIDE, MOBILE_SIDE), "batch", None)
+            network, width = mobilenet_v2((COLOURS, MOBILE_SIDE, MOBILE_SIDE), "batch", attends=False)
         layers = network.features
         assert isinstance(layers, nn.Sequential)
         self.layers = layers

@@ -70,11 +70,8 @@ class DigestTwoBranchModel(IncrementalModel):
         generator: np.random.Generator,
         *,
         dropout: float = 0.0,
-        freeze_old_rows: bool = False,
     ) -> None:
-        super().__init__(
-            backbone, FUSED_WIDTH, num_classes, generator, dropout=dropout, freeze_old_rows=freeze_old_rows
-        )
+        super().__init__(backbone, FUSED_WIDTH, num_classes, generator, dropout=dropout)
         self.encoder = encoder
 
     def features(self, x: Tensor) -> Tensor:

@@ -64,12 +64,9 @@ class DualBackboneModel(IncrementalModel):
         *,
         seed: int,
         dropout: float = 0.0,
-        freeze_old_rows: bool = False,
     ) -> None:
         """seed: of the gate; see IncrementalModel for the others."""
-        super().__init__(
-            backbone, feature_width, num_classes, generator, dropout=dropout, freeze_old_rows=freeze_old_rows
-        )
+        super().__init__(backbone, feature_width, num_classes, generator, dropout=dropout)
         self.seed = seed
         self.old_backbone: nn.Module | None = None
         self.gate: ChannelGate | None = None

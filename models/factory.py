@@ -45,6 +45,7 @@ def build_model(
     _check_input(config, input_shape)
     if num_classes < 1:
         raise ConfigError(f"model: found {num_classes} classes, allowed 1 or more")
+    rows = stream(seed, "init", "head")
     if config.name == "features":
         fixed = build_fixed_features(
             config.features or (),
@@ -55,14 +56,7 @@ def build_model(
             with_weights=with_weights,
             network_of=network_of,
         )
-        return IncrementalModel(
-            fixed,
-            fixed.width,
-            num_classes,
-            stream(seed, "init", "head"),
-            dropout=config.dropout,
-            freeze_old_rows=config.freeze_old_rows,
-        )
+        return IncrementalModel(fixed, fixed.width, num_classes, rows, dropout=config.dropout)
     if config.name == "pretrained":
         from perennial.models.pretrained_backbone import build_pretrained_backbone
 
@@ -70,30 +64,17 @@ def build_model(
         learnt, width = build_pretrained_backbone(
             config.pretrained, config.trained_blocks, input_shape, constants, with_weights=with_weights
         )
-        return IncrementalModel(
-            learnt,
-            width,
-            num_classes,
-            stream(seed, "init", "head"),
-            dropout=config.dropout,
-            freeze_old_rows=config.freeze_old_rows,
-        )
+        return IncrementalModel(learnt, width, num_classes, rows, dropout=config.dropout)
     with seeded_initialisation(seed, "backbone"):
         backbone, width = _build_backbone(config, input_shape)
         if config.name == "digest_two_branch":
             backbone = TwoBranchBackbone(backbone, width, input_shape)
-    rows = stream(seed, "init", "head")
-    dropout, freeze = config.dropout, config.freeze_old_rows
     if isinstance(backbone, TwoBranchBackbone):
         fixed = build_encoder(encoder or EncoderConfig(), input_shape, seed)
-        return DigestTwoBranchModel(
-            backbone, fixed, num_classes, rows, dropout=dropout, freeze_old_rows=freeze
-        )
+        return DigestTwoBranchModel(backbone, fixed, num_classes, rows, dropout=config.dropout)
     if config.name == "dual_backbone":
-        return DualBackboneModel(
-            backbone, width, num_classes, rows, seed=seed, dropout=dropout, freeze_old_rows=freeze
-        )
-    return IncrementalModel(backbone, width, num_classes, rows, dropout=dropout, freeze_old_rows=freeze)
+        return DualBackboneModel(backbone, width, num_classes, rows, seed=seed, dropout=config.dropout)
+    return IncrementalModel(backbone, width, num_classes, rows, dropout=config.dropout)
 
 
 def network_of(layout: Mapping[str, Any]) -> IncrementalModel:
@@ -118,14 +99,14 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
         return _plugin(config, input_shape)
     colours, height, width = input_shape
     image_shape = (colours, height, width)
-    reduction = config.se_reduction if config.has_squeeze_excitation else None
+    attends = config.has_squeeze_excitation
     if name == "small_cnn":
-        return SmallCNN(image_shape, config.channels, config.width, norm, reduction), config.width
+        return SmallCNN(image_shape, config.channels, config.width, norm, attends), config.width
     if name == "se_cnn":
-        return SECNN(image_shape, norm, reduction), FEATURE_WIDTH
+        return SECNN(image_shape, norm, attends), FEATURE_WIDTH
     if name == "mobilenet_v2":
-        return mobilenet_v2(image_shape, norm, reduction)
-    return resnet(name, image_shape, norm, reduction)
+        return mobilenet_v2(image_shape, norm, attends)
+    return resnet(name, image_shape, norm, attends)
 
 
 def _plugin(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:

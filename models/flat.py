@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from perennial.foundation.errors import StateError
-from perennial.models.incremental import IncrementalModel, check_state, travelling
+from perennial.models.incremental import check_state, travelling
 
 LARGE = 1 << 22
 """Values of a model from which memory counts more than the time that making it takes."""
@@ -58,7 +58,6 @@ class FlatParameters:
             homes[name].data = view
         self._homes = [(name, attrgetter(name), view.storage_offset()) for name, view in views.items()]
         self._parameters = parameters
-        self._frozen = self._frozen_slices(model.frozen_rows if isinstance(model, IncrementalModel) else 0)
         self._held: tuple[slice, ...] = ()
         self.stacks: dict[int, Any] = {}
         """By number of sites: this model for several of them, as models/stacked.py makes it."""
@@ -148,16 +147,8 @@ class FlatParameters:
 
     @property
     def keeps_parts(self) -> bool:
-        """Whether steps must leave parts of the vector as they were: frozen rows, or what is held."""
-        return bool(self._frozen or self._held)
-
-    def keep_frozen_rows(self, before: Tensor) -> None:
-        """Give the head's frozen rows the values that they have in before (P,). Call it after each step.
-
-        It undoes weight decay and momentum as well as gradients. No-op for a model without frozen rows.
-        """
-        for frozen in self._frozen:
-            self.vector[frozen].copy_(before[frozen])
+        """Whether steps must leave parts of the vector as they were."""
+        return bool(self._held)
 
     def hold(self, keys: Iterable[str]) -> None:
         """Name the tensors that keep_held restores; earlier names are forgotten.
@@ -213,11 +204,3 @@ class FlatParameters:
             ],
             dim=1,
         )
-
-    def _frozen_slices(self, rows: int) -> tuple[slice, ...]:
-        """Where the first rows of the head's weight and bias lie in the vector."""
-        if not rows:
-            return ()
-        width = self.shapes["head.weight"][1]
-        weight, bias = self._starts["head.weight"], self._starts["head.bias"]
-        return slice(weight, weight + rows * width), slice(bias, bias + rows)

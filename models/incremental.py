@@ -31,9 +31,6 @@ def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class IncrementalModel(nn.Module):
     """Backbone and linear head; keys start with "backbone." and "head."."""
 
-    frozen_rows: int
-    """Rows of the head that must keep their values in the present task; 0 unless freeze_old_rows."""
-
     def __init__(
         self,
         backbone: nn.Module,
@@ -42,15 +39,12 @@ class IncrementalModel(nn.Module):
         generator: np.random.Generator,
         *,
         dropout: float = 0.0,
-        freeze_old_rows: bool = False,
     ) -> None:
         """backbone: (B, ...) -> (B, feature_width). generator: for the head's weights; its bias is 0."""
         super().__init__()
         self.backbone = backbone
         self.head = empty_linear(feature_width, num_classes)
         self.dropout = nn.Dropout(dropout) if dropout else None
-        self.freeze_old_rows = freeze_old_rows
-        self.frozen_rows = 0
         with torch.no_grad():
             self.head.weight.copy_(kaiming_uniform((num_classes, feature_width), LINEAR_SLOPE, generator))
             self.head.bias.zero_()
@@ -99,23 +93,15 @@ class IncrementalModel(nn.Module):
         self.head = grown.to(old.weight.device)
 
     def begin_task(self, previous: Mapping[str, Tensor] | None) -> None:
-        """Set what depends on the task before.
+        """Set what depends on the task before; by default nothing does.
 
         previous: complete_state of the global model at the end of the previous task; None at the first task.
         """
-        old_rows = 0 if previous is None else previous["head.weight"].shape[0]
-        self.frozen_rows = old_rows if self.freeze_old_rows else 0
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
         """Gain or lose the modules that only some states have: here, those of the backbone."""
         if isinstance(self.backbone, Restructured):
             self.backbone.restructure(below("backbone.", state))
-
-    @property
-    def frozen_keys(self) -> tuple[str, ...]:
-        """Float tensors that are part of the model and never cross the wire in a round."""
-        travels = travelling(self)
-        return tuple(key for key in complete_state(self) if key not in travels)
 
 
 def joined_features(parts: Sequence[Tensor]) -> Tensor:
@@ -156,15 +142,9 @@ def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
 
     The model must have been built with as many classes as the state has head rows. Modules that only one of
     the two has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
-    Raises StateError naming the key that is missing, unknown, or of another shape or dtype;
-    no value is copied.
+    The model lies in the memory of state, with no copy: whoever trains the one writes to the other. Raises
+    StateError naming the key that is missing, unknown, or of another shape or dtype.
     """
-    model.restructure(state)
-    copy_state(complete_state(model), state)
-
-
-def share_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
-    """As load_complete, but the model lies in the memory of state, which must not be written to."""
     model.restructure(state)
     check_state({key: value.shape for key, value in complete_state(model).items()}, state)
     model.load_state_dict(state, strict=False, assign=True)

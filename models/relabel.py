@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import ConfigError
 from perennial.foundation.torchvision_import import torchvision
 from perennial.models.incremental import IncrementalModel
 from perennial.models.se_cnn import SECNN, SqueezeExcitation
@@ -51,16 +51,6 @@ def relabel(model: IncrementalModel, generator: np.random.Generator) -> dict[str
     permutations = {layer.name: _draw(layer, generator) for layer in layers}
     _apply(model, layers, permutations)
     return permutations
-
-
-def invert(model: IncrementalModel, permutations: Mapping[str, Tensor]) -> None:
-    """Undo relabel in place, to the bit. Raises StateError when the permutations are of another model."""
-    layers = _hidden_layers(model)
-    found = {name: permutation.numel() for name, permutation in permutations.items()}
-    allowed = {layer.name: layer.size for layer in layers}
-    if found != allowed:
-        raise StateError(f"permutations: found layers {found}, allowed {allowed} for this model")
-    _apply(model, layers, {name: permutation.argsort() for name, permutation in permutations.items()})
 
 
 def _draw(layer: _Hidden, generator: np.random.Generator) -> Tensor:

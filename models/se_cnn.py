@@ -15,21 +15,15 @@ FEATURE_WIDTH = 512
 class SqueezeExcitation(nn.Module):
     """Scales each channel by a factor in (0, 1) computed from the means of all channels.
 
-    u_BCHW -> u_BCHW * e_BC with e = sigmoid(W_b relu(W_a mean_HW(u) + a) + b); hidden
-    width channels // reduction.
-    Raises ValueError unless 1 <= reduction < channels.
+    u_BCHW -> u_BCHW * e_BC with e = sigmoid(W_b relu(W_a mean_HW(u) + a) + b); hidden width channels // 2.
 
     Hu et al. 2018 (arXiv 1709.01507).
     """
 
-    def __init__(self, channels: int, reduction: int) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        if not 1 <= reduction < channels:
-            raise ValueError(
-                f"reduction: found {reduction}, allowed 1 to {channels - 1} with {channels} channels"
-            )
-        self.squeeze = nn.Linear(channels, channels // reduction)
-        self.excite = nn.Linear(channels // reduction, channels)
+        self.squeeze = nn.Linear(channels, channels // 2)
+        self.excite = nn.Linear(channels // 2, channels)
 
     def forward(self, u: Tensor) -> Tensor:
         means = u.mean((2, 3))
@@ -45,13 +39,13 @@ class SECNN(nn.Module):
     follows the first convolution.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], norm: Norm, se_reduction: int | None) -> None:
-        """input_shape: (C, H, W), H and W at least 4. se_reduction: None leaves out the channel attention."""
+    def __init__(self, input_shape: tuple[int, int, int], norm: Norm, attends: bool) -> None:
+        """input_shape: (C, H, W), H and W at least 4. attends: with channel attention."""
         super().__init__()
         colours, height, width = input_shape
         self.conv1 = nn.Conv2d(colours, 16, 1)
         self.norm1 = optional_norm(norm, 16)
-        self.attention = None if se_reduction is None else SqueezeExcitation(16, se_reduction)
+        self.attention = SqueezeExcitation(16) if attends else None
         self.conv2 = nn.Conv2d(16, 64, 3, padding=1)
         self.norm2 = optional_norm(norm, 64)
         self.relu2 = nn.ReLU()

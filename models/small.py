@@ -46,15 +46,15 @@ class SmallCNN(nn.Module):
         channels: tuple[int, int],
         width: int,
         norm: Norm,
-        se_reduction: int | None,
+        attends: bool,
     ) -> None:
-        """input_shape: (C, H, W), H and W at least 4. se_reduction: None leaves out the channel attention."""
+        """input_shape: (C, H, W), H and W at least 4. attends: with channel attention."""
         super().__init__()
         colours, height, rows_width = input_shape
         first, second = channels
         self.conv1 = nn.Conv2d(colours, first, 3, padding=1)
         self.norm1 = optional_norm(norm, first)
-        self.attention = None if se_reduction is None else SqueezeExcitation(first, se_reduction)
+        self.attention = SqueezeExcitation(first) if attends else None
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(first, second, 3, padding=1)
         self.norm2 = optional_norm(norm, second)

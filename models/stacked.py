@@ -187,7 +187,8 @@ def _stacked(module: nn.Module, name: str, sites: StackedParameters) -> nn.Modul
         return STACKED[type(module)](module, name, sites)
     if isinstance(module, nn.Dropout):
         return StackedDropout(module.p, sites) if module.p else nn.Identity()
-    if isinstance(module, WITHOUT_PARAMETERS) or (isinstance(module, nn.Flatten) and _per_sample(module)):
+    flattens = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
+    if flattens or isinstance(module, WITHOUT_PARAMETERS):
         return copy.copy(module)
     inner = name == "" or any(value.requires_grad for value in module.parameters())
     if not inner:
@@ -204,10 +205,6 @@ def _stacked(module: nn.Module, name: str, sites: StackedParameters) -> nn.Modul
     if hasattr(clone, "join"):
         vars(clone)["join"] = sites.joined
     return clone
-
-
-def _per_sample(flatten: nn.Flatten) -> bool:
-    return (flatten.start_dim, flatten.end_dim) == (1, -1)
 
 
 def _refuse_batch_statistics(module: nn.Module, name: str) -> None:

@@ -21,12 +21,10 @@ BLOCKS = {"resnet18": [2, 2, 2, 2], "resnet34": [3, 4, 6, 3]}
 """Residual blocks in each stage (He et al., table 1)."""
 
 
-def resnet(
-    name: str, input_shape: tuple[int, int, int], norm: Norm, se_reduction: int | None
-) -> tuple[nn.Module, int]:
+def resnet(name: str, input_shape: tuple[int, int, int], norm: Norm, attends: bool) -> tuple[nn.Module, int]:
     """ResNet without its classifier, and its feature width.
 
-    name: resnet18 or resnet34. input_shape: (C, H, W). se_reduction: None leaves out the channel attention.
+    name: resnet18 or resnet34. input_shape: (C, H, W). attends: with channel attention.
     Images below 64 pixels get a 3x3 first convolution of stride 1 and no pooling after it.
     """
     network = torchvision().models.ResNet(
@@ -40,19 +38,15 @@ def resnet(
     else:
         network.conv1 = nn.Conv2d(colours, channels, 7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
-    if se_reduction is not None:
-        network.bn1 = nn.Sequential(
-            OrderedDict(norm=network.bn1, attention=SqueezeExcitation(channels, se_reduction))
-        )
+    if attends:
+        network.bn1 = nn.Sequential(OrderedDict(norm=network.bn1, attention=SqueezeExcitation(channels)))
     features: int = network.fc.in_features
     network.fc = nn.Identity()
     _keep_inputs(network)
     return network, features
 
 
-def mobilenet_v2(
-    input_shape: tuple[int, int, int], norm: Norm, se_reduction: int | None
-) -> tuple[nn.Module, int]:
+def mobilenet_v2(input_shape: tuple[int, int, int], norm: Norm, attends: bool) -> tuple[nn.Module, int]:
     """MobileNetV2 without its classifier, and its feature width.
 
     Images below 64 pixels get a first convolution of stride 1. Arguments as for resnet.
@@ -63,7 +57,7 @@ def mobilenet_v2(
     first = nn.Conv2d(input_shape[0], channels, 3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(first.weight, mode="fan_out")
     _, stem_norm, activation = network.features[0]
-    attention = [] if se_reduction is None else [SqueezeExcitation(channels, se_reduction)]
+    attention = [SqueezeExcitation(channels)] if attends else []
     network.features[0] = nn.Sequential(first, stem_norm, *attention, activation)
     features: int = network.last_channel
     network.classifier = nn.Identity()

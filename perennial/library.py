@@ -108,8 +108,7 @@ class Model:
         """The same one after the other, for more samples than fit in memory."""
         from perennial.data.config import DataConfig
         from perennial.data.images import ImageReading
-        from perennial.data.inputs import read_cases, read_inputs
-        from perennial.data.named_files import files_in
+        from perennial.data.inputs import files_in, read_cases, read_inputs
 
         inputs = self.saved.inputs
         data = DataConfig.model_validate(self.saved.settings["data"])

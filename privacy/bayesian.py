@@ -158,12 +158,6 @@ class BayesianAccountant:
             return 0.0
         return max(0.0, float(np.min((self._costs - math.log(left)) / np.asarray(ORDERS))))
 
-    def delta(self, epsilon: float) -> float:
-        """Delta for a typical record at that epsilon, the failure of the bounds included; at most 1."""
-        if self.invocations == 0:
-            return 0.0
-        return min(1.0, float(np.exp(np.min(self._costs - np.asarray(ORDERS) * epsilon))) + self.failure)
-
     def state_dict(self) -> dict[str, object]:
         """JSON-able state, from which `restore` goes on."""
         return {

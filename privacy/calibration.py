@@ -56,8 +56,3 @@ def digest_l1_sensitivity(length: int, largest_value: float, largest_weight: flo
 def sparsity_l2_sensitivity(channels: int, samples: int) -> float:
     """L2 change of a mean of sparsity vectors in [0, 1]^channels, when one of the samples is replaced."""
     return math.sqrt(channels) / samples
-
-
-def laplace_epsilon(l1_sensitivity: float, scale: float) -> float:
-    """Pure epsilon of Laplace noise on all coordinates; infinite without noise. Dwork et al. 2006."""
-    return l1_sensitivity / scale if scale > 0 else math.inf

@@ -42,51 +42,86 @@ def refuse_false_claims(
     """
     if not privacy.enabled:
         return
-    reasons = [
-        *_of_releases(
-            privacy, weights_use_metrics, clear_uploads, {"digest": digest, "sparsity vector": sparsity}
+    of_samples = privacy.mode == "sample"
+    bayesian = privacy.bayesian_estimate
+    rules = [
+        (
+            weights_use_metrics and not privacy.allow_unaccounted_metrics,
+            "the aggregation weights use loss or accuracy that sites report in the clear, which no "
+            "accountant covers; set their coefficients to 0, or privacy.allow_unaccounted_metrics to "
+            "true and give up the claim for them",
         ),
-        *_of_rounds(privacy, planned_rounds),
-    ]
-    if normalisation_from_data:
-        reasons.append(
+        (
+            clear_uploads,
+            f"replies carry {', '.join(clear_uploads)} beside the update, unclipped and without noise; "
+            "choose a strategy that exchanges updates only",
+        ),
+        *_of_release(privacy, "digest", digest),
+        *_of_release(privacy, "sparsity vector", sparsity),
+        (
+            bayesian is not None and (planned_rounds or 0) > bayesian.planned_rounds,
+            f"the run has {planned_rounds} rounds, the Bayesian bound was planned for "
+            f"{bayesian and bayesian.planned_rounds}, and a later round voids it for all; raise "
+            "privacy.bayesian.planned_rounds",
+        ),
+        (
+            normalisation_from_data,
             "inputs are made with figures of the training data, which carry no noise: their mean "
-            "and deviation, "
-            "or a table's categories and medians; give public ones in data.normalise, data.columns and "
-            "data.imputation"
-        )
-    if segments > 1:
-        reasons.append(
+            "and deviation, or a table's categories and medians; give public ones in data.normalise, "
+            "data.columns and data.imputation",
+        ),
+        (
+            segments > 1,
             "which samples a segment holds depends on the others, and every turn is a release of its own "
-            "while the run's account counts one in a round; use 1 segment"
-        )
-    if feature_noise:
-        reasons.append("noise on features is in no account; leave it out")
-    if norm == "batch":
-        reasons.append(_batch_norm(privacy))
-    if privacy.mode == "sample":
-        reasons += _of_samples(memory_selection, balanced_replay)
-        if coupled_terms:
-            reasons.append(coupled_reason(coupled_terms))
-        if memory_displaces and memory_selection == "random":
-            reasons.append(
-                "with a budget of per_class or fixed_total one more sample displaces another exemplar, so it "
-                "changes two records of later tasks while one is accounted; use memory.share"
-            )
-    if reasons:
+            "while the run's account counts one in a round; use 1 segment",
+        ),
+        (feature_noise, "noise on features is in no account; leave it out"),
+        (
+            norm == "batch" and of_samples,
+            "BatchNorm normalises a sample with the others of its batch, so there is no gradient of one "
+            "sample to clip; use model.norm: group",
+        ),
+        (
+            norm == "batch" and not of_samples,
+            "BatchNorm's running variance travels in the update, where noise can make it negative and the "
+            "model useless; use model.norm: group",
+        ),
+        (
+            of_samples and memory_selection not in (None, "random"),
+            f"memory.selection {memory_selection} lets one sample decide which others are kept, so no "
+            "exemplar is a fixed record and the sample-level proof fails; use selection: random",
+        ),
+        (
+            of_samples and balanced_replay,
+            "class-balanced batches draw rare classes more often than the sampling rate that the "
+            "accountant counts; the real epsilon can be orders of magnitude larger (pytorch/opacus#813); "
+            "use memory.balanced: false",
+        ),
+        (of_samples and coupled_terms, coupled_reason(coupled_terms)),
+        (
+            of_samples and memory_displaces and memory_selection == "random",
+            "with a budget of per_class or fixed_total one more sample displaces another exemplar, so it "
+            "changes two records of later tasks while one is accounted; use memory.share",
+        ),
+    ]
+    if reasons := [reason for holds, reason in rules if holds]:
         raise PrivacyError(f"privacy.mode {privacy.mode}: " + "; ".join(reasons))
 
 
-def _batch_norm(privacy: PrivacyConfig) -> str:
-    if privacy.mode == "sample":
-        return (
-            "BatchNorm normalises a sample with the others of its batch, so there is no gradient of one "
-            "sample to clip; use model.norm: group"
-        )
-    return (
-        "BatchNorm's running variance travels in the update, where noise can make it negative and the "
-        "model useless; use model.norm: group"
-    )
+def _of_release(
+    privacy: PrivacyConfig, name: str, protects: ReleaseProtection | None
+) -> list[tuple[object, str]]:
+    return [
+        (
+            protects == "none",
+            f"the {name} would leave without a proven guarantee; give it noise with a stated epsilon",
+        ),
+        (
+            protects == "sample" and privacy.hidden_unit != "sample",
+            f"the {name} hides one sample, while this mode claims to hide a whole {privacy.hidden_unit}; "
+            "use privacy.mode: sample with unit sample, or send none",
+        ),
+    ]
 
 
 def coupled_reason(terms: Sequence[str]) -> str:
@@ -96,69 +131,3 @@ def coupled_reason(terms: Sequence[str]) -> str:
         "gradient does not bound what that sample changes; allowed: terms whose values follow from each "
         "sample by itself, such as classification ce or icarl_bce, and distillation"
     )
-
-
-def _of_samples(
-    memory_selection: str | None,
-    balanced_replay: bool,
-) -> list[str]:
-    reasons = []
-    if memory_selection not in (None, "random"):
-        reasons.append(
-            f"memory.selection {memory_selection} lets one sample decide which others are kept, so no "
-            "exemplar is a fixed record and the sample-level proof fails; use selection: random"
-        )
-    if balanced_replay:
-        reasons.append(
-            "class-balanced batches draw rare classes more often than the sampling rate that the "
-            "accountant counts; the real epsilon can be orders of magnitude larger (pytorch/opacus#813); "
-            "use memory.balanced: false"
-        )
-    return reasons
-
-
-def _of_releases(
-    privacy: PrivacyConfig,
-    weights_use_metrics: bool,
-    clear_uploads: Sequence[str],
-    releases: dict[str, ReleaseProtection | None],
-) -> list[str]:
-    reasons = []
-    if weights_use_metrics and not privacy.allow_unaccounted_metrics:
-        reasons.append(
-            "the aggregation weights use loss or accuracy that sites report in the clear, which no "
-            "accountant covers; set their coefficients to 0, or privacy.allow_unaccounted_metrics to "
-            "true and give up the claim for them"
-        )
-    if clear_uploads:
-        reasons.append(
-            f"replies carry {', '.join(clear_uploads)} beside the update, unclipped and without noise; "
-            "choose a strategy that exchanges updates only"
-        )
-    for name, protects in releases.items():
-        if protects == "none":
-            reasons.append(
-                f"the {name} would leave without a proven guarantee; give it noise with a stated epsilon"
-            )
-        elif protects == "sample" and privacy.hidden_unit != "sample":
-            reasons.append(
-                f"the {name} hides one sample, while this mode claims to hide a whole {privacy.hidden_unit}; "
-                "use privacy.mode: sample with unit sample, or send none"
-            )
-    return reasons
-
-
-def _of_rounds(privacy: PrivacyConfig, planned_rounds: int | None) -> list[str]:
-    bayesian = privacy.bayesian
-    if (
-        bayesian is None
-        or not bayesian.enabled
-        or planned_rounds is None
-        or planned_rounds <= bayesian.planned_rounds
-    ):
-        return []
-    return [
-        f"the run has {planned_rounds} rounds, the Bayesian bound was planned for "
-        f"{bayesian.planned_rounds}, and a later round voids it for all; raise "
-        "privacy.bayesian.planned_rounds"
-    ]

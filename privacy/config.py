@@ -1,17 +1,24 @@
 """The privacy block of an experiment: what is protected, how strongly, and how it is accounted."""
 
-import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from perennial.foundation.block import Block
-from perennial.privacy.block_weights import BLOCKS, Blocks
+from perennial.foundation.block import Block, FiniteBlock
 
 Mode = Literal["none", "client_local", "client_central", "client_shared", "sample", "sample_shared"]
 Unit = Literal["site", "patient", "sample"]
 """Whose presence a guarantee hides, the largest first."""
 AccountantName = Literal["rdp", "prv"]
+
+
+Positive = Annotated[float, Field(gt=0)]
+Blocks = tuple[float, float, float]
+"""Public weights (a, b, c) of products, sums and counts; see noised_sums.py."""
+BLOCKS: Blocks = (0.5, 1.0, 0.2)
+UNWEIGHTED: Blocks = (1.0, 1.0, 1.0)
+OF_UPDATES = ("clip_norm", "bayesian", "adaptive_clipping", "sample_rate", "physical_batch", "ghost")
+"""Keys that say how an update, or a step of training, is protected."""
 
 
 class BayesianConfig(Block):
@@ -28,7 +35,7 @@ class BayesianConfig(Block):
     failure_probability: float = Field(default=1e-10, ge=1e-16, lt=1.0)
 
 
-class AdaptiveClippingConfig(Block):
+class AdaptiveClippingConfig(FiniteBlock):
     """A clip norm that follows a quantile of the update norms. Andrew et al. 2021 (arXiv 1905.03871).
 
     quantile: share of the sites that should stay unclipped. learning_rate: of the geometric step.
@@ -36,11 +43,11 @@ class AdaptiveClippingConfig(Block):
     """
 
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
-    learning_rate: float = Field(default=0.2, gt=0.0, allow_inf_nan=False)
-    count_noise_multiplier: float = Field(gt=0.0, allow_inf_nan=False)
+    learning_rate: Positive = 0.2
+    count_noise_multiplier: Positive
 
 
-class PrivacyConfig(Block):
+class PrivacyConfig(FiniteBlock):
     """What leaves a site, and under which guarantee.
 
     mode: "client_local" clips and noises the whole update at the site (adversary: the server);
@@ -69,10 +76,12 @@ class PrivacyConfig(Block):
 
     mode: Mode = "none"
     release: Literal["updates", "sums"] = Field(default="updates", exclude_if="updates".__eq__)
-    blocks: Blocks = Field(default=BLOCKS, exclude_if=BLOCKS.__eq__)
-    clip_norm: float | None = None
-    noise_multiplier: float | None = None
-    delta: float = 1e-5
+    blocks: tuple[Annotated[float, Field(ge=0)], Positive, Positive] = Field(
+        default=BLOCKS, exclude_if=BLOCKS.__eq__
+    )
+    clip_norm: Positive | None = None
+    noise_multiplier: float | None = Field(default=None, ge=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
     accountant: AccountantName = "prv"
     bayesian: BayesianConfig | None = None
     adaptive_clipping: AdaptiveClippingConfig | None = None
@@ -84,46 +93,12 @@ class PrivacyConfig(Block):
     unit: Literal["sample", "patient"] | None = None
 
     @model_validator(mode="after")
-    def _values(self) -> Self:
-        if self.clip_norm is not None and not (0 < self.clip_norm < math.inf):
-            raise ValueError(f"clip_norm is {self.clip_norm}; allowed: a finite number above 0")
-        if self.noise_multiplier is not None and not (0 <= self.noise_multiplier < math.inf):
-            raise ValueError(
-                f"noise_multiplier is {self.noise_multiplier}; allowed: a finite number, 0 or more"
-            )
-        a, b, c = self.blocks
-        if not (0 <= a < math.inf and 0 < b < math.inf and 0 < c < math.inf):
-            raise ValueError(
-                f"blocks: found {list(self.blocks)}; allowed: finite, the first 0 or more, the others above 0"
-            )
-        if self.blocks != BLOCKS and self.release != "sums":
-            raise ValueError("blocks: they weigh sums of features; allowed with release: sums")
-        if not 0 < self.delta < 1:
-            raise ValueError(
-                f"delta is {self.delta}; allowed: above 0 and below 1, and well below 1 / number of units"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _needed_by_mode(self) -> Self:
         if self.mode == "none":
-            idle = [
-                name
-                for name in (
-                    "clip_norm",
-                    "noise_multiplier",
-                    "bayesian",
-                    "adaptive_clipping",
-                    "sample_rate",
-                    "physical_batch",
-                )
-                if getattr(self, name) is not None
-            ]
-            if idle or self.ghost or self.unit is not None:
+            if idle := self._given("noise_multiplier", *OF_UPDATES, "unit"):
                 raise ValueError(
-                    f"mode is none, yet {', '.join(idle) or ('ghost' if self.ghost else 'unit')} is set, "
-                    "which would protect nothing; choose client_local, client_central, client_shared, "
-                    "sample or sample_shared, or remove it"
+                    f"mode is none, yet {idle} is set, which would protect nothing; choose client_local, "
+                    "client_central, client_shared, sample or sample_shared, or remove it"
                 )
             return self
         if self.noise_multiplier is None:
@@ -149,8 +124,9 @@ class PrivacyConfig(Block):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        of_samples = (self.sample_rate, self.physical_batch, self.unit)
-        if self.mode != "sample" and (any(value is not None for value in of_samples) or self.ghost):
+        if self.blocks != BLOCKS and self.release != "sums":
+            raise ValueError("blocks: they weigh sums of features; allowed with release: sums")
+        if self.mode != "sample" and self._given("sample_rate", "physical_batch", "ghost", "unit"):
             raise ValueError(
                 f"sample_rate, physical_batch, ghost and unit belong to mode sample; mode is {self.mode}"
             )
@@ -158,11 +134,11 @@ class PrivacyConfig(Block):
             raise ValueError(
                 "ghost clips each sample, and unit patient clips the sum over a patient's samples; choose one"
             )
-        if self.unit == "patient" and self.bayesian is not None and self.bayesian.enabled:
+        if self.unit == "patient" and self.bayesian_estimate is not None:
             raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
         if self.shared:
             self._shared()
-        if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
+        if self.bayesian_estimate is not None and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
         if self.adaptive_clipping is None:
             return self
@@ -171,7 +147,7 @@ class PrivacyConfig(Block):
                 "adaptive_clipping needs mode client_central or client_shared: the quantile is estimated "
                 f"from the sum over sites, which a site alone does not have; mode is {self.mode}"
             )
-        if self.bayesian is not None and self.bayesian.enabled:
+        if self.bayesian_estimate is not None:
             raise ValueError(
                 "bayesian accounting does not cover the count that adaptive_clipping releases; choose one"
             )
@@ -195,16 +171,16 @@ class PrivacyConfig(Block):
                 "them moves the sums k times as far; allowed unit sample (with data.pool: case a record is "
                 "all of a patient's images), or release updates"
             )
-        idle = [
-            name
-            for name in ("clip_norm", "sample_rate", "physical_batch", "bayesian", "adaptive_clipping")
-            if getattr(self, name) is not None
-        ]
-        if idle or self.ghost:
+        if idle := self._given(*OF_UPDATES):
             raise ValueError(
-                f"release is sums, yet {', '.join(idle) or 'ghost'} is set; a sample's features have length "
-                "1 at most and enter one release, so leave it out"
+                f"release is sums, yet {idle} is set; a sample's features have length 1 at most and enter "
+                "one release, so leave it out"
             )
+
+    def _given(self, *names: str) -> str:
+        """Those of the keys that are set, in words."""
+        values = {name: getattr(self, name) for name in names}
+        return ", ".join(name for name, value in values.items() if value is not None and value is not False)
 
     def _shared(self) -> None:
         """Raises ValueError for what a discrete share of the noise cannot have."""
@@ -215,7 +191,7 @@ class PrivacyConfig(Block):
             )
         if not self.noise_multiplier:
             raise ValueError(f"noise_multiplier is 0; mode {self.mode} takes a number above 0")
-        if self.bayesian is not None and self.bayesian.enabled:
+        if self.bayesian_estimate is not None:
             raise ValueError("bayesian accounting reads single updates; not with mode client_shared")
 
     @property

@@ -1,44 +1,12 @@
-"""What each charge covers of what leaves a site, and what shows of its data without a charge.
+"""What shows of a site's data without a charge to its ledger.
 
 A path is `Message.field`. `python -m perennial.benchmarks.twins` gives two copies of a site, which differ in
-one record, the same requests: whatever differs in their answers is covered here or listed here, or it fails.
+one record, the same requests: what differs in their answers is covered by a charge or listed here, or it
+fails.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from perennial.privacy.entries import Entry
-
-_COUNTS = ("correct", "total", "withheld")
-_BESIDE = ("num_examples", "train_loss", "steps", "method", "metrics")
-COVERED: dict[str, tuple[str, ...]] = {
-    "update": ("TrainReply.update", "TrainReply.within_clip_norm", "MaskedReply.words"),
-    "metrics": tuple(f"TrainReply.{name}" for name in _BESIDE),
-    "class_means": ("FinishTaskReply.class_sums", "MaskedReply.words"),
-    "statistics": ("StatisticsReply.statistics", "FinishTaskReply.statistics", "MaskedReply.words"),
-    "class_counts": ("ClassCountsReply.counts",),
-    "digest": ("DigestReply.digests",),
-    "sparsity": ("SparsityReply.vector",),
-    "evaluation": (
-        *(f"EvaluateReply.{name}" for name in (*_COUNTS, "tables", "uncalibrated")),
-        *(f"PersonalModelReply.{name}" for name in _COUNTS),
-        "CompareHeadsReply.correct",
-        "CompareHeadsReply.total",
-        "MaskedReply.words",
-    ),
-}
-"""Fields that a charge of a kind covers."""
-
-
-def covered_by(entries: Iterable[Entry]) -> set[str]:
-    """The fields that these charges cover; an update in the clear is charged with what stands beside it."""
-    found: set[str] = set()
-    for entry in entries:
-        found.update(COVERED[entry.kind])
-        if entry.kind == "update" and not entry.protected:
-            found.update(COVERED["metrics"])
-    return found
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ guarantees here are computed from. Hsu, Chang and Chen 2022 (arXiv 2210.00737), 
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from perennial.foundation.errors import DataError, PrivacyError
 from perennial.privacy.calibration import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
 from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.entries import Entry
 from perennial.privacy.noise import NoiseSource, add_laplace, add_noise
 
 EULER = 0.5772156649015329
@@ -218,3 +220,33 @@ def bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
         norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         return (rows * (config.norm / norms.clamp_min(config.norm))).view_as(features)
     return features.clamp(0, largest)
+
+
+def digest_entries(
+    config: DigestConfig, guarantee: DigestGuarantee, run: str, experiment: str, recipient: str
+) -> list[Entry]:
+    """What a release of digests is charged as: the features, and the labels where they are protected."""
+    common: dict[str, Any] = {
+        "run": run,
+        "experiment": experiment,
+        "recipient": recipient,
+        "kind": "digest",
+        "unit": "sample",
+        "relation": "replace",
+    }
+    if not config.protects:
+        note = ""
+        if guarantee.nominal is not None:
+            note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
+        return [Entry(**common, mechanism="unprotected", note=note)]
+    common["seeded"] = config.noise_source == "seeded"
+    note = "labels are public" if config.labels_in_the_clear else ""
+    numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": guarantee.epsilon, "delta": 0.0}
+    if config.protection == "gauss":
+        multiplier = gaussian_multiplier(guarantee.epsilon, guarantee.delta)
+        numbers = {"mechanism": "gaussian", "noise_multiplier": multiplier, "sample_rate": 1.0, "steps": 1}
+    entries = [Entry(**common, **numbers, note=note)]
+    if config.label_epsilon is not None:
+        labels = {"mechanism": "stated", "epsilon": config.label_epsilon, "delta": 0.0}
+        entries.append(Entry(**common, **labels, note="labels of the digests, by randomised response"))
+    return entries

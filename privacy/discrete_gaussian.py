@@ -10,7 +10,7 @@ std, for which every intermediate number fits 64 bits.
 """
 
 import os
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -138,10 +138,3 @@ def _below(bound: int, count: int, source: WordSource) -> Integers:
             drawn[out] = source.words(len(out)) & mask
             out = out[drawn[out] >= limit]
     return drawn.astype(np.int64)
-
-
-def probability(x: Any, std: int) -> Any:
-    """P(x) in floating point, for tests and for reading."""
-    width = np.arange(-40 * std, 40 * std + 1, dtype=np.float64)
-    total = np.exp(-(width**2) / (2.0 * std * std)).sum()
-    return np.exp(-(np.asarray(x, dtype=np.float64) ** 2) / (2.0 * std * std)) / total

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, get_args
 
 from perennial.foundation.errors import PrivacyError
@@ -121,21 +121,9 @@ class Entry:
     @classmethod
     def of_sums(cls, privacy: PrivacyConfig, *, run: str, experiment: str, recipient: str, task: int) -> Self:
         """The entry for one task's sums of features: one release, of the task's samples alone."""
-        sent: dict[str, Any] = {"run": run, "experiment": experiment, "recipient": recipient}
-        sent["kind"] = "statistics"
-        if privacy.mode == "none" or privacy.noise_multiplier is None:
-            return cls(**sent, unit="site", relation="replace", mechanism="unprotected")
-        return cls(
-            **sent,
-            unit="sample",
-            relation="add_remove",
-            mechanism="discrete_gaussian" if privacy.shared else "gaussian",
-            noise_multiplier=effective_multiplier(privacy.mode, privacy.noise_multiplier),
-            sample_rate=1.0,
-            steps=1,
-            seeded=privacy.noise_source == "seeded",
-            part=f"{experiment[:32]}.{run}/task {task}",
-        )
+        entry = cls.of_update(privacy, run=run, experiment=experiment, recipient=recipient)
+        part = "" if entry.mechanism == "unprotected" else f"{experiment[:32]}.{run}/task {task}"
+        return replace(entry, kind="statistics", part=part)
 
     @property
     def protected(self) -> bool:

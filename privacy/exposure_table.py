@@ -166,16 +166,3 @@ def protection_of_mode(mode: str, *, masks: bool) -> Protection:
     if mode == "client_central":
         return "central"
     return "shared" if mode in ("client_shared", "sample_shared") else "noise"
-
-
-def as_table() -> str:
-    """The table as Markdown, for the documents."""
-    lines = [
-        f"| channel | protection | {' | '.join(ADVERSARIES)} |",
-        f"| --- | --- |{' --- |' * len(ADVERSARIES)}",
-    ]
-    for cell in TABLE.values():
-        verdicts = " | ".join(cell.verdict(adversary) for adversary in ADVERSARIES)
-        lines.append(f"| {cell.channel} | {cell.protection} | {verdicts} |")
-    meanings = [f"- {name}: {words}" for name, words in PROTECTIONS.items()]
-    return "\n".join([*lines, "", *meanings]) + "\n"

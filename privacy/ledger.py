@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 
 from perennial.foundation.errors import PrivacyError, StateError
@@ -123,14 +122,11 @@ class Ledger:
         Raises StateError on a damaged file, or one that is older than a tip.
         """
         entries: list[Entry] = []
-        self._checked_as_a_whole(entries)
+        if self.started:
+            with self._locked() as descriptor:
+                self._contents(descriptor)
+                read_on(descriptor, Tip(TipPosition(), {}), self.path, entries)
         return tuple(entries)
-
-    def tip(self) -> tuple[int, str]:
-        """(number of releases, hash of the newest line), after a check of the whole file."""
-        contents = self._checked_as_a_whole()
-        last = sha256(contents.tail).hexdigest() if contents.counted is not None else contents.tip.mark.last
-        return sum(contents.totals.values()), last
 
     def mark(self) -> tuple[TipPosition, int] | None:
         """(how far the ledger went, bytes of its newest line), by the tip beside it; None without one.
@@ -194,11 +190,9 @@ class Ledger:
         """What all releases so far cost together."""
         return compose(self.totals(), delta, accountant, unit)
 
-    def would_cost(
-        self, entry: Entry, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None
-    ) -> Cost:
+    def would_cost(self, entry: Entry, delta: float) -> Cost:
         """What all releases would cost with one more. Records nothing."""
-        return compose(with_one_more(self.totals(), entry), delta, accountant, unit)
+        return compose(with_one_more(self.totals(), entry), delta)
 
     @property
     def started(self) -> bool:
@@ -213,13 +207,6 @@ class Ledger:
             return {}
         with self._locked() as descriptor:
             return self._contents(descriptor).totals
-
-    def _checked_as_a_whole(self, entries: list[Entry] | None = None) -> Contents:
-        if not self.started:
-            return Contents(Tip(TipPosition(), {}))
-        with self._locked() as descriptor:
-            self._contents(descriptor)
-            return read_on(descriptor, Tip(TipPosition(), {}), self.path, entries)
 
     def _tips(self) -> list[Path]:
         return [self.beside] if self.elsewhere is None else [self.beside, self.elsewhere]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.block_weights import BLOCKS, Blocks
+from perennial.privacy.config import BLOCKS, Blocks
 from perennial.privacy.discrete_gaussian import LARGEST_STD, WordSource, discrete_gaussian
 
 STEPS = 1 << 16

@@ -1,8 +1,5 @@
 """The two protected releases of a whole update, and what one of each costs."""
 
-from dataclasses import dataclass
-from typing import Literal
-
 from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
@@ -13,17 +10,7 @@ from perennial.privacy.shared_noise_cost import LEAST_STD, MOST_SITES, shared_mu
 from perennial.privacy.witness import Seen, tell, watched
 
 
-@dataclass(frozen=True)
-class Release:
-    """What happened to an update before it leaves; the two norms stay at the site."""
-
-    norm_before: float
-    clipped: bool
-    noise_std: float
-    noise_source: Literal["secure", "seeded"]
-
-
-def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, source: NoiseSource) -> Release:
+def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, source: NoiseSource) -> None:
     """Clip and noise a whole update in place, at the site: the mechanism of client_local.
 
     vector: (P,) float, all float parameters of the update; nothing else may leave beside it. Each coordinate
@@ -36,13 +23,12 @@ def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, so
     """
     if not noise_multiplier >= 0:
         raise PrivacyError(f"noise multiplier is {noise_multiplier}; allowed: 0 or more")
-    norm = clip(vector, clip_norm)
+    clip(vector, clip_norm)
     std = noise_multiplier * clip_norm
     before = vector.double() if watched() else None
     add_noise(vector, std, source)
     if before is not None:
         tell(Seen("update", (vector.double() - before).cpu().numpy(), (float(before.norm()),)))
-    return Release(norm, not norm <= clip_norm, std, source.name)
 
 
 def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight: float) -> float:

@@ -14,11 +14,10 @@ shares that one's line of payments, because it may be the same one, encoded anew
 
 import hmac
 import json
-import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,12 +26,17 @@ import numpy as np
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.record_key import BOOK, FOLDER, SETS
+from perennial.foundation.transaction import transaction
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.ledger_tip import guarantee
 from perennial.privacy.spending import NOTHING, Spent
 
-LOCK_SECONDS = 60.0
+TABLES = (
+    "record (id BLOB PRIMARY KEY, line BLOB) WITHOUT ROWID",
+    "place (id BLOB PRIMARY KEY, line BLOB) WITHOUT ROWID",
+    "charged (name TEXT, guarantee TEXT, count INTEGER, PRIMARY KEY (name, guarantee))",
+)
 Ids = np.ndarray
 """(N,) of 16 bytes each (dtype S16)."""
 
@@ -186,33 +190,8 @@ class RecordBook:
         """A keyed hash: receipts carry the ledger's hash, so that nothing in it may tell of a set."""
         return hmac.digest(self._key, b"set:" + members.astype("S16").tobytes(), "sha256").hex()
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, for this process alone; on the disk when the block ends, or nothing of it."""
-        make_folder(self.folder)
-        try:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            book = sqlite3.connect(self._path, timeout=LOCK_SECONDS, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise StateError(f"{self._path}: cannot be opened ({error}); nothing may leave") from error
-        try:
-            book.execute("PRAGMA synchronous = FULL")
-            book.execute("BEGIN IMMEDIATE")
-            for table in (
-                "record (id BLOB PRIMARY KEY, line BLOB)",
-                "place (id BLOB PRIMARY KEY, line BLOB)",
-            ):
-                book.execute(f"CREATE TABLE IF NOT EXISTS {table} WITHOUT ROWID")
-            book.execute(
-                "CREATE TABLE IF NOT EXISTS charged (name TEXT, guarantee TEXT, count INTEGER, "
-                "PRIMARY KEY (name, guarantee))"
-            )
-            yield book
-            book.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise StateError(f"{self._path}: damaged or full ({error}); nothing may leave") from error
-        finally:
-            book.close()
+    def _open(self) -> AbstractContextManager[sqlite3.Connection]:
+        return transaction(self._path, TABLES, "nothing may leave")
 
 
 def _version(book: sqlite3.Connection) -> int:

@@ -67,14 +67,8 @@ class PrivateGradient:
         privacy: PrivacyConfig,
         expected_batch: float,
         source: NoiseSource,
-        *,
-        looks: bool | None = None,
     ) -> None:
         """expected_batch: what a batch's sum is divided by: a public number; never the batch's own size.
-
-        looks: whether the processor looks at each part of a batch for gradients that are not finite; None: on
-        a processor, where the look is cheaper than one more pass over the gradients of all samples. On a GPU
-        it would wait for the device in every step. Ghost clipping always looks.
 
         Raises PrivacyError when the mode is not "sample", or the model has layers that mix samples.
         """
@@ -90,8 +84,10 @@ class PrivateGradient:
         self._noise_multiplier = privacy.noise_multiplier
         self._physical_batch = privacy.physical_batch
         self._ghost = privacy.ghost
+        # a look for gradients that are not finite is cheaper on a processor than one more pass over those of
+        # all samples; a GPU would be waited for in every step
         on_processor = all(parameter.device.type == "cpu" for parameter in model.parameters())
-        self._looks = privacy.ghost or (on_processor if looks is None else looks)
+        self._looks = privacy.ghost or on_processor
         self._expected_batch = expected_batch
         self._source = source
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

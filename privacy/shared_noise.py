@@ -18,7 +18,10 @@ from perennial.privacy.secure.masks import Words
 from perennial.privacy.shared_noise_cost import LEAST_STD
 
 UNIT = 1 << 10
-"""Steps of one half of the count that adaptive clipping needs."""
+"""Steps of the count of adaptive clipping by which a site within the clip norm is above the middle.
+
+A site beyond the clip norm is as many steps below it.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,6 @@ class SharedNoise:
     def step(self) -> float:
         """What one grid step is worth."""
         return self.multiplier * self.clip_norm / (math.sqrt(self.honest) * self.std)
-
-    @property
-    def unit(self) -> int:
-        """Steps of the count by which a site within the clip norm is above the middle.
-
-        A site beyond the clip norm is as many steps below it.
-        """
-        return UNIT
 
     @property
     def count_std(self) -> int:

@@ -118,25 +118,6 @@ class Statement:
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def text(self) -> str:
-        """The claim in a few lines, for a person."""
-        figure = f"{self.epsilon:.4g}" if math.isfinite(self.epsilon) else "infinite (no protection)"
-        lines = [
-            f"hides: {self.unit} ({self.relation})",
-            f"from: {self.adversary}",
-            f"by: {self.mechanism}",
-            f"epsilon: {figure} at delta {self.delta:g} ({self.accountant})",
-        ]
-        if self.bayesian_epsilon is not None:
-            lines.append(
-                f"epsilon for a typical record: {self.bayesian_epsilon:.4g} (Bayesian; "
-                f"{self.bayesian_relation}; outliers are not covered, and it is not comparable with the "
-                "figure above)"
-            )
-        lines += [f"not covered: {item}" for item in self.not_covered]
-        lines += [f"warning: {item}" for item in self.warnings]
-        return "\n".join(lines)
-
     def to_json(self) -> dict[str, Any]:
         """JSON-safe: an infinite epsilon is null beside "protected": false."""
         finite = math.isfinite(self.epsilon)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.block_weights import UNWEIGHTED
 from perennial.privacy.calibration import gaussian_multiplier
+from perennial.privacy.config import UNWEIGHTED
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, bounded
 from perennial.privacy.discrete_gaussian import WordSource

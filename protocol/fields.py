@@ -25,7 +25,6 @@ _MESSAGE = "message"
 BESIDE_REPLY, BESIDE_REQUEST = "ledger", "receipt"
 """Records that may travel beside any message (protocol/receipts.py), and are no fields of it."""
 _NO_FIELDS = (_FIELDS, BESIDE_REPLY, BESIDE_REQUEST)
-_SCALARS = (int, float, str, bool, list)
 
 
 def bounded(low: float, high: float = math.inf, **kwargs: Any) -> Any:

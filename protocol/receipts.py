@@ -25,15 +25,11 @@ Message = TypeVar("Message", bound=WireMessage)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerTip(WireMessage):
-    """Beside any reply of a site that keeps receipts: how far its ledger went. No release is named.
+class OfLedger(WireMessage):
+    """How far a site's ledger went."""
 
-    The number of lines says how many releases the site has charged in its life, for all its operators.
-    """
-
-    message_type = "query.ledger_tip"
     site: str = matching(is_site_name, "a site's name")
-    """The name in site.yaml."""
+    """Whose ledger it is: the name in site.yaml."""
     length: int = bounded(0, MOST)
     """Bytes of the ledger."""
     lines: int = bounded(0, MOST)
@@ -42,6 +38,16 @@ class LedgerTip(WireMessage):
     """Bytes of the newest line."""
     last: str = hexadecimal(64)
     """SHA-256 of the newest line, which chains all lines before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerTip(OfLedger):
+    """Beside any reply of a site that keeps receipts: how far its ledger went. No release is named.
+
+    The number of lines says how many releases the site has charged in its life, for all its operators.
+    """
+
+    message_type = "query.ledger_tip"
     aside: list[str] = hexadecimal(64)
     """Hashes of receipts that the hospital set aside when it began a new ledger."""
 
@@ -56,20 +62,10 @@ class LedgerTip(WireMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerReceipt(WireMessage):
+class LedgerReceipt(OfLedger):
     """Beside any request to a site that has sent a tip: the newest one that this operator saw, signed."""
 
     message_type = "query.ledger_receipt"
-    site: str = matching(is_site_name, "a site's name")
-    """Whose ledger it is."""
-    length: int = bounded(0, MOST)
-    """As in LedgerTip."""
-    lines: int = bounded(0, MOST)
-    """As in LedgerTip."""
-    newest: int = bounded(0, MOST)
-    """As in LedgerTip."""
-    last: str = hexadecimal(64)
-    """As in LedgerTip."""
     signature: str = hexadecimal(128)
     """Signature by the operator's receipt key (Ed25519) over all fields above."""
 

@@ -32,13 +32,10 @@ def log_event(event: dict[str, Any]) -> None:
         case "note":
             log(WARNING, event["text"])
         case "round":
-            faults = [
-                f"{found['site']}: {found['reason']}" for found in (*event["dropped"], *event["refused"])
-            ]
             state = "skipped" if event["skipped"] else f"{len(event['participants'])} sites"
             log(INFO, f"task {event['task']} round {event['round']}: {state}, {event['seconds']:.1f} s")
-            for fault in faults:
-                log(WARNING, fault)
+            for found in (*event["dropped"], *event["refused"]):
+                log(WARNING, f"{found['site']}: {found['reason']}")
         case "task_finished":
             average = event["average_accuracy"]
             known = "accuracy not measured" if average is None else f"average accuracy {average}"
@@ -62,12 +59,11 @@ def serve(
     """
     import torch
 
-    from perennial.server.assembly import assemble
+    from perennial.server.assembly import run_to_the_end
 
     settings = RunSettings.from_run_config(context.run_config)
     experiment = settings.load()
     torch.set_num_threads(settings.threads)
     folder = settings.folder(experiment)
     with sole_owner(folder, f"server of {experiment.name}"), beating(folder / ALIVE):
-        run = assemble(grid, experiment, settings, folder, engine, listener, cohort)
-        return run.to_the_end()
+        return run_to_the_end(grid, experiment, settings, folder, engine, listener, cohort)

@@ -1,7 +1,6 @@
 """From an experiment to a run that is ready to go: data facts, model, strategy, folder and journal."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.learning.precision import use_products_of
 from perennial.learning.steps import prepare_gpu
-from perennial.models.saved import Inputs
 from perennial.server.checkpoint import CheckpointWriter
 from perennial.server.curriculum import Curriculum
 from perennial.server.evaluation import CentralEvaluation
@@ -25,34 +23,11 @@ from perennial.server.parcels import ParcelGrid
 from perennial.server.position import Position
 from perennial.server.preflight import preflight
 from perennial.server.receipts import ReceiptGrid
-from perennial.server.run_folder import RunFolder, open_run_folder
+from perennial.server.run_folder import open_run_folder
 from perennial.server.summary import write_results
 
 
-@dataclass
-class ReadyRun:
-    """A run with everything opened. engine: in-process, ray or grpc."""
-
-    curriculum: Curriculum
-    expected_sites: int
-    folder: RunFolder
-    engine: str
-    inputs: Inputs
-    measured_on: str | None
-    """SHA-256 of the server's test samples and their classes."""
-
-    def to_the_end(self) -> dict[str, Any]:
-        """Drive the curriculum, then write model, summary, metrics and report; returns the summary."""
-        try:
-            self.curriculum.run(self.expected_sites)
-            summary = write_results(self.curriculum, self.engine, self.inputs, self.measured_on)
-            self.curriculum.finish()
-            return summary
-        finally:
-            self.curriculum.journal.close()
-
-
-def assemble(
+def run_to_the_end(
     grid: Grid,
     experiment: Experiment,
     settings: RunSettings,
@@ -60,10 +35,11 @@ def assemble(
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
     cohort: CohortPlan,
-) -> ReadyRun:
-    """Check everything that can be checked before anything starts.
+) -> dict[str, Any]:
+    """Check everything that can be checked before anything starts, then drive the curriculum to its end.
 
-    Raises a PerennialError that says what is wrong.
+    Writes model, summary, metrics and report; returns the summary. engine: in-process, ray or grpc. Raises a
+    PerennialError that says what is wrong.
     """
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     prepare_gpu(settings.gpu, device)
@@ -126,4 +102,10 @@ def assemble(
         registered,
         waits_for_sites=engine == "grpc",
     )
-    return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs, measured_on)
+    try:
+        curriculum.run(facts.sites)
+        summary = write_results(curriculum, engine, facts.inputs, measured_on)
+        curriculum.finish()
+        return summary
+    finally:
+        journal.close()

@@ -126,8 +126,8 @@ def _read_as_before(new: Experiment, learnt: Learnt) -> Experiment:
 
     pinned = _as_read(new.data, learnt.inputs)
     federation = simulated_federation(new)
-    now = {"mean": federation.mean.tolist(), "std": federation.std.tolist()}
-    same = all(learnt.inputs[key] == value for key, value in now.items())
+    now = federation.mean.tolist(), federation.std.tolist()
+    same = now == (learnt.inputs["mean"], learnt.inputs["std"])
     forget_simulated()
     if not pinned or same:
         return new

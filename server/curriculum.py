@@ -72,12 +72,10 @@ class Curriculum:
         self.attendance = Attendance(roster, experiment, journal, waits_for_sites, self._grid.poll)
         self.history = History(progress.history)
         self.releases = Releases(folder.path)
-        self.rounds = Rounds(
-            self._grid, position, strategy, self.attendance, self.history, self.releases, journal
-        )
+        self.rounds = Rounds(self._grid, position, strategy, self.attendance, self.history, self.releases)
         sums = MaskedSums(experiment, folder.checkpoint_folder) if experiment.secure is not None else None
         if sums is not None and folder.checkpoint is None:
-            progress.run = sums.token(progress.run)
+            progress.run = sums.store.token(progress.run)
         self._task_end = TaskEnd(
             self._grid, experiment, self.releases, sums, lambda *drop: journal.note(f"site {': '.join(drop)}")
         )

@@ -70,19 +70,17 @@ class Judge:
     @torch.no_grad()
     def __call__(self, model: IncrementalModel) -> Scores:
         """The answers of a model in evaluation mode."""
-        logits = self._logits(model, slice(None))
+        if isinstance(model.backbone, FixedFeatures):
+            if self._features is None:
+                self._features = model.features(self._inputs).detach()
+            logits = model.classify(self._features)
+        else:
+            logits = model(self._inputs)
         right = logits.argmax(dim=1) == self._labels
         true = logits.double().softmax(dim=1).gather(1, self._labels[:, None]).squeeze(1)
         return Scores(
             self.asked[0], self._labels.cpu().numpy(), right.cpu().numpy(), true.nan_to_num(0.0).cpu().numpy()
         )
-
-    def _logits(self, model: IncrementalModel, rows: Tensor | slice) -> Tensor:
-        if not isinstance(model.backbone, FixedFeatures):
-            return model(self._inputs[rows])
-        if self._features is None:
-            self._features = model.features(self._inputs).detach()
-        return model.classify(self._features[rows])
 
 
 class CentralEvaluation:

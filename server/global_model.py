@@ -70,9 +70,8 @@ class GlobalModel:
 
     def frozen(self) -> dict[str, Tensor]:
         """Every tensor of the model, its frozen parts too: the previous model of the next task."""
-        return {
-            name: self.arrays.get(name, tensor.detach()) for name, tensor in complete_state(self._model).items()
-        }
+        complete = complete_state(self._model)
+        return {name: self.arrays.get(name, tensor) for name, tensor in complete.items()}
 
     def loaded(self) -> IncrementalModel:
         """The model holding the arrays, in evaluation mode."""

@@ -5,18 +5,13 @@ from typing import Any
 
 from perennial.server.evaluation import Counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
-from perennial.server.site_counts import ALL_SITES, SiteCounts, in_words, possible
+from perennial.server.site_counts import ALL_SITES, SiteCounts, possible
 from perennial.server.stopped import LossCourse, signs_of_stopping
 from perennial.strategies.round.outcome import RoundOutcome
 
 MEASURED = (
-    "central",
-    "average",
-    "federated",
-    "federated_interval",
-    "federated_noise",
-    "balanced",
-    "class_accuracy",
+    *("central", "average", "balanced", "class_accuracy"),
+    *("federated", "federated_interval", "federated_noise"),
 )
 """Lists of which each task adds one item."""
 
@@ -31,7 +26,7 @@ class History:
     """
 
     def __init__(self, data: dict[str, Any]) -> None:
-        self._data = data
+        self.data = data
         for name in MEASURED:
             data.setdefault(name, [])
         data.setdefault("sites", {})
@@ -41,16 +36,12 @@ class History:
             data.setdefault(name, 0)
 
     @property
-    def data(self) -> dict[str, Any]:
-        return self._data
-
-    @property
     def known_sites(self) -> list[str]:
-        return list(self._data["sites"])
+        return list(self.data["sites"])
 
     def site(self, name: str) -> dict[str, Any]:
         """Counters of one site."""
-        return self._data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
+        return self.data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
 
     def round_done(self, outcome: RoundOutcome) -> None:
         """Count one round."""
@@ -62,19 +53,19 @@ class History:
             self.site(site)["rejected"] += 1
         for site, _ in outcome.refused:
             self.site(site)["refused"] += 1
-        self._data["bytes_up"] += outcome.bytes_up
-        self._data["bytes_down"] += outcome.bytes_down
+        self.data["bytes_up"] += outcome.bytes_up
+        self.data["bytes_down"] += outcome.bytes_down
         if not outcome.skipped:
-            self._data["loss"] = vars(LossCourse(**self._data["loss"]).then(outcome.train_loss))
+            self.data["loss"] = vars(LossCourse(**self.data["loss"]).then(outcome.train_loss))
 
     def sent_beside_rounds(self, up: int, down: int) -> None:
         """Count tensors of queries between rounds; they are shown with those of the ends of tasks."""
-        self._data["task_end_bytes_up"] += up
-        self._data["task_end_bytes_down"] += down
+        self.data["task_end_bytes_up"] += up
+        self.data["task_end_bytes_down"] += down
 
     def task_begun(self) -> None:
         """The course of the loss is that of a new task from now on."""
-        self._data["loss"] = vars(LossCourse())
+        self.data["loss"] = vars(LossCourse())
 
     def task_done(
         self,
@@ -94,22 +85,22 @@ class History:
         counts = central or together
         row, sizes = task_accuracies(*counts, boundaries)
         average = average_accuracy(row, sizes)
-        self._data["central"].append(row)
+        self.data["central"].append(row)
         # kept as it was measured: another evaluation may find other samples at the sites
-        self._data["average"].append(average)
-        self._data["balanced"].append(balanced_accuracy(*counts))
-        self._data["unbalanced"] = unbalanced(counts[1])
-        self._data["class_accuracy"].append(
+        self.data["average"].append(average)
+        self.data["balanced"].append(balanced_accuracy(*counts))
+        self.data["unbalanced"] = unbalanced(counts[1])
+        self.data["class_accuracy"].append(
             [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
         )
-        signs = signs_of_stopping(*counts, LossCourse(**self._data["loss"]))
+        signs = signs_of_stopping(*counts, LossCourse(**self.data["loss"]))
         if signs:
-            self._data["stopped"].append({"task": len(boundaries) - 1, "signs": signs})
-        self._data["federated"].append(average_accuracy(at_sites, site_sizes))
-        self._data["federated_interval"].append(None if interval is None else list(interval))
-        self._data["federated_noise"].append(federated.std or None)
-        self._data["task_end_bytes_up"] += sent[0]
-        self._data["task_end_bytes_down"] += sent[1]
+            self.data["stopped"].append({"task": len(boundaries) - 1, "signs": signs})
+        self.data["federated"].append(average_accuracy(at_sites, site_sizes))
+        self.data["federated_interval"].append(None if interval is None else list(interval))
+        self.data["federated_noise"].append(federated.std or None)
+        self.data["task_end_bytes_up"] += sent[0]
+        self.data["task_end_bytes_down"] += sent[1]
         for site, counts in federated.by_site.items():
             if site == ALL_SITES:
                 continue
@@ -119,12 +110,13 @@ class History:
         return {
             "accuracy": row,
             "average_accuracy": average,
-            "class_accuracy": self._data["class_accuracy"][-1],
-            "balanced_accuracy": self._data["balanced"][-1],
-            "unbalanced": self._data["unbalanced"],
+            "class_accuracy": self.data["class_accuracy"][-1],
+            "balanced_accuracy": self.data["balanced"][-1],
+            "unbalanced": self.data["unbalanced"],
             **({"stopped": signs} if signs else {}),
             "federated": at_sites if federated.by_site else None,
-            **in_words(federated, interval),
+            "federated_interval": None if interval is None else [round(bound, 6) for bound in interval],
+            "federated_noise": federated.std or None,
             "bytes_up": sent[0],
             "bytes_down": sent[1],
         }

@@ -20,7 +20,7 @@ EVENTS = "events.jsonl"
 class Journal:
     """An append-only file of events.
 
-    position: the file's length at the checkpoint.
+    position: the file's length at the checkpoint. path: of the file.
     listener: called with every event, for the live display.
 
     A file that ends before position has lost lines, to a disk or to a copy: the journal then continues after
@@ -30,12 +30,12 @@ class Journal:
     def __init__(
         self, folder: Path, position: int = 0, listener: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
-        self._path = folder / EVENTS
+        self.path = folder / EVENTS
         self._listener = listener or (lambda event: None)
         with self._failure_named():
-            self._path.touch(mode=0o600)
+            self.path.touch(mode=0o600)
             # unbuffered: a line that found no room is not tried again, and does not fail again, in close()
-            self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115 - closed in close()
+            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - closed in close()
             there = os.fstat(self._file.fileno()).st_size
             kept = position if there >= position else self._file.readall().rfind(b"\n") + 1
             self._file.truncate(kept)
@@ -48,11 +48,6 @@ class Journal:
                 text=f"{EVENTS}: {position - kept} of its {position} bytes at the last checkpoint are lost; "
                 "their rounds count in the model and the results, and are missing here and in metrics.csv",
             )
-
-    @property
-    def path(self) -> Path:
-        """The journal's file."""
-        return self._path
 
     def position(self) -> int:
         """Bytes written."""
@@ -104,7 +99,7 @@ class Journal:
             yield
         except OSError as error:
             raise StateError(
-                f"{self._path}: could not be written: {error.strerror}; resume when there is room"
+                f"{self.path}: could not be written: {error.strerror}; resume when there is room"
             ) from error
 
 

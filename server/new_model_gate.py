@@ -10,7 +10,8 @@ the margin in any one of them passes with at most the chance of that one test (i
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -70,10 +71,11 @@ class Verdict:
 
     parts: tuple[Part, ...]
     new: tuple[str, ...] = ()
-    failing: tuple[Part, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "failing", tuple(part for part in self.parts if not part.passes))
+    @cached_property
+    def failing(self) -> tuple[Part, ...]:
+        """Parts that were not shown to be as good."""
+        return tuple(part for part in self.parts if not part.passes)
 
     @property
     def passes(self) -> bool:

@@ -29,7 +29,7 @@ from perennial.strategies.analytic import Analytic
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.cross_site import block_of
-from perennial.strategies.statistics.kept import FOLDER
+from perennial.strategies.statistics.kept import FOLDER, KeptSums
 from perennial.strategies.statistics.versions import version_facts, version_path
 
 
@@ -74,7 +74,8 @@ class OpenedRun:
             )
         whole.load_state_dict(checkpoint.strategy)
         strategy.bounds = experiment.bounds
-        strategy.kept_sums.folder = folder / FOLDER if strategy.keep_sites else None
+        if strategy.keep_sites and isinstance(strategy.sums, KeptSums):
+            strategy.sums.folder = folder / FOLDER
         saved = load_saved(folder / GLOBAL_MODEL) if finished else None
         return cls(folder, checkpoint, experiment, whole, strategy, saved)
 
@@ -87,12 +88,6 @@ class OpenedRun:
     def run(self) -> str:
         """Token of the run."""
         return self.checkpoint.progress.run
-
-    @property
-    def sites(self) -> list[str]:
-        """Whose sums are there."""
-        found = self.strategy.kept_sums.contributions.values()
-        return sorted({site for sites in found for site in sites})
 
     @property
     def features(self) -> str:
@@ -108,7 +103,8 @@ class OpenedRun:
     def receipts(self) -> list[dict[str, Any]]:
         """Of all withdrawals so far, in their order."""
         records = [*self.strategy.withdrawn.values(), *self.strategy.groups.values()]
-        return [record["receipt"] for record in sorted(records, key=lambda record: record["number"])]
+        ordered = sorted(records, key=lambda record: record["number"])
+        return [record["receipt"] for record in ordered if "receipt" in record]
 
     def statements(self, given: Mapping[int, Sequence[str]] | None = None) -> list[Statement]:
         """What sites signed of their sums. given: task -> sites; None: of all.
@@ -201,6 +197,19 @@ class OpenedRun:
             "withdrawn": sorted(self.strategy.withdrawn),
         }
         replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
+
+    def begin_again(self) -> None:
+        """The checkpoint of a run that asks the sites that are left again; no model of before stays.
+
+        Raises StateError for a run that has not finished.
+        """
+        self.checkpoint.progress.begun_again()
+        self.strategy.choose_again()
+        experiment, folder = self.checkpoint.experiment, self.folder / CHECKPOINT
+        changed = Checkpoint(self.checkpoint.progress, experiment, {}, self.whole.state_dict())
+        # twice, because the file before it is kept, and holds the sums of the withdrawn site
+        save_checkpoint(folder, changed)
+        save_checkpoint(folder, changed)
 
     def commit_unfinished(self, head: dict[str, Tensor], shrinkage: float) -> None:
         """The checkpoint of a run that goes on, with the new sums and without any head that the site is in.

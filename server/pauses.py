@@ -1,6 +1,6 @@
 """Why a run does not go on, in words: for the log, the terminal and the live page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 PAUSES = ("waiting", "waiting_for", "paused", "went_on", "stopped")
@@ -31,10 +31,8 @@ def pause_in_words(event: dict[str, Any]) -> str:
 def waiting_in_words(sites: Mapping[str, int], shown: int = 5) -> str:
     """'linz (4 min), graz (2 min)': whom a run waits for and since when, longest first."""
     longest = sorted(sites.items(), key=lambda item: -item[1])
-    words: Sequence[str] = [f"{site} ({_time_in_words(seconds)})" for site, seconds in longest[:shown]]
+    words = [
+        f"{site} ({f'{since} s' if since < 120 else f'{since // 60} min'})" for site, since in longest[:shown]
+    ]
     more = f" and {len(sites) - shown} more" if len(sites) > shown else ""
     return ", ".join(words) + more
-
-
-def _time_in_words(seconds: int) -> str:
-    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"

@@ -2,23 +2,29 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.data.deployed import declared_constants, declared_fill, declared_input_shape
-from perennial.data.registry import Registry, build_registry
+from perennial.data.registry import Registry
+from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError, nearest
+from perennial.learning.worth import Scores
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import Inputs
-from perennial.server.dry_run import dry_run
+from perennial.server.central_privacy import CentralPrivacy
+from perennial.server.continuation import registry_of
 from perennial.server.global_model import GlobalModel
 from perennial.server.privacy_claim import check_privacy
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.request import TaskStart
+from perennial.strategies.round.run_context import RunContext
 
 
 @dataclass(frozen=True)
@@ -90,22 +96,49 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     parameters = sum(parameter.numel() for parameter in complete.parameters() if parameter.requires_grad)
     constants = facts.inputs.mean, facts.inputs.std
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
-    dry_run(experiment, schedule, model, facts.measuring(experiment))
+    _dry_run(experiment, schedule, model, facts.measuring(experiment))
     if not isinstance(maps := complete.backbone, FixedFeatures):
         return Checked(strategy, facts, model, parameters, complete.feature_width)
     alternatives = tuple(maps.widths[place] for slot in maps.alternatives for place in slot)
     return Checked(strategy, facts, model, parameters, maps.widest, alternatives)
 
 
+def _dry_run(
+    experiment: Experiment,
+    schedule: TaskSchedule,
+    model: GlobalModel,
+    constants: tuple[Tensor, Tensor] | None,
+) -> None:
+    """Attach a strategy and begin task 1 with it as a run would, and throw it away.
+
+    model: as before task 1; its arrays stay as they are. constants: (mean, std) of inputs, or None where the
+    server has no test samples. Raises ConfigError or PrivacyError with the strategy's own reason.
+    """
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    # noise at the server is prepared, and refused, as a run would
+    CentralPrivacy.of(experiment.privacy, strategy, {}, experiment.seed)
+    nothing = Scores(0, np.zeros(0, np.int64), np.zeros(0, np.bool_), np.zeros(0))
+    strategy.attach(
+        RunContext(
+            experiment=experiment,
+            schedule=schedule,
+            input_shape=model.input_shape,
+            device=model.device,
+            constants=constants,
+            load=model.holding,
+            measure=None if constants is None else lambda arrays: ([], []),
+            judge=None if constants is None else lambda arrays, samples: nothing,
+        )
+    )
+    classes = schedule.classes_of(1)
+    strategy.begin_task(TaskStart(1, classes.stop, classes, model.arrays, ()))
+
+
 def data_facts(experiment: Experiment) -> DataFacts:
     """From the data where the server has it, else from what the experiment declares."""
     data = experiment.data
     if data.only_at_sites:
-        if data.classes is None:
-            raise ConfigError(
-                "data.classes: missing; a server without data needs the registry of class names"
-            )
-        registry = build_registry(data.classes, experiment.tasks, experiment.seed)
+        registry = registry_of(experiment)
         _check_memory(experiment, registry, data.sites or 1)
         stored = "float32" if data.source == "csv" else "uint8"
         inputs = Inputs(

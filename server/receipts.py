@@ -3,7 +3,7 @@
 Between the strategies and Flower's grid, so that no strategy knows of it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -37,26 +37,14 @@ class ReceiptGrid(ForwardingGrid):
         self._names: dict[int, str] = {}
         self._back: set[str] = set()
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages([self._with_receipt(message) for message in messages])
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._witnessed(reply) for reply in self._grid.pull_messages(message_ids)]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        sent = [self._with_receipt(message) for message in messages]
-        return [self._witnessed(reply) for reply in self._grid.send_and_receive(sent, timeout=timeout)]
-
-    def _with_receipt(self, message: Message) -> Message:
+    def _sent(self, message: Message) -> Message:
         name = self._name(message.metadata.dst_node_id)
         newest = None if name is None else self._book(name).newest()
         if newest is not None:
             message.content = LedgerReceipt(**vars(newest)).beside_copy(message.content)
         return message
 
-    def _witnessed(self, reply: Message) -> Message:
+    def _received(self, reply: Message) -> Message:
         """Sign and keep the tip beside a reply. What is none is noted, and the reply counts all the same."""
         if reply.has_error():
             return reply
@@ -91,7 +79,8 @@ class ReceiptGrid(ForwardingGrid):
     def _name(self, node: int, said: str | None = None) -> str | None:
         """The operator's name of a node, or the one that it said where there is no record."""
         if self._record is not None:
-            return _known(self._record, node)
+            name = registered_names(self._record).get(str(node))
+            return name if name is not None and is_site_name(name) else None
         if said is not None:
             self._names[node] = said
         return self._names.get(node)
@@ -99,12 +88,6 @@ class ReceiptGrid(ForwardingGrid):
     def _book(self, name: str) -> ReceiptBook:
         assert is_site_name(name)
         return ReceiptBook(self._folder / f"{name}.json")
-
-
-def _known(record: Path, node: int) -> str | None:
-    names: Mapping[str, str] = registered_names(record)
-    name = names.get(str(node))
-    return name if name is not None and is_site_name(name) else None
 
 
 def read_operator_key(path: Path) -> Ed25519PrivateKey:

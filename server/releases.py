@@ -11,7 +11,9 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, PlainValidator
 
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.foundation.files import flush_folder
@@ -76,12 +78,12 @@ class Releases:
         times: dict[str, Counter[tuple[str, tuple[Entry, ...]]]] = {}
         kept: dict[str, _Kept] = {}
         for line in self._lines():
-            release = line["once"], tuple(Entry.from_json(entry) for entry in line["entries"])
-            for site in line.get("asked", ()):
-                new = kept.setdefault(site, _Kept()).asked(line["round"], line["same"])
+            release = line.once, line.entries
+            for site in line.asked:
+                new = kept.setdefault(site, _Kept()).asked(line.round, line.same)
                 times.setdefault(site, Counter())[release] += new
-            for site in line.get("refused", ()):
-                released = kept.setdefault(site, _Kept()).refused(line["same"])
+            for site in line.refused:
+                released = kept.setdefault(site, _Kept()).refused(line.same)
                 times.setdefault(site, Counter())[release] -= not released
         return {
             site: [
@@ -96,16 +98,16 @@ class Releases:
         """Whether updates were asked for more often than in the `rounds` that the run is made of."""
         times, run = 0, _Kept()
         for line in self._lines():
-            if "asked" in line and any(entry["kind"] == UPDATE for entry in line["entries"]):
-                times += run.asked(line["round"], line["same"])
+            if line.asked and any(entry.kind == UPDATE for entry in line.entries):
+                times += run.asked(line.round, line.same)
         return times > rounds
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _lines(self) -> Iterator["_Line"]:
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for number, line in enumerate(lines, start=1):
             try:
                 if line:
-                    yield _checked(json.loads(line))
+                    yield _Line.model_validate_json(line)
             except (ValueError, RecursionError, PrivacyError) as error:
                 if number == len(lines):
                     return  # cut short by a crash: nobody was asked
@@ -138,15 +140,17 @@ class Releases:
             ) from error
 
 
-def _checked(line: Any) -> dict[str, Any]:
-    """Raises ValueError or PrivacyError on a line that is none of ours."""
-    names = [*line.get("asked", ()), *line.get("refused", ())] if isinstance(line, dict) else None
-    if names is None or not all(isinstance(name, str) for name in names):
-        raise ValueError("no line of releases")
-    if not all(isinstance(line.get(key), str) for key in ("once", "same")):
-        raise ValueError("no line of releases")
-    if not isinstance(line.get("round"), int) or not isinstance(line.get("entries"), list):
-        raise ValueError("no line of releases")
-    for entry in line["entries"]:
-        Entry.from_json(entry)
-    return line
+def _entries(found: Any) -> tuple[Entry, ...]:
+    return tuple(Entry.from_json(entry) for entry in found)
+
+
+class _Line(BaseModel):
+    """One line of releases.jsonl. asked, refused: sites; a line has one of them."""
+
+    model_config = ConfigDict(strict=True)
+    round: int
+    asked: list[str] = []
+    refused: list[str] = []
+    once: str
+    same: str
+    entries: Annotated[tuple[Entry, ...], PlainValidator(_entries)]

@@ -115,10 +115,8 @@ class Roster:
         named = {
             known.get(str(node), f"node {node}"): why[node] for node in sorted(why) if node in self._online
         }
-        return {name: reason for name, reason in named.items() if name not in self._taking_part()}
-
-    def _taking_part(self) -> set[str]:
-        return {name for node, name in self._names.items() if node in self._online}
+        taking_part = {name for node, name in self._names.items() if node in self._online}
+        return {name: reason for name, reason in named.items() if name not in taking_part}
 
     def wait(
         self, count: int, timeout: float, say: Callable[[list[str]], None] = lambda sites: None

@@ -8,7 +8,6 @@ from perennial.protocol.tensors import content_sha256
 from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.history import History
-from perennial.server.journal import Journal
 from perennial.server.live_status import ObservedGrid
 from perennial.server.position import Position
 from perennial.server.releases import Releases
@@ -34,15 +33,9 @@ class Rounds:
         attendance: Attendance,
         history: History,
         releases: Releases,
-        journal: Journal,
     ) -> None:
         self._grid, self._position, self._strategy = grid, position, strategy
-        self._attendance, self._history, self._releases, self._journal = (
-            attendance,
-            history,
-            releases,
-            journal,
-        )
+        self._attendance, self._history, self._releases = attendance, history, releases
         self._experiment = experiment = position.experiment
         self._averaging = FedAvg(strategy.max_update_norm)
         self._failed = self._attempt = 0
@@ -76,6 +69,7 @@ class Rounds:
         strategy = self._averaging if position.in_pretraining else self._strategy
         running = self._lead_running if position.in_pretraining else self._running
         central = self.central
+        norm = central.sent_clip_norm if central else None
         self._grid.begin_round(
             task=task,
             tasks=schedule.count,
@@ -95,7 +89,7 @@ class Rounds:
                 quorum=rounds.quorum,
                 progress=max(0, progress.round_in_task - lead) / schedule.rounds[task - 1],
                 previous=position.needed_previous(),
-                clip_norm=self.central.sent_clip_norm if self.central else None,
+                clip_norm=norm,
                 resting=frozenset(sites) - asked.keys(),
                 known=len(self._history.known_sites),
                 bounds=experiment.bounds,
@@ -106,8 +100,8 @@ class Rounds:
                 observers=central.observers if central else (),
             ),
         )
-        if self.central is not None:
-            self.central.finish_round(outcome, number)
+        if central is not None:
+            central.finish_round(outcome, number)
         if experiment.privacy.enabled and charge:
             # a site whose disk failed may have charged its ledger before
             said_no = [site for site, reason in outcome.refused if not reason.startswith("state:")]

@@ -79,7 +79,11 @@ def open_run_folder(
         folder.checkpoint, folder.note = load_checkpoint(folder.checkpoint_folder)
         _require_same_experiment(path, folder.checkpoint, experiment, registry)
         _require_same_inputs(path, folder.checkpoint.progress.inputs, folder.inputs)
-        _require_same_cohorts(path, folder.checkpoint.progress.cohort, cohort)
+        if (began := folder.checkpoint.progress.cohort) != cohort:
+            raise StateError(
+                f"{path}: cohort: the run began with {began} sites in one pass, found {cohort}; resume it in "
+                f"the in-process engine with --cohort {began}, or without --cohort"
+            )
         if folder.note:
             set_damaged_aside(folder.checkpoint_folder)
     elif resume:
@@ -97,18 +101,14 @@ def _require_same_experiment(
 
     Raises StateError naming each changed key.
     """
-    old, new = checkpoint.experiment, experiment.model_dump(mode="json")
-    changed = _differences(
-        {k: v for k, v in old.items() if k not in (*FREE_ON_RESUME, "tasks")},
-        {k: v for k, v in new.items() if k not in (*FREE_ON_RESUME, "tasks")},
-        "",
-    )
     # what these come to is compared instead: the names of classes below, how data are read in the inputs
     read = (
         *("data.classes", "data.normalise", "data.path"),
         *("data.columns", "data.column_kinds", "data.imputation"),
     )
-    changed = [key for key in changed if not key.startswith(read)]
+    free = (*FREE_ON_RESUME, "tasks", *read)
+    found = _differences(checkpoint.experiment, experiment.model_dump(mode="json"), "")
+    changed = [key for key in found if not key.startswith(free)]
     if changed:
         raise StateError(
             f"{path}: the experiment differs from the one this run began with, in: {', '.join(changed)}; "
@@ -153,15 +153,6 @@ def _require_same_inputs(path: Path, old: dict[str, Any], new: dict[str, Any]) -
         )
 
 
-def _require_same_cohorts(path: Path, old: int, new: int) -> None:
-    """Raises StateError when another number of sites would train in one pass, which changes bits."""
-    if old != new:
-        raise StateError(
-            f"{path}: cohort: the run began with {old} sites in one pass, found {new}; resume it in the "
-            f"in-process engine with --cohort {old}, or without --cohort"
-        )
-
-
 def _as_stored(inputs: Inputs) -> dict[str, Any]:
     """As a checkpoint gives it back. The order of the columns is that of the features, so it counts."""
     columns = None if inputs.columns is None else list(inputs.columns.items())
@@ -169,11 +160,9 @@ def _as_stored(inputs: Inputs) -> dict[str, Any]:
 
 
 def _differences(old: Any, new: Any, key: str) -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        names = sorted(old.keys() | new.keys())
-        return [
-            d
-            for name in names
-            for d in _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
-        ]
-    return [] if old == new else [key]
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return [] if old == new else [key]
+    found: list[str] = []
+    for name in sorted(old.keys() | new.keys()):
+        found += _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
+    return found

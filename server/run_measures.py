@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from perennial.server.measures.assemble import (
 from perennial.server.measures.calibration import at_an_end
 from perennial.server.measures.headline import headline
 from perennial.server.measures.operating import operating_points
-from perennial.server.measures.record import Measures, PartMeasures, write_measures
+from perennial.server.measures.record import Measures, write_measures
 from perennial.server.position import Position
 from perennial.server.site_counts import SiteCounts
 
@@ -73,25 +73,28 @@ def task_measures(
     if tables is None:
         return None
     temperature = sites.temperature
-    several = central is not None and patients is not None and len(np.unique(patients)) < len(patients)
     intervals = None
-    if several:
-        assert central is not None and patients is not None
-        _, numbered = np.unique(patients, return_inverse=True)
-        intervals = patient_intervals(central, numbered, temperature)
+    if central is not None and patients is not None:
+        known, numbered = np.unique(patients, return_inverse=True)
+        if len(known) < len(patients):
+            intervals = patient_intervals(central, numbered, temperature)
     by_class = class_measures(tables, classes, intervals)
     coverage = experiment.evaluation.coverage
+    # the counts of each subgroup, from the sites that reported it
+    subgroup = experiment.data.subgroup if len(tables.subgroups) else None
+    parts = {} if subgroup is None else dict(zip(subgroup.values, tables.subgroups, strict=True))
     found = Measures(
         source="sites" if central is None else "server",
         task=task,
         samples=tables.samples,
         held_out=sites.held_out if central is None else len(central),
-        interval="patients" if several else "samples",
+        interval="samples" if intervals is None else "patients",
         classes=by_class,
         confusion=tables.confusion.tolist(),
         calibration=calibration(tables, intervals, temperature),
         sites=part_measures(sites.tables.by_site, classes),
-        **_by_subgroup(experiment, tables, classes),
+        subgroup_column="" if subgroup is None else subgroup.column,
+        subgroups={} if subgroup is None else part_measures(parts, classes),
         prediction_sets=None
         if coverage is None
         else prediction_sets(tables, classes, coverage, _void(sites, one_classifier)),
@@ -100,20 +103,6 @@ def task_measures(
         **whole_measures(tables, by_class, intervals),
     )
     return found.model_copy(update={"headline": headline(found)})
-
-
-class _Subgroups(TypedDict):
-    subgroup_column: str
-    subgroups: dict[str, PartMeasures]
-
-
-def _by_subgroup(experiment: Experiment, tables: EvaluationTables, classes: list[str]) -> _Subgroups:
-    """The counts of each subgroup, from the sites that reported it."""
-    config = experiment.data.subgroup
-    if config is None or not len(tables.subgroups):
-        return _Subgroups(subgroup_column="", subgroups={})
-    parts = {name: tables.subgroups[place] for place, name in enumerate(config.values)}
-    return _Subgroups(subgroup_column=config.column, subgroups=part_measures(parts, classes))
 
 
 def _combined(central: Scored | None, reported: EvaluationTables | None) -> EvaluationTables | None:

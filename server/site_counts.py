@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -155,11 +154,3 @@ def _noised(
     cells = cells_of(correct, [samples or 0 for samples in total]) * STEPS
     right, samples = in_samples(cells + noise.draw(len(cells), source))
     return right, [None if known is None else n for known, n in zip(total, samples, strict=True)]
-
-
-def in_words(counts: SiteCounts, interval: tuple[float, float] | None) -> dict[str, Any]:
-    """What the journal says of a task's counts beside its accuracies."""
-    return {
-        "federated_interval": None if interval is None else [round(bound, 6) for bound in interval],
-        "federated_noise": counts.std or None,
-    }

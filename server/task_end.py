@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import Any, TypeVar
 
+import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -11,11 +14,12 @@ from perennial.config import charges
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import DataError, ProtocolError
+from perennial.learning.analytic.solve import Sums, gaussian
+from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.class_means import check_class_sums, global_means
-from perennial.server.gaussian_head import check_sums, gaussian_head
 from perennial.server.masked_task_end import opened_class_means
 from perennial.server.measures.calibration import chosen_temperature
 from perennial.server.releases import Releases
@@ -23,6 +27,7 @@ from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
 from perennial.strategies.secure.masked_sums import MaskedSums
+from perennial.strategies.statistics.checks import check_exact, read_statistics
 
 Request = TypeVar("Request", FinishTaskRequest, EvaluateRequest)
 
@@ -151,3 +156,26 @@ def _question(request: EvaluateRequest) -> str:
     means = {} if request.class_means is None else request.class_means
     how = request.validation, request.tables, request.temperature
     return f"evaluation {how} {content_sha256(request.arrays)} {content_sha256(means)}"
+
+
+def check_sums(reply: FinishTaskReply, width: int) -> None:
+    """Raises ProtocolError when no samples have the sums of a reply. width: of the features."""
+    check_exact(_sums(reply, width))
+
+
+def gaussian_head(replies: Mapping[str, FinishTaskReply], width: int, shrinkage: float) -> Tensor:
+    """(M, d + 1) float32: weights and bias of each class; one without samples is never predicted.
+
+    Raises DataError when the samples of all sites do not determine it.
+    """
+    if not replies:
+        raise DataError("no site sent sums")
+    total = reduce(add, (_sums(reply, width) for reply in replies.values()))
+    tensors = gaussian(Sums.of(total), shrinkage).tensors()
+    return torch.cat([tensors["head.weight"], tensors["head.bias"][:, None]], dim=1)
+
+
+def _sums(reply: FinishTaskReply, width: int) -> Statistics:
+    if reply.statistics is None:
+        raise ProtocolError("FinishTaskReply: statistics: found nothing, expected sums of features")
+    return read_statistics(reply.statistics, SumsForm(width + 1), range(reply.num_classes))

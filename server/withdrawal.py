@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from perennial.client.consent import withdraw as leave
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import make_folder, replace_file, sole_owner
 from perennial.foundation.registered import RECEIPTS_KEY
@@ -26,6 +27,7 @@ from perennial.privacy.signed_sums import Statement, Withdrawal
 from perennial.protocol.certificates import Kind, Run, Values, issue
 from perennial.server.opened_run import OpenedRun
 from perennial.server.receipts import read_operator_key
+from perennial.server.run_folder import CHECKPOINT
 from perennial.strategies.statistics.kept import FOLDER, file_name
 from perennial.strategies.statistics.versions import FOLDER as VERSIONS
 
@@ -41,16 +43,23 @@ NOT_UNDONE = (
 )
 
 
-def withdraw(folder: Path, site: str, shrinkage: float | None = None, receipt: Path | None = None) -> Path:
+def withdraw(
+    folder: Path, site: str, shrinkage: float | None = None, receipt: Path | None = None
+) -> Path | None:
     """Take a site's sums out of a run, solve anew, and write a certificate; returns its path.
 
-    shrinkage: of the new head; None: the experiment's own, or chosen again from the sums. receipt: what the
-    site signed with `perennial site withdraw`. Raises StateError or ConfigError saying why it cannot be done;
-    a command that was stopped is completed by giving it again.
+    None: samples of all sites chose or weighed the head, so the run is left without a model, to be resumed;
+    it then asks the sites that are left again. shrinkage: of the new head; None: the experiment's own, or
+    chosen again from the sums. receipt: what the site signed with `perennial site withdraw`. Raises
+    StateError or ConfigError saying why it cannot be done; a command that was stopped is completed by giving
+    it again.
     """
     with sole_owner(folder, "withdraw"):
         run = OpenedRun.open(folder, unfinished=True)
         run.require_features_of_nobody()
+        if run.strategy.asks_again(shrinkage):
+            _begin_again(run, site)
+            return None
         sums, strategy, start = run.strategy.kept_sums, run.strategy, datetime.now(UTC)
         if site not in strategy.withdrawn:
             before, contributed = run.total.sha256, sums.contributions_of(site)
@@ -78,6 +87,31 @@ def withdraw(folder: Path, site: str, shrinkage: float | None = None, receipt: P
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
         return _certified(run, "withdraw", site, head, used, record, start)
+
+
+def _begin_again(run: OpenedRun, site: str) -> None:
+    """Leave a run without a site and without what samples of all sites made, to be resumed."""
+    strategy, folder = run.strategy, run.folder
+    if site not in strategy.withdrawn:
+        if run.model is None:
+            raise StateError(f"{folder}: samples of all sites choose its head; finish it, then withdraw")
+        if site not in strategy.sums.sites:
+            raise StateError(f"site {site!r}: its sums are in no task of this run")
+        if strategy.sums.sites == [site]:
+            raise StateError(f"{folder}: {site} is the only site; without it there is no model")
+        if strategy.head != "balanced_ridge":
+            strategy.kept_sums.take_back(site)
+        strategy.withdrawn[site] = {"number": 1 + len(strategy.withdrawn)}
+        run.begin_again()
+    elif run.model is not None:
+        return
+    if (folder / "sites" / site / "runs" / run.run).exists():
+        leave(folder / "sites" / site, run.run)
+    gone = [*folder.glob(f"{VERSIONS}/*.safetensors"), *folder.glob(f"{CHECKPOINT}/previous-*")]
+    every = strategy.kept_sums.total is None if strategy.head != "balanced_ridge" else False
+    gone += folder.glob(f"{FOLDER}/{'*' if every else site}-task-*.safetensors")
+    for path in (folder / GLOBAL_MODEL, *gone):
+        path.unlink(missing_ok=True)
 
 
 def write_form(folder: Path, site: str, path: Path) -> Path:
@@ -168,7 +202,7 @@ def merge(first: Path, second: Path, output: Path) -> Path:
             f"{first}: bounds.share, bounds.registered: what a site of a merged run counts for has not been "
             "worked out; allowed without them"
         )
-    if both := sorted(set(one.sites) & set(other.sites)):
+    if both := sorted(set(one.strategy.sums.sites) & set(other.strategy.sums.sites)):
         raise ConfigError(
             f"{second}: {', '.join(both[:5])} took part in {first} too; its data would count twice"
         )

@@ -17,7 +17,7 @@ from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinAlgError, LinearHead, Sums
-from perennial.learning.analytic.statistics import Statistics, SumsForm, require_width
+from perennial.learning.analytic.statistics import SumsForm, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.stamp import Stamp
@@ -150,7 +150,9 @@ class Analytic(IncrementalStrategy):
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Ask for the sums that are not there, and solve."""
         start = time.monotonic()
-        outcome = RoundOutcome(asked=len(request.sites))
+        left = {site: node for site, node in request.sites.items() if site not in self.withdrawn}
+        request = replace(request, sites=left)
+        outcome = RoundOutcome(asked=len(left))
         self.exchange.bytes_up = self.exchange.bytes_down = 0
         noise = noise_of_one(self.width, self.run.experiment)
         seen, task = (self.features, self.form), request.stamp.task
@@ -168,16 +170,16 @@ class Analytic(IncrementalStrategy):
             else:
                 self._collect(asking, earlier)
         for site in request.sites:
-            if self._kept(task).has(task, site):
-                samples = 1 if noise is not None or self._masked else max(1, self._samples(site))
+            if self.sums.has(task, site):
+                samples = 1 if noise is not None or self._masked else max(1, self.sums.samples(site))
                 outcome.participants[site] = Admitted(site, {}, 0.0, samples)
         if len(outcome.participants) >= request.quorum:
             try:
                 head = self._solved(asking)
                 tensors = self.maps.over_all_maps(head).tensors()
                 if self._asynchronous and self.run.folder is not None:
-                    facts = {"round": request.stamp.round, "sites": self._sites(), "given": self._plain.given}
-                    facts |= {"task": task} | outcome.details
+                    facts = {"round": request.stamp.round, "task": task, "sites": self.sums.sites}
+                    facts |= {"given": self._plain.given} | outcome.details
                     keep_version(self.run.folder.parent, request.stamp.round, tensors, facts)
                 outcome.arrays = {
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
@@ -194,30 +196,34 @@ class Analytic(IncrementalStrategy):
 
     def _compared(self, task: int, classes: range) -> list[str]:
         """Make the cross-site table of the sums as they are; returns sentences where it marks a site."""
-        if judged.work(len(self._sites()), self.width) > judged.DEAR and task < self.run.schedule.count:
+        if judged.work(len(self.sums.sites), self.width) > judged.DEAR and task < self.run.schedule.count:
             return []
         before, able = judged.marked(self.cross_site), self._masked is None and not self._privacy.enabled
-        self.compare_again(classes, able)
+        self.compare_again(classes, able, self._so_far(task))
         return judged.sentences(self.cross_site) if judged.marked(self.cross_site) - before else []
 
-    def compare_again(self, classes: range, able: bool = True) -> None:
-        """Make the cross-site table, or none where it cannot be made. able: whether sums are each site's."""
-        self.cross_site = judged.block_or_none(self._plain, classes) if able else {}
+    def compare_again(self, classes: range, able: bool = True, of: KeptSums | None = None) -> None:
+        """Make the cross-site table, or none where it cannot be made.
+
+        able: whether sums are each site's. of: these sums and not all.
+        """
+        self.cross_site = judged.block_or_none(of or self._plain, classes) if able else {}
 
     def summary_blocks(self) -> dict[str, Any]:
         """What was summed, over what, how far it was shrunk, and what sites' sums say of each other."""
-        total, alone = self._total(), self.head not in ("balanced_ridge", "auto")
+        most = max(len(self._classes(task)) for task in range(1, self.run.schedule.count + 1))
+        total = self.sums.total
         return ({"cross_site": self.cross_site} if self.cross_site else {}) | {
             "analytic": {
                 "head": self.head,
                 "maps": self._facts,
                 "features": self.features,
                 "width": self.width,
-                "samples": None if self._privacy.enabled else self._samples_of_all,
+                "samples": None if self._privacy.enabled else self.sums.number,
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self.chosen.items())},
-                "message_bytes": self.form.bytes(self._task_classes()),
-                "withdrawable": self.keep_sites and alone and self._masked is None,
+                "message_bytes": self.form.bytes(most),
+                "withdrawable": self.keep_sites and self._masked is None,
             },
             **({"map_choice": self.maps.tried} if self.maps.tried else {}),
             **({"head_choice": self.settings.tried} if self.head == "auto" else {}),
@@ -274,6 +280,22 @@ class Analytic(IncrementalStrategy):
             )
         return self._plain
 
+    def asks_again(self, shrinkage: float | None) -> bool:
+        """Whether samples of all sites chose or weighed the head, so that without one it must be asked for.
+
+        shrinkage: that somebody gives in place of the chosen one.
+        """
+        chosen = self.settings.shrinkage == "validation" and shrinkage is None
+        return chosen or self.head in ("balanced_ridge", "auto")
+
+    def choose_again(self) -> None:
+        """Forget what samples chose or weighed, with sums that are of the chosen maps or by such weights."""
+        self._balanced, self.cross_site, self.chosen = BalancedSums(), {}, {}
+        self.settings.tried.clear()
+        if self.maps.chosen is not None:
+            self.maps.chosen, self.maps.tried = None, []
+            self._plain = KeptSums(self._plain.folder, signers=self._plain.signers)
+
     def solved_again(
         self, classes: int, shrinkage: float | None = None, of: KeptSums | None = None
     ) -> tuple[LinearHead, float]:
@@ -294,8 +316,7 @@ class Analytic(IncrementalStrategy):
     # sums
 
     def _collect(self, asking: StatisticsRound, task: int) -> None:
-        there = [site for site in asking.request.sites if site not in self.withdrawn]
-        missing = [site for site in there if not self._plain.has(task, site)]
+        missing = [site for site in asking.request.sites if not self._plain.has(task, site)]
         if not missing:
             return
         if self._privacy.enabled:
@@ -312,8 +333,8 @@ class Analytic(IncrementalStrategy):
             )
 
     def _collect_what_comes(self, asking: StatisticsRound, task: int) -> None:
-        there = [site for site in asking.request.sites if site not in self.withdrawn]
-        missing = [(t, s) for t in range(task, 0, -1) for s in there if not self._plain.has(t, s)]
+        sites = asking.request.sites
+        missing = [(t, s) for t in range(task, 0, -1) for s in sites if not self._plain.has(t, s)]
         if self._privacy.enabled:
             for earlier in {t for t, _ in missing}:
                 self._record(asking, [s for t, s in missing if t == earlier], earlier)
@@ -346,52 +367,37 @@ class Analytic(IncrementalStrategy):
     def _privacy(self) -> PrivacyConfig:
         return self.run.experiment.privacy
 
-    def _kept(self, task: int) -> KeptSums:
-        return self._balanced.kept.get(task, KeptSums()) if self.head == "balanced_ridge" else self._plain
-
-    def _total(self) -> Statistics | None:
-        if self.head != "balanced_ridge":
-            return self._plain.total
-        return self._balanced.total()
-
-    def _samples(self, site: str) -> int:
-        if self.head == "balanced_ridge":
-            return self._balanced.samples(site)
-        return self._plain.samples(site)
-
     @property
-    def _samples_of_all(self) -> int:
-        if self.head == "balanced_ridge":
-            return sum(self._samples(site) for site in self._sites())
-        return 0 if self._plain.total is None else self._plain.total.samples
+    def sums(self) -> KeptSums | BalancedSums:
+        """Those that are there, plain or weighted."""
+        return self._balanced if self.head == "balanced_ridge" else self._plain
 
-    def _sites(self) -> list[str]:
-        if self.head == "balanced_ridge":
-            return self._balanced.sites()
-        return sorted({site for sites in self._plain.contributions.values() for site in sites})
+    def _so_far(self, task: int) -> KeptSums:
+        """The plain sums of tasks up to this one; a run that goes through them again has later ones too."""
+        later = any(sites for number, sites in self._plain.contributions.items() if number > task)
+        return self._plain.until(task) if later else self._plain
 
     def _classes(self, task: int) -> range:
         return self.run.schedule.classes_of(task)
 
-    def _task_classes(self) -> int:
-        return max(len(self._classes(task)) for task in range(1, self.run.schedule.count + 1))
-
     # solution
 
     def _solved(self, asking: StatisticsRound) -> LinearHead:
-        total, task = self._total(), asking.request.stamp.task
+        task = asking.request.stamp.task
+        plain = self._so_far(task)
+        total = self._balanced.total if self.head == "balanced_ridge" else plain.total
         if total is None:
             raise DataError("no site has sent sums yet")
         known = range(asking.request.stamp.num_classes)
         asking.outcome.details = {"sums_sha256": total.sha256}
         if self._privacy.enabled:
-            noised = noised_total(total.over(known), self._plain.contributions, self.run)
-            asking.outcome.warnings.extend(noised.warnings)
-            return self.settings.solved_with_noise(noised.sums)
+            noised, warnings = noised_total(total.over(known), self._plain.contributions, self.run)
+            asking.outcome.warnings.extend(warnings)
+            return self.settings.solved_with_noise(noised)
         if self.head == "balanced_ridge":
-            sums = Sums.of(total.over(known), samples=self._samples_of_all)
+            sums = Sums.of(total.over(known), samples=self.sums.number)
         else:
-            sums = counted_sums(self._plain, self.bounds, known)
+            sums = counted_sums(plain, self.bounds, known)
         sums = sums.on(self.run.device)
         self.chosen[task] = shrinkage = self.settings.chosen(asking, sums)
         asking.outcome.details["shrinkage"] = shrinkage

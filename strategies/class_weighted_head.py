@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.errors import ConfigError
 from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, Around, RoundContext
@@ -77,13 +77,6 @@ class ClassWeightedHead(Wrapper):
     def begin_task(self, task: TaskStart) -> None:
         self.check_layers(task.reference)
         super().begin_task(task)
-
-    def largest_weight(self, asked: int) -> float:
-        """Raises PrivacyError: a site that alone holds a class decides its row."""
-        raise PrivacyError(
-            "strategy: class_weighted_head weighs a class's row by counts that sites report, so one site's "
-            "influence has no bound; privacy.mode client_central goes with fedavg"
-        )
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
         return HeadByClass(ctx, self.base.aggregator(ctx))

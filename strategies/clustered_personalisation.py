@@ -19,7 +19,7 @@ from torch import Tensor
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.errors import ConfigError
 from perennial.models.layers import batch_norm_layers, select_layers
 from perennial.models.sparsity import Combine
 from perennial.protocol.messages import TrainRequest
@@ -140,15 +140,8 @@ class ClusteredPersonalisation(Wrapper):
         self.check_layers(self._shared(task.reference))
         if self.attached and self._grouping.needs_vectors:
             network = self._vectors.network(self.run, task.reference)
-            self._vectors.measurable(network, self.run.input_shape)
+            self._vectors.whole_plan(network, self.run.input_shape)
         super().begin_task(task)
-
-    def largest_weight(self, asked: int) -> float:
-        """Raises PrivacyError: the models of the clusters never get the server's noise."""
-        raise PrivacyError(
-            f"strategy: {type(self).__name__} gives each cluster a model of its own, and the server's noise "
-            "is added to the global one alone; privacy.mode client_central goes with fedavg"
-        )
 
     # one round
 

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -18,22 +18,21 @@ import torch
 from flwr.serverapp import Grid
 
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.ring.turns import Weighing
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Weighing
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.rollback import Rollback
-from perennial.strategies.valuation.sampling import Sampling
-from perennial.strategies.valuation.shapley import MOST_EXACT, Value, over_judges, shares
+from perennial.strategies.valuation.shapley import MOST_EXACT, Sampling, Value, over_judges, shares
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
 from perennial.strategies.valuation.solved import (
     JudgedBySites,
@@ -41,7 +40,7 @@ from perennial.strategies.valuation.solved import (
     require_affordable,
     require_closed_form,
 )
-from perennial.strategies.valuation.sweeps import sweep_marginals, valued_sweeps
+from perennial.strategies.valuation.sweeps import sweep_marginals
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
@@ -99,7 +98,7 @@ class Contribution(Wrapper):
                 f"estimator: found {estimator!r} with base {type(base).__name__}; allowed with serial_ring, "
                 "which trains one site after the other; other strategies take 'reconstruct'"
             )
-        if estimator == "reconstruct" and self.ring is not None and self.ring.renames_neurons:
+        if estimator == "reconstruct" and self.ring is not None and self.ring.relabel != "none":
             raise ValueError(
                 "estimator: found 'reconstruct' with base.relabel 'permute'; allowed with relabel 'none', "
                 "because updates of differently named neurons cannot be added"
@@ -161,18 +160,11 @@ class Contribution(Wrapper):
             players = self.run.experiment.data.sites or len(task.sites)
             require_affordable(self.sampling.coalitions(players) + players + 1, self.closed_form.width)
 
-    def largest_weight(self, asked: int) -> float:
-        """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
-        raise PrivacyError(
-            "strategy: contribution publishes what models are worth before the server's noise; privacy.mode "
-            "client_central goes with fedavg"
-        )
-
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round, then its valuation."""
         start, valued, before = clock(), self._seconds["valuing"], self._flags()
         self._updates = {}
-        self._least_norm = NULL_UPDATE * _norm(request.arrays)
+        self._least_norm = NULL_UPDATE * Tensors(request.arrays).norm
         request = replace(
             request,
             observers=(*request.observers, self._watch),
@@ -276,8 +268,7 @@ class Contribution(Wrapper):
         for turn in turns:
             self._count_null(turn["site"], turn["null"])
         if self.estimator == "online":
-            sweeps = list(valued_sweeps(turns, outcome.details.get("worth"), self._weighed))
-            self._rows += sweep_marginals(sweeps)
+            self._rows += sweep_marginals(turns, outcome.details.get("worth"), self._weighed)
             for turn in turns:
                 # the journal gets the mean over the classes
                 if turn.get("worth") is not None:
@@ -409,7 +400,7 @@ class Contribution(Wrapper):
             "contribution": {
                 "sites": sites,
                 "null": self._nulls,
-                "rollback": self._rollback.state_dict(),
+                "rollback": asdict(self._rollback),
                 "seconds": self._seconds,
                 "leave_one_out": self._leave_one_out,
                 "judges": self._judges,
@@ -430,9 +421,3 @@ class Contribution(Wrapper):
         self._leave_one_out = facts.get("leave_one_out", {})
         self._judges, self.held_out = facts["judges"], facts["held_out"]
         super().load_state_dict(state)
-
-
-def _norm(arrays: Arrays) -> float:
-    return float(
-        torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in arrays.values()]))
-    )

@@ -17,12 +17,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.digests.lending import DigestLending
 from perennial.strategies.digests.networks import ServerNetworks
-from perennial.strategies.digests.recall import Momentum, epochs_of_a_site
+from perennial.strategies.digests.recall import epochs_of_a_site
 from perennial.strategies.digests.spread import spread_factor
 from perennial.strategies.round.context import Aggregator, Around, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
@@ -58,7 +58,6 @@ class DigestSynthesis(Wrapper):
         server_epochs: int = 1,
         server_lr: float | None = None,
         guidance_lr: float | None = None,
-        server_momentum: float = 0.9,
         weights: Literal["uniform", "samples"] = "uniform",
         spread: bool = False,
         held_out: int = 0,
@@ -74,7 +73,6 @@ class DigestSynthesis(Wrapper):
             ("recall_epochs", recall_epochs, recall_epochs == "auto" or recall_epochs >= 0),
             ("server_epochs", server_epochs, server_epochs >= 0),
             ("held_out", held_out, held_out == 0 or held_out >= 2),
-            ("server_momentum", server_momentum, 0 <= server_momentum < 1),
             *((name, lr, lr is None or 0 < lr < math.inf) for name, lr in rates.items()),
         ):
             if not allowed:
@@ -82,7 +80,7 @@ class DigestSynthesis(Wrapper):
         self.weights, self.spread, self.held_out = weights, spread, held_out
         self.recall_epochs: int | Literal["auto"] = recall_epochs
         self.server_epochs = server_epochs
-        self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum
+        self.server_lr, self.guidance_lr = server_lr, guidance_lr
         self._whole: DigestSynthesis | None = None
 
     def adapted(self, base: Traits) -> Traits:
@@ -123,16 +121,8 @@ class DigestSynthesis(Wrapper):
         own: what the server's own copy of the sites' layers begins as, and its rows of new classes.
         """
         self._whole = whole
-        source = (former or whole).networks.carried_over()
-        self.networks.inherit(source, own, as_former=former is not None)
+        self.networks.inherit((former or whole).networks, own, as_former=former is not None)
         super().serve_group(whole, own, former)
-
-    def largest_weight(self, asked: int) -> float:
-        """Raises PrivacyError: the server trains on the exact aggregate before noise could be added to it."""
-        raise PrivacyError(
-            "strategy: digest_synthesis trains on the aggregate before the server's noise, so one site's "
-            "influence has no bound; privacy.mode client_central goes with fedavg"
-        )
 
     def begin_task(self, task: TaskStart) -> None:
         if self.attached:
@@ -252,9 +242,6 @@ class StandIns(Counted):
         """The update of an absent site, from its digests."""
         request, learner = self.ctx.request, self._experiment.learner
         store, outcome = self._lending.store, self.ctx.outcome
-        lr = learner.optimizer.lr
-        if learner.optimizer.schedule == "cosine":
-            lr *= 0.5 * (1 + math.cos(math.pi * request.progress))
         features, labels = self._gathered([site])
         epochs = self.method.recall_epochs
         if epochs == "auto":
@@ -264,8 +251,9 @@ class StandIns(Counted):
             features,
             labels,
             epochs,
-            Momentum(lr, learner.optimizer.momentum, weight_decay=learner.optimizer.weight_decay),
+            learner.optimizer,
             stream(self._experiment.seed, "recall-batches", site, self.ctx.number),
+            request.progress,
         )
         if result is None:
             outcome.warnings.append(f"training on the digests of {site} diverged; nobody stood in for it")
@@ -313,22 +301,21 @@ class StandIns(Counted):
         if not sites or not method.server_epochs:
             return arrays
         lr = method.server_lr or self._experiment.learner.optimizer.lr
-        model = Momentum(lr, method.server_momentum, networks.velocities[0])
-        producer = Momentum(method.guidance_lr or lr, method.server_momentum, networks.velocities[1])
-        trained = networks.recall(self.ctx.reference).joint_step(
+        found = networks.recall(self.ctx.reference).joint_step(
             {**networks.own, **arrays},
             *self._gathered(sites),
             method.server_epochs,
-            (model, producer),
+            (lr, method.guidance_lr or lr),
             stream(self._experiment.seed, "joint-batches", self.ctx.number),
+            networks.velocities,
         )
-        if trained is None:
+        if found is None:
             networks.velocities = (None, None)
             self.ctx.outcome.warnings.append(
                 "training on all digests diverged and was left out; lower server_lr, or the digests' noise"
             )
             return arrays
-        networks.velocities = (model.velocity, producer.velocity)
+        trained, networks.velocities = found
         networks.own = {name: trained[name] for name in networks.own}
         return {name: trained[name] for name in arrays}
 

@@ -7,8 +7,8 @@ diverged or poisoned site takes over; sign -1 trusts the near instead. See docs/
 """
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,14 +20,17 @@ from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.layer_groups import layer_groups, of_each
 from perennial.strategies.sums.softmax_sum import LARGEST, SoftmaxSum
+from perennial.strategies.sums.threads import deal, on_threads
 from perennial.strategies.sums.update_file import UpdateFile
 
 DOMINANT = 0.9
 """A weight above this among more than two sites is worth a warning."""
 HEAD = "head."
+WORTH_THREADS = 1 << 22
+"""Values in a model from which handing work to threads pays."""
 Granularity = Literal["tensor", "module", "model"]
+T = TypeVar("T")
 
 
 class LayerAttention(IncrementalStrategy):
@@ -236,6 +239,21 @@ class AttendedLayers(Aggregator):
             of_each(self._groups, add)
         self._waiting = None
         return means
+
+
+def layer_groups(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Layers by number of values, dealt out to threads; in one group, in order, where the model is small."""
+    if sum(sizes.values()) < WORTH_THREADS:
+        return [list(sizes)]
+    return deal(sizes, lambda layer: sizes[layer])
+
+
+def of_each(dealt: list[list[str]], work: Callable[[str], T]) -> dict[str, T]:
+    """work of every layer, a group a thread. Raises what work raised first."""
+    results: dict[str, T] = {}
+    for part in on_threads("layers", lambda group: {layer: work(layer) for layer in group}, dealt):
+        results |= part
+    return results
 
 
 def _heads(layers: Iterable[str]) -> list[str]:

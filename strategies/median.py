@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from perennial.foundation.errors import PrivacyError
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
@@ -29,14 +28,6 @@ class Median(IncrementalStrategy):
         for piece in updates.pieces():
             ordered = piece.rows.sort(dim=0).values
             yield piece.name, piece.start, (ordered[low] + ordered[high]) / 2
-
-    def largest_weight(self, asked: int) -> float:
-        """Raises PrivacyError: the noise at the server is sized for a sum."""
-        raise PrivacyError(
-            f"strategy: {type(self).__name__} chooses among updates, so one site can change the model by "
-            "more than its own weighted update, and noise at the server cannot be sized for it; privacy.mode "
-            "client_central goes with fedavg"
-        )
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
         return ComparedUpdates(ctx, self)

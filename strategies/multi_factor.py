@@ -30,6 +30,8 @@ from perennial.strategies.sums.largest_weights import LargestWeights
 
 LEAST = 1e-3
 """No value of a factor counts below this, so that a share never magnifies the grid of the exact sum much."""
+LOSS_FLOOR = 1e-3
+"""Added to a loss before it is inverted."""
 
 Values = dict[str, float | None]
 
@@ -42,8 +44,8 @@ class MultiFactor(IncrementalStrategy):
     kappa: recency is exp(-kappa * rounds late). staleness: rounds by which a reply may be late and still
     count. timeliness: "coverage" weighs the share of seen classes that a site holds in the place of recency.
     quality: accuracy on samples held out from training, or "train" as the paper's abstract has it.
-    loss_floor: added to a loss before it is inverted. max_weight: cap on one site's weight in rounds of three
-    sites or more, because all factors are the sites' own words.
+    max_weight: cap on one site's weight in rounds of three sites or more, because all factors are the sites'
+    own words.
 
     Aggregates as replies come, in one accumulator for each factor. The few updates that may yet be capped are
     kept beside them.
@@ -60,7 +62,6 @@ class MultiFactor(IncrementalStrategy):
         kappa: float = 0.5,
         timeliness: Literal["recency", "coverage"] = "recency",
         quality: Literal["held_out", "train"] = "held_out",
-        loss_floor: float = 1e-3,
         max_weight: float = 0.5,
         staleness: int = 2,
         max_update_norm: float | None = None,
@@ -75,14 +76,13 @@ class MultiFactor(IncrementalStrategy):
             )
         for name, value, allowed in (
             ("kappa", kappa, 0 <= kappa < math.inf),
-            ("loss_floor", loss_floor, 0 < loss_floor < math.inf),
             ("max_weight", max_weight, 0 < max_weight <= 1),
             ("staleness", staleness, staleness >= 0),
         ):
             if not allowed:
                 raise ValueError(f"{name}: found {value}, which is out of range")
         self.coefficients = {name: value for name, value in given.items() if value}
-        self.kappa, self.loss_floor, self.max_weight = kappa, loss_floor, max_weight
+        self.kappa, self.max_weight = kappa, max_weight
         self.timeliness, self.quality = timeliness, quality
         measured = ", ".join(sorted(self.measurements)).replace("_", " ")
         requires = f"{measured}, measured at the sites" if measured else ""
@@ -168,7 +168,7 @@ class WeightedFactors(Aggregator):
                     value = _figure(reply, HELD_OUT_ACCURACY if held_out else TRAIN_ACCURACY, 1.0)
                 case _:
                     loss = _figure(reply, CLASSIFICATION_LOSS, math.inf, reply.train_loss)
-                    value = None if loss is None else 1 / (loss + self._method.loss_floor)
+                    value = None if loss is None else 1 / (loss + LOSS_FLOOR)
             values[name] = None if value is None else max(value, LEAST)
         return values
 
@@ -179,7 +179,7 @@ class WeightedFactors(Aggregator):
 
     def _grid(self, name: str) -> SumGrid:
         """The grid for weights that are values of this factor."""
-        largest = {"size": self.ctx.request.bounds.max_samples, "inverse_loss": 1 / self._method.loss_floor}
+        largest = {"size": self.ctx.request.bounds.max_samples, "inverse_loss": 1 / LOSS_FLOOR}
         return self.ctx.sum_grid(max(1.0, largest.get(name, 1.0)))
 
 

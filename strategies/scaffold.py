@@ -15,9 +15,10 @@ from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.corrected import Corrected, CorrectedMean
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.nested_state import nested, part
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.parameters import is_statistic, parameter_zeros, prefixed, unprefixed
+from perennial.strategies.sums.parameters import is_statistic, parameter_zeros
 
 PER_STEP = "per step"
 
@@ -58,7 +59,7 @@ class Scaffold(Corrected):
         return {"name": "scaffold"}
 
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
-        tensors = {**(request.method or {}), **prefixed("control", self.memory)}
+        tensors = {**(request.method or {}), **nested("control", self.memory)}
         return replace(super().ordered(request, last), method=Tensors(tensors))
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
@@ -73,21 +74,21 @@ class ControlledMean(CorrectedMean):
         self._scaffold = method
         self._zeros = parameter_zeros(ctx.reference)
         # one sum for both, so that a reply is in both of them or in neither
-        self.sum = ExactSum({**ctx.reference, **prefixed(PER_STEP, self._zeros)}, ctx.sum_grid())
+        self.sum = ExactSum({**ctx.reference, **nested(PER_STEP, self._zeros)}, ctx.sum_grid())
         self._reporting = 0
 
     def add(self, reply: Admitted) -> None:
         reports = reply.steps > 0 and self._scaffold.local_lr is not None and not reply.stand_in
         zeros = self._zeros
         per_step = {name: reply.update[name] / reply.steps for name in zeros} if reports else zeros
-        super().add(replace(reply, update={**reply.update, **prefixed(PER_STEP, per_step)}))
+        super().add(replace(reply, update={**reply.update, **nested(PER_STEP, per_step)}))
         self._reporting += reports
 
     def moved(self) -> dict[str, Tensor]:
         total, memory, local_lr = self.sum.value(), self.corrected.memory, self._scaffold.local_lr
         if self._reporting and local_lr is not None:
             sites = len(self.corrected.population)
-            for name, drift in unprefixed(PER_STEP, total).items():
+            for name, drift in part(PER_STEP, total).items():
                 change = memory[name].double() * self._reporting + drift / local_lr
                 memory[name].sub_((change / sites).to(memory[name].dtype))
         step = self._scaffold.server_lr

@@ -32,11 +32,10 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.chain import Chain, Silent
 from perennial.strategies.ring.cost import RingCost
 from perennial.strategies.ring.hop_log import Hop, RingLog
-from perennial.strategies.ring.turns import Weighing
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Weighing
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 
@@ -137,11 +136,6 @@ class SerialRing(IncrementalStrategy):
         if self.relabel == "permute" and self.attached:
             # a model without a known labelling is refused now, and not after the first site has trained
             self._relabelled(task.reference, 0, 0, 0)
-
-    @property
-    def renames_neurons(self) -> bool:
-        """Whether neurons have other names after a turn, so that updates of two turns cannot be added."""
-        return self.relabel != "none"
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Run one round: `segments` sweeps over all sites, one message at a time.

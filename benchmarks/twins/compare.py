@@ -10,9 +10,10 @@ import numpy as np
 from flwr.app import RecordDict
 
 from perennial.benchmarks.twins.bounds import Bound, bound_of
+from perennial.benchmarks.twins.covered import covered_by
 from perennial.benchmarks.twins.world import Answer, Ran
 from perennial.config.experiment import Experiment
-from perennial.privacy.covered import UNCOVERED, covered_by
+from perennial.privacy.covered import UNCOVERED
 from perennial.privacy.entries import Entry
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import unpack

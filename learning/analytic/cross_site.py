@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import DataError
-from perennial.learning.analytic.solve import LinearHead, Sums, gcv, ridge
+from perennial.learning.analytic.solve import LinearHead, Sums, best_by_gcv, ridge
 
 LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Shrinkages that cross-validation chooses among, from the sums without the site that is judged."""
@@ -48,14 +48,12 @@ class CrossSite:
 
     given: site -> median of what its records gain for the others.
     marked: site -> why it is looked at, in words.
-    shrinkage: of the head that judges a site.
     features: that heads were solved on, after projection.
     """
 
     rows: dict[str, SiteRow]
     given: dict[str, float]
     marked: dict[str, str]
-    shrinkage: dict[str, float]
     features: int
 
 
@@ -153,7 +151,7 @@ def _table(sites: Mapping[str, Sums]) -> CrossSite:
         rows[name] = SiteRow(None, None, {})
         if not _is_known(sites[name], known):
             continue
-        shrinkage = best_shrinkage(others)
+        shrinkage = best_by_gcv(others, LAMBDAS)
         head = ridge(others, shrinkage)
         apart = error_on(head, sites[name], known)
         assert apart is not None
@@ -181,8 +179,7 @@ def _table(sites: Mapping[str, Sums]) -> CrossSite:
         for name in names
         if (values := [row.benefit[name] for row in rows.values() if name in row.benefit])
     }
-    shrinkages = {name: shrinkage for name, (shrinkage, _) in judged.items()}
-    return CrossSite(rows, given, {}, shrinkages, len(total.gram) - 1)
+    return CrossSite(rows, given, {}, len(total.gram) - 1)
 
 
 def _at_most(sums: Sums, records: float) -> Sums:
@@ -199,12 +196,6 @@ def _is_known(sums: Sums, known: Tensor) -> bool:
     """
     every = float(sums.counts.sum())
     return every > 0 and int(known.sum()) > 1 and float(sums.counts[known].sum()) >= LEAST_KNOWN * every
-
-
-def best_shrinkage(sums: Sums) -> float:
-    """What cross-validation from the sums prefers; of equals the largest."""
-    scores = gcv(sums, list(LAMBDAS))
-    return max(zip([-score for score in scores], LAMBDAS, strict=True))[1]
 
 
 def _marked(rows: Mapping[str, SiteRow]) -> dict[str, str]:

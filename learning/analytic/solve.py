@@ -7,6 +7,7 @@ Shapes: D features with the appended constant, C classes.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -210,7 +211,7 @@ def _standardised(sums: Sums) -> _Standardised:
     return _Standardised(centred, rows, mean, deviation, sums.counts)
 
 
-def gcv(sums: Sums, shrinkages: list[float], standardise: bool = False) -> list[float]:
+def gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> list[float]:
     """Generalised cross-validation of ridge for each shrinkage, from the sums alone; the least is best.
 
     Golub, Heath and Wahba 1979. The matrix of products is brought to tridiagonal form once, which has its
@@ -239,6 +240,12 @@ def gcv(sums: Sums, shrinkages: list[float], standardise: bool = False) -> list[
         freedom = 1 - (fitted + float((values / (values + penalty)).sum())) / sums.number
         scores.append((rss / sums.number) / freedom**2)
     return scores
+
+
+def best_by_gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> float:
+    """The shrinkage that cross-validation from the sums prefers; of equals the largest."""
+    scores = gcv(sums, shrinkages, standardise)
+    return max(zip([-score for score in scores], shrinkages, strict=True))[1]
 
 
 def _tridiagonal(matrix: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

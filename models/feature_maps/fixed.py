@@ -29,10 +29,9 @@ from perennial.models.feature_maps.config import (
 from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.finished_run import FinishedRun, NetworkOf, build_finished_run
 from perennial.models.feature_maps.folded import fold
-from perennial.models.feature_maps.inputs import Inputs
 from perennial.models.feature_maps.packages import PACKAGES
 from perennial.models.feature_maps.patches import Patches, drawn_filters
-from perennial.models.feature_maps.pixels import Constants, Pixels
+from perennial.models.feature_maps.pixels import Constants, Inputs, Pixels
 from perennial.models.feature_maps.projection import Projection, build_projection
 from perennial.models.feature_maps.random_relu import RandomReLU
 from perennial.models.feature_maps.symmetry import Symmetric
@@ -112,9 +111,7 @@ class FixedFeatures(nn.Module):
 
     def places_of(self, selection: Sequence[int]) -> Tensor:
         """Where the features of some of the maps stand among all."""
-        widths = self.widths
-        starts = [sum(widths[:place]) for place in range(len(widths))]
-        return torch.cat([torch.arange(starts[m], starts[m] + widths[m]) for m in selection])
+        return places_of(self.widths, selection)
 
     def known_by(self, content: str) -> "FixedFeatures | None":
         """These features, or those of one alternative or of a choice in each slot, of this hash."""
@@ -181,6 +178,12 @@ class FixedFeatures(nn.Module):
     def costly(self) -> bool:
         """Whether features cost more than reading them from a disk."""
         return not all(isinstance(module, RandomReLU | Inputs) for module in self.maps)
+
+
+def places_of(widths: Sequence[int], selection: Sequence[int]) -> Tensor:
+    """Where the features of some maps stand among those of maps of these widths, side by side."""
+    starts = [sum(widths[:place]) for place in range(len(widths))]
+    return torch.cat([torch.arange(starts[m], starts[m] + widths[m]) for m in selection])
 
 
 def _told(module: nn.Module) -> tuple[str, Mapping[str, Tensor]]:

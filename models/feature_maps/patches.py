@@ -101,12 +101,8 @@ class Patches(nn.Module):
         self.offset = nn.Parameter(filters.offset, requires_grad=False)
         self.grid, self.threshold, self.power = grid, threshold, power
         self.width = 2 * len(filters.weight) * grid * grid
-
-    @property
-    def about(self) -> str:
-        """What its tensors do not say."""
-        raised = "" if self.power == 1 else f" to the power {self.power}"
-        return f"patches {self.grid} {self.threshold} {self.sides}{raised}"
+        raised = "" if power == 1 else f" to the power {power}"
+        self.about = f"patches {grid} {threshold} {sides}{raised}"
 
     def forward(self, pixels: Tensor) -> Tensor:
         # an exported network has one graph for any number of images

@@ -1,4 +1,6 @@
-"""From a model's normalised input back to the pixels, or the numbers of a table, that were stored."""
+"""From a model's normalised input back to what was stored, and that as a map of its own."""
+
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ class Pixels(nn.Module):
     Rounding of pixels undoes what normalising lost, so that no feature depends on an experiment's constants.
     """
 
+    about = "pixels"
+
     def __init__(self, input_shape: tuple[int, ...], constants: Constants | None) -> None:
         """constants: None where a saved model brings them."""
         super().__init__()
@@ -21,14 +25,27 @@ class Pixels(nn.Module):
         self.mean = nn.Parameter(mean.float().reshape(shape).clone(), requires_grad=False)
         self.std = nn.Parameter(std.float().reshape(shape).clone(), requires_grad=False)
 
-    @property
-    def about(self) -> str:
-        """What its tensors do not say."""
-        return "pixels"
-
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
             return x * self.std + self.mean
         pixels = torch.round((x * self.std + self.mean) * 255.0)
         # the layout in which convolutions are fastest
         return pixels.contiguous(memory_format=torch.channels_last)
+
+
+LARGEST = 255.0
+MIDDLE = 0.5
+
+
+class Inputs(nn.Module):
+    """(B, C, H, W) pixels in 0..255 -> (B, C H W) in -1/2..1/2; (B, D) normalised numbers as they are."""
+
+    about = "inputs"
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        """shape: of one sample."""
+        super().__init__()
+        self.width = prod(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.ndim == 2 else x.flatten(1) / LARGEST - MIDDLE

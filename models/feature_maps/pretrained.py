@@ -40,7 +40,8 @@ class Pretrained(nn.Module):
         """
         super().__init__()
         self.network, self._stages = network, list(stages)
-        self.size, self._name = size, name
+        self.size = size
+        self.about = f"pretrained {name} {size}" + (f" {len(stages)} stages" if stages else "")
         self.mean = nn.Parameter(torch.zeros(3, 1, 1), requires_grad=False)
         self.std = nn.Parameter(torch.ones(3, 1, 1), requires_grad=False)
         with torch.no_grad():
@@ -73,12 +74,6 @@ class Pretrained(nn.Module):
             return maps[:, _leading(self.network) :].mean(dim=1)
         channels_last = getattr(self.network, "output_fmt", None) == "NHWC"
         return maps.mean(dim=(1, 2) if channels_last else (2, 3))
-
-    @property
-    def about(self) -> str:
-        """What its tensors do not say."""
-        beside = f" {len(self._stages)} stages" if self._stages else ""
-        return f"pretrained {self._name} {self.size}{beside}"
 
 
 def reads_tokens(network: nn.Module) -> bool:

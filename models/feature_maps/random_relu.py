@@ -18,6 +18,8 @@ class RandomReLU(nn.Module):
     W: normal with deviation 1 / sqrt(inputs) where inputs have deviation 1, 1 where they have length 1.
     """
 
+    about = "random ReLU"
+
     def __init__(self, width: int, input_shape: tuple[int, ...], seed: int, *, unit_length: bool) -> None:
         super().__init__()
         inputs = prod(input_shape)
@@ -28,11 +30,6 @@ class RandomReLU(nn.Module):
         self.weight = nn.Parameter(weight.float(), requires_grad=False)
         self.offset = nn.Parameter(offset.float(), requires_grad=False)
         self.width = width
-
-    @property
-    def about(self) -> str:
-        """What its tensors do not say."""
-        return "random ReLU"
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(F.linear(x.flatten(1), self.weight, self.offset))

@@ -27,11 +27,7 @@ class Symmetric(nn.Module):
         self.map = map_
         self.symmetry: Symmetry = symmetry
         self.width = int(map_.width)  # pyright: ignore[reportArgumentType]
-
-    @property
-    def about(self) -> str:
-        """What its tensors do not say."""
-        return f"{self.symmetry} {self.map.about}"
+        self.about = f"{symmetry} {map_.about}"
 
     def forward(self, pixels: Tensor) -> Tensor:
         return torch.stack([self.map(image) for image in self._images(pixels)]).mean(dim=0)

@@ -17,11 +17,7 @@ class Tiled(nn.Module):
         super().__init__()
         self.map, self.tiles = map_, tiles
         self.width = int(map_.width)  # pyright: ignore[reportArgumentType]
-
-    @property
-    def about(self) -> str:
-        """What its tensors do not say."""
-        return f"{self.tiles} tiles of {self.map.about}"
+        self.about = f"{tiles} tiles of {map_.about}"
 
     def forward(self, pixels: Tensor) -> Tensor:
         rows, columns = grid_of(self.tiles)

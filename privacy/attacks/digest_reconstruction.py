@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from perennial.privacy.attacks.optimisation import search_images, total_variation
+from perennial.privacy.attacks.gradient_inversion import search_images, total_variation
 
 
 def reconstruct_digest(
@@ -15,9 +15,7 @@ def reconstruct_digest(
     weights: Tensor,
     generator: torch.Generator,
     *,
-    restarts: int = 1,
     steps: int = 400,
-    learning_rate: float = 0.1,
     smoothness: float = 1e-3,
 ) -> Tensor:
     """Images in [0, 1] whose mixed features come closest to a digest: (S, C, H, W), S = len(weights).
@@ -34,8 +32,5 @@ def reconstruct_digest(
         mixed = torch.einsum("s,s...->...", weights, encoder(images))
         return (mixed - digest).square().sum() / scale + smoothness * total_variation(images)
 
-    found = [
-        search_images(objective, (len(weights), *shape), generator, steps=steps, learning_rate=learning_rate)
-        for _ in range(restarts)
-    ]
-    return min(found, key=lambda result: result[1])[0]
+    images, _ = search_images(objective, (len(weights), *shape), generator, steps)
+    return images

@@ -8,6 +8,7 @@ Zhu et al. 2019 (arXiv 1906.08935); Zhao et al. 2020 (arXiv 2001.02610): labels;
 2003.14053): cosine distance, total variation, signed Adam.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from perennial.privacy.attacks.optimisation import search_images, total_variation
+LEARNING_RATE = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,38 +53,66 @@ def invert_gradient(
     *,
     labels: Tensor | None = None,
     head: str = "head.weight",
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
-    batch: int = 1,
     restarts: int = 1,
     steps: int = 400,
-    learning_rate: float = 0.1,
     smoothness: float = 1e-4,
 ) -> Inversion:
     """Images in [0, 1] whose gradient has the direction of the released one.
 
     model: the one that the release was computed from, taking images in [0, 1] and giving logits. gradient: by
-    parameter name; of an update pass its negative. shape: (C, H, W). labels: (batch,), or None to infer them
-    from the entry `head`.
+    parameter name; of an update pass its negative. shape: (C, H, W). labels: (B,), or None to infer that
+    of one image from the entry `head`.
     smoothness: weight of total variation, which stands in for what natural images look like.
     """
     names = list(gradient)
     target = torch.cat([gradient[name].reshape(-1) for name in names])
     direction = target / target.norm().clamp_min(1e-12)
     if labels is None:
-        labels = infer_labels(gradient[head], batch)
+        labels = infer_labels(gradient[head], 1)
     weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
     frozen = {name: value.detach() for name, value in model.named_buffers()}
 
     def objective(images: Tensor) -> Tensor:
-        value = loss(functional_call(model, weights | frozen, (images,)), labels)
+        value = nn.functional.cross_entropy(functional_call(model, weights | frozen, (images,)), labels)
         parts = torch.autograd.grad(value, [weights[name] for name in names], create_graph=True)
         guess = torch.cat([part.reshape(-1) for part in parts])
         cosine = guess @ direction / guess.norm().clamp_min(1e-12)
         return 1 - cosine + smoothness * total_variation(images)
 
-    found = [
-        search_images(objective, (batch, *shape), generator, steps=steps, learning_rate=learning_rate)
-        for _ in range(restarts)
-    ]
+    found = [search_images(objective, (len(labels), *shape), generator, steps) for _ in range(restarts)]
     images, distance = min(found, key=lambda result: result[1])
     return Inversion(images, labels, distance)
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels: small for natural images. images: (B, C, H, W)."""
+    rows = (images[..., 1:, :] - images[..., :-1, :]).abs()
+    columns = (images[..., :, 1:] - images[..., :, :-1]).abs()
+    return rows.mean() + columns.mean()
+
+
+def search_images(
+    objective: Callable[[Tensor], Tensor],
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    steps: int,
+) -> tuple[Tensor, float]:
+    """Images in [0, 1] that minimise objective, from one random start, and the value reached.
+
+    The sign of the gradient goes to Adam, because its size spans many orders over the search; the step falls
+    along a cosine. Geiping et al. 2020 (arXiv 2003.14053), section 6.
+    """
+    images = torch.rand(shape, generator=generator, device=generator.device).requires_grad_()
+    optimizer = torch.optim.Adam([images], lr=LEARNING_RATE)
+    best, best_value = images.detach().clone(), math.inf
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
+        value = objective(images)
+        (images.grad,) = torch.autograd.grad(value, [images])
+        if value.item() < best_value:
+            best, best_value = images.detach().clone(), value.item()
+        images.grad.sign_()
+        optimizer.step()
+        with torch.no_grad():
+            images.clamp_(0, 1)
+    return best, best_value

@@ -16,8 +16,10 @@ Layers = Sequence[Tensor]
 """Weights of a chain of layers, input to output, (out, in, ...) each; `in` of one is `out` of the one before,
 or a multiple of it where a convolution's map was flattened channel by channel."""
 
+MOST_SWEEPS = 20
 
-def match_neurons(reference: Layers, permuted: Layers, sweeps: int = 20) -> list[Tensor]:
+
+def match_neurons(reference: Layers, permuted: Layers) -> list[Tensor]:
     """For each hidden layer the order of permuted's neurons that fits reference: permuted[order] ~ reference.
 
     Returns len(reference) - 1 index tensors. Each sweep solves one assignment for each layer, given the
@@ -29,7 +31,7 @@ def match_neurons(reference: Layers, permuted: Layers, sweeps: int = 20) -> list
     if [tuple(weight.shape) for weight in reference] != [tuple(weight.shape) for weight in permuted]:
         raise ValueError("the two models have layers of different shapes, so their neurons cannot be matched")
     orders = [torch.arange(len(weight)) for weight in reference[:-1]]
-    for _ in range(sweeps):
+    for _ in range(MOST_SWEEPS):
         changed = False
         for layer, order in enumerate(orders):
             incoming = permuted[layer] if layer == 0 else reorder_inputs(permuted[layer], orders[layer - 1])

@@ -5,7 +5,6 @@ between two sites, Ed25519 signs. Keys travel as hexadecimal digits.
 """
 
 import os
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
@@ -95,26 +94,24 @@ def verified(public: str, content: bytes, signature: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Sealed:
-    """What one site sends another through the server, which can neither read nor change it."""
+def seal(secret: bytes, info: bytes, content: bytes, to: str) -> str:
+    """content for the holder of the public key `to`, which the server can neither read nor change.
 
-    secret: bytes
-    """The sender's or the receiver's private agreement key."""
-    info: bytes
-    """Names run, round, attempt, purpose and the ordered pair; also the associated data."""
+    secret: the sender's private agreement key. info: names run, round, attempt, purpose and the ordered pair;
+    also the associated data.
+    """
+    nonce = os.urandom(_NONCE_BYTES)
+    return (nonce + AESGCM(agree(secret, to, info)).encrypt(nonce, content, info)).hex()
 
-    def seal(self, content: bytes, to: str) -> str:
-        """content for the holder of the public key `to`."""
-        nonce = os.urandom(_NONCE_BYTES)
-        key = agree(self.secret, to, self.info)
-        return (nonce + AESGCM(key).encrypt(nonce, content, self.info)).hex()
 
-    def open(self, sealed: str, sender: str) -> bytes:
-        """What the holder of the public key `sender` sealed. Raises ProtocolError when it is not that."""
-        try:
-            raw = bytes.fromhex(sealed)
-            key = agree(self.secret, sender, self.info)
-            return AESGCM(key).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self.info)
-        except (InvalidTag, ValueError) as error:
-            raise ProtocolError("sealed shares: damaged, of another attempt, or not for this site") from error
+def unsealed(secret: bytes, info: bytes, sealed: str, sender: str) -> bytes:
+    """What the holder of the public key `sender` sealed. Raises ProtocolError when it is not that.
+
+    secret: the receiver's private agreement key. info: as in seal().
+    """
+    try:
+        raw = bytes.fromhex(sealed)
+        key = agree(secret, sender, info)
+        return AESGCM(key).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], info)
+    except (InvalidTag, ValueError) as error:
+        raise ProtocolError("sealed shares: damaged, of another attempt, or not for this site") from error

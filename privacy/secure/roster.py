@@ -1,9 +1,8 @@
 """The sites of an attempt with their signed keys, and the run and attempt that these are bound to."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.privacy.secure.keys import agreement_key, joined, sign, signing_key, verified
@@ -130,11 +129,6 @@ def require(condition: bool, reason: str) -> None:
     """Raises PolicyRefusal with the reason unless the condition holds."""
     if not condition:
         raise PolicyRefusal(f"secure: {reason}")
-
-
-def as_json(values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Peers or members as JSON-able objects."""
-    return [asdict(value) for value in values]
 
 
 def _introduction(name: str, cipher: str, run: str, task: int) -> bytes:

@@ -6,7 +6,7 @@ was killed goes on in the same phase.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -22,7 +22,6 @@ from perennial.privacy.secure.roster import (
     Member,
     Peer,
     Subject,
-    as_json,
     commit,
     peers_hash,
     roster_hash,
@@ -168,14 +167,9 @@ class ServerSession:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the sum."""
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "total"}
-        return values | {
-            "attempt": asdict(self.attempt),
-            "parameters": asdict(self.parameters),
-            "peers": as_json(self.peers),
-            "members": as_json(self.members),
-            "subject": asdict(self.subject),
-        }
+        values = asdict(replace(self, total=None))
+        del values["total"]
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], total: Words | None) -> Self:

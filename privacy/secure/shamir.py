@@ -5,7 +5,7 @@ one element of it.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from perennial.foundation.errors import ProtocolError
 
@@ -14,28 +14,17 @@ SECRET_BYTES = 32
 SHARE_BYTES = 33
 
 
-def split(
-    secret: bytes,
-    points: Sequence[int],
-    threshold: int,
-    draw: Callable[[int], int] = secrets.randbelow,
-) -> dict[int, bytes]:
-    """A share of the secret for each point.
+def split(secret: bytes, points: Sequence[int], threshold: int) -> dict[int, bytes]:
+    """A share of the secret, 33 bytes, for each point.
 
-    Parameters
-    ----------
-    secret: 32 bytes.
-    points: distinct positive integers, one for each holder of a share.
-    threshold: shares that give the secret back, 1 to len(points).
-    draw: a uniform integer below its argument, from a secure source.
-
-    Returns each point's share of 33 bytes. Raises ValueError when the arguments are outside these ranges.
+    secret: 32 bytes. points: distinct positive integers, one for each holder of a share. threshold: shares
+    that give the secret back, 1 to len(points). Raises ValueError when they are outside these ranges.
     """
     if len(secret) != SECRET_BYTES or len(set(points)) < len(points) or min(points, default=0) < 1:
         raise ValueError("a secret of 32 bytes and distinct positive points are needed")
     if not 1 <= threshold <= len(points):
         raise ValueError(f"threshold: found {threshold}, allowed 1 to {len(points)}")
-    coefficients = [int.from_bytes(secret, "big"), *(draw(PRIME) for _ in range(threshold - 1))]
+    coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
     shares = {}
     for point in points:
         value = 0

@@ -9,20 +9,21 @@ Bonawitz et al. 2017 (eprint 2017/281), figure 4; fresh mask keys and self-mask 
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
 from perennial.foundation.errors import ProtocolError
 from perennial.privacy.secure.graph import Graph
 from perennial.privacy.secure.keys import (
-    Sealed,
     agree,
     agreement_key,
     derive,
     joined,
     new_secret,
+    seal,
     sign,
+    unsealed,
     verified,
 )
 from perennial.privacy.secure.masks import Words, add_masks
@@ -33,7 +34,6 @@ from perennial.privacy.secure.roster import (
     Peer,
     Subject,
     Trust,
-    as_json,
     check_order,
     peers_hash,
     require,
@@ -129,7 +129,7 @@ class SiteSession:
                 held[name] = (both[0].hex(), both[1].hex())
             else:
                 info = attempt.bound("shares", digest, name, peer.name)
-                sealed[peer.name] = Sealed(cipher, info).seal(b"".join(both), peer.cipher)
+                sealed[peer.name] = seal(cipher, info, b"".join(both), peer.cipher)
         member = Member.sign(attempt, digest, name, agreement_key(mask_secret), seed, identity)
         return cls(
             name, attempt, parameters, list(peers), mask_secret.hex(), seed.hex(), sealed, member, held
@@ -259,15 +259,7 @@ class SiteSession:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, secrets included: for the site's own disk."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return values | {
-            "attempt": asdict(self.attempt),
-            "parameters": asdict(self.parameters),
-            "member": asdict(self.member),
-            "peers": as_json(self.peers),
-            "members": as_json(self.members),
-            "subject": None if self.subject is None else asdict(self.subject),
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -312,7 +304,7 @@ class SiteSession:
         for sender in sorted(shares.keys() & members & self._neighbours):
             info = self.attempt.bound("shares", self._peers_hash, sender, self.name)
             with suppress(ProtocolError):
-                raw = Sealed(cipher, info).open(shares[sender], known[sender].cipher)
+                raw = unsealed(cipher, info, shares[sender], known[sender].cipher)
                 self.held[sender] = (raw[:SHARE_BYTES].hex(), raw[SHARE_BYTES:].hex())
 
     def _check_survivors(self, survivors: Sequence[str]) -> None:

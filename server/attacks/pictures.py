@@ -13,8 +13,11 @@ from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
 from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import SavedModel
+from perennial.privacy.config import PrivacyConfig
 
 ZOOM = 12
+REFERENCE = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1.0)
+"""Beside a run without protection: what an attack does against the weakest noise that has an epsilon."""
 
 
 def pixels_of(stored: Tensor) -> Tensor:

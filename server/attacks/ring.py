@@ -27,13 +27,13 @@ from perennial.privacy.attacks.linkage import Layers, align, link_models
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
+from perennial.server.attacks.pictures import REFERENCE
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.serial_ring import SerialRing
 
 PAIRS = 5
 BETWEEN = 3
 """Turns from one pair to the next, so that no model is in two pairs."""
-REFERENCE = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1.0)
 
 
 def ring_linkage(
@@ -41,9 +41,7 @@ def ring_linkage(
 ) -> dict[str, Any] | None:
     """The entry of the report; None where no model goes round, or its layers are no chain."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    if strategy.find(SerialRing) is None:
-        return None
-    if not _is_chain(saved.model):
+    if strategy.find(SerialRing) is None or not _is_chain(saved.model):
         return None
     privacy = experiment.privacy
     hidden = privacy if privacy.mode == "client_local" and privacy.noise_multiplier else REFERENCE

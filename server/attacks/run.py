@@ -27,14 +27,12 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.server.attacks.digests import digest_reconstruction
-from perennial.server.attacks.pictures import of_pixels, pixels_of, victims_of, write_picture
+from perennial.server.attacks.pictures import REFERENCE, of_pixels, pixels_of, victims_of, write_picture
 from perennial.server.attacks.ring import ring_linkage
 from perennial.server.report.write import write_report
 
 VICTIMS = 6
 STEPS = 400
-REFERENCE_PROTECTION = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1.0)
-"""Beside a run without protection: what the attack does against the weakest noise that has an epsilon."""
 BATCH = 1024
 HEAD = "model.head.weight"
 
@@ -110,7 +108,7 @@ def inversion(
     """
     model, privacy = of_pixels(saved), experiment.privacy
     if not privacy.enabled or not privacy.noise_multiplier:
-        privacy = REFERENCE_PROTECTION
+        privacy = REFERENCE
     frame = next(iter(federation.sites.values()))
     chosen = victims_of(federation, victims, experiment.seed)
     images, labels = pixels_of(frame.x[chosen]), frame.y[chosen]
@@ -126,17 +124,15 @@ def inversion(
             shape = (images.shape[1], images.shape[2], images.shape[3])
             found.append(invert_gradient(model, gradient, shape, generator, head=HEAD, steps=steps).images)
     together = {kind: torch.cat(found) for kind, found in rebuilt.items()}
+    likeness = {kind: structural_similarity(images, found).mean() for kind, found in together.items()}
     figures = {
-        f"mean_structural_similarity_{kind.replace(' ', '_')}": structural_similarity(images, found)
-        .mean()
-        .item()
-        for kind, found in together.items()
+        f"mean_structural_similarity_{kind.replace(' ', '_')}": mean.item() for kind, mean in likeness.items()
     }
     name = write_picture(folder, "inversion.png", [images, *together.values()])
     return {
         "name": "Gradient inversion: originals, from the clear release, from the protected one",
-        "figures": figures
-        | {
+        "figures": {
+            **figures,
             "victims": len(images),
             "clip_norm": privacy.clip_norm,
             "noise_multiplier": privacy.noise_multiplier,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perennial.server.charts.curves import Span
+from perennial.server.charts.curves import Span, draw_spans
 from perennial.server.charts.frame import (
     LETTER,
     TICKS_ACROSS,
@@ -104,16 +104,12 @@ class Columns:
         first, last = self.places[0] - 0.5, self.places[-1] + 0.5
         across, up = frame.across(first, last), frame.up(low, high)
         axis = Axis(whole=True, grid=False)
-        parts: list[str] = []
-        for span in self.spans:
-            start, end = across(span.low), across(span.high)
-            if span.shaded:
-                parts.append(box("band", start, frame.top, end - start, frame.bottom - frame.top))
-            if span.name:
-                parts.append(text((start + end) / 2, frame.top - 7, span.name, "tick", "middle"))
-        parts += frame.axis_up(self.up, up, marks)
-        parts += frame.axis_across(axis, across, axis.marks(first, last, TICKS_ACROSS))
-        parts += frame.titles(*titles)
+        parts = [
+            *draw_spans(self.spans, frame, across),
+            *frame.axis_up(self.up, up, marks),
+            *frame.axis_across(axis, across, axis.marks(first, last, TICKS_ACROSS)),
+            *frame.titles(*titles),
+        ]
         wide = 0.8 * across.unit / len(self.series)
         for index, place in enumerate(self.places):
             start = across(place) - 0.4 * across.unit

@@ -53,16 +53,8 @@ class HeatMap:
                     continue
                 share = min(max(value / (self.largest or 1.0), 0.0), 1.0)
                 x, y = frame.left + column * wide, frame.top + row * tall
-                parts.append(
-                    box(
-                        f"cell s{round(share * SHADES)}",
-                        x + 1.5,
-                        y + 1.5,
-                        wide - 3,
-                        tall - 3,
-                        self.tells[row][column],
-                    )
-                )
+                kind, said = f"cell s{round(share * SHADES)}", self.tells[row][column]
+                parts.append(box(kind, x + 1.5, y + 1.5, wide - 3, tall - 3, said))
                 words_in = self.texts[row][column]
                 if words_in and tall >= 14 and LETTER * len(words_in) < wide:
                     kind = "within deep" if share >= DEEP else "within"

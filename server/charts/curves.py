@@ -98,7 +98,7 @@ class Curves:
         )
         across, up = frame.across(low_x, high_x), frame.up(low_y, high_y)
         parts = [
-            *_spans(self.spans, frame, across),
+            *draw_spans(self.spans, frame, across),
             *frame.axis_up(self.up, up, marks_up),
             *frame.axis_across(self.across, across, self.across.marks(low_x, high_x, TICKS_ACROSS)),
             *frame.titles(*titles),
@@ -160,7 +160,8 @@ def _looks(curves: Iterable[Curve]) -> Iterator[str]:
         index += not curve.reference
 
 
-def _spans(spans: Sequence[Span], frame: Frame, across: Scale) -> Iterator[str]:
+def draw_spans(spans: Sequence[Span], frame: Frame, across: Scale) -> Iterator[str]:
+    """The background and the name of each span."""
     for span in spans:
         start, end = across(span.low), across(span.high)
         if span.shaded:

@@ -24,7 +24,6 @@ from perennial.server.measures.record import (
     ClassMeasures,
     PartMeasures,
     PredictionSets,
-    ReliabilityGroup,
     SetThreshold,
 )
 
@@ -34,12 +33,7 @@ MOST_WORK = 300_000_000
 LEAST_RESAMPLES = 200
 MOST_CELLS = 5_000
 """Counts by class are kept for each site up to so many of them."""
-SHARES = (
-    "sensitivity",
-    "specificity",
-    "positive_predictive_value",
-    "negative_predictive_value",
-)
+SHARES = ("sensitivity", "specificity", "positive_predictive_value", "negative_predictive_value")
 Intervals = Mapping[str, tuple[float, float]]
 """(low, high) by the name of a figure; figures of one class are called `sensitivity/3`."""
 
@@ -106,10 +100,8 @@ def calibration(
         temperature=temperature,
         by_chance=error_by_chance(before if after is None else after),
         validation_samples=int(tables.validation[0]),
-        groups=[ReliabilityGroup(**asdict(group)) for group in reliability(before)],
-        scaled_groups=[]
-        if after is None
-        else [ReliabilityGroup(**asdict(group)) for group in reliability(after)],
+        groups=reliability(before),
+        scaled_groups=[] if after is None else reliability(after),
     )
 
 
@@ -184,11 +176,8 @@ def patient_intervals(scored: Scored, patients: np.ndarray, temperature: float |
         weights = generator.multinomial(count, np.full(count, 1 / count))[patients]
         for name, value in point_values(scored.tables(weights), temperature).items():
             found.setdefault(name, []).append(value)
-    ends = {
-        name: np.quantile(known, [0.025, 0.975])
-        for name, values in found.items()
-        if (known := _known(values))
-    }
+    known = {name: [each for each in values if not math.isnan(each)] for name, values in found.items()}
+    ends = {name: np.quantile(values, [0.025, 0.975]) for name, values in known.items() if values}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
@@ -280,7 +269,3 @@ def _replaced(figure: Figure, ends: tuple[float, float] | None) -> Figure:
     if ends is None or figure.value is None:
         return figure
     return Figure(value=figure.value, low=min(ends[0], figure.value), high=max(ends[1], figure.value))
-
-
-def _known(values: Sequence[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]

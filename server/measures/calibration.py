@@ -1,7 +1,5 @@
 """Whether stated probabilities are true, before and after temperature scaling."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perennial.learning.evaluation_tables import (
@@ -11,6 +9,7 @@ from perennial.learning.evaluation_tables import (
     EvaluationTables,
 )
 from perennial.server.measures.figure import UNMEASURED, Figure
+from perennial.server.measures.record import ReliabilityGroup
 
 GROUPS = 20
 """Groups of equal width that answers are put in by their probability."""
@@ -19,15 +18,6 @@ _ENDS = np.concatenate([[0.0], CONFIDENCE_EDGES, [1.0]])
 MIDDLES = (_ENDS[:-1] + _ENDS[1:]) / 2
 _STARTS = np.searchsorted(_ENDS[:-1], np.arange(GROUPS) / GROUPS - 1e-9)
 """The first confidence bin of each group."""
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """Answers in one group of probabilities: their number, mean probability, and share of right ones."""
-
-    samples: int
-    stated: float
-    right: float
 
 
 def chosen_temperature(tables: EvaluationTables) -> float | None:
@@ -99,11 +89,15 @@ def error_by_chance(confidence: np.ndarray, seed: int = 0) -> Figure:
     return Figure(value=float(found.mean()), low=float(low), high=float(high))
 
 
-def reliability(confidence: np.ndarray) -> list[Reliability]:
+def reliability(confidence: np.ndarray) -> list[ReliabilityGroup]:
     """The groups that have answers, from the least probable to the most."""
     samples, right = confidence
     groups = zip(_grouped(samples), _grouped(samples * MIDDLES), _grouped(right), strict=True)
-    return [Reliability(int(n), float(stated / n), float(hits / n)) for n, stated, hits in groups if n]
+    return [
+        ReliabilityGroup(samples=int(n), stated=float(stated / n), right=float(hits / n))
+        for n, stated, hits in groups
+        if n
+    ]
 
 
 def _grouped(bins: np.ndarray) -> np.ndarray:

@@ -24,6 +24,12 @@ class Figure(BaseModel):
     low: Number = None
     high: Number = None
 
+    def interval(self, factor: float, digits: int) -> str:
+        """'[81, 92]'; '' where there is none."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"[{factor * self.low:.{digits}f}, {factor * self.high:.{digits}f}]"
+
 
 UNMEASURED = Figure()
 

@@ -1,6 +1,6 @@
 """What a person should know about a model first, in plain sentences, the worst first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from perennial.server.measures.operating import worst_parts
 from perennial.server.measures.record import ClassMeasures, Measures, PartMeasures
@@ -22,7 +22,7 @@ def headline(measures: Measures) -> list[str]:
         return ["Nobody measured how well the model recognises the classes."]
     return [
         sentence
-        for part in (_collapse, _never, _chance, _seldom, _sites, _subgroups, _misstated, _thin, _summary)
+        for part in (_collapse, _never, _chance, _seldom, _served_worse, _misstated, _thin, _summary)
         for sentence in part(measures, judged)
     ]
 
@@ -65,23 +65,16 @@ def _seldom(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:
     return [f"Recognised in less than half of their cases: {shown}{more}."]
 
 
-def _sites(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:
-    return _served_worse(measures, [name for name, site in measures.sites.items() if site.lower], "site")
-
-
-def _subgroups(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:
-    lower = [name for name, group in measures.subgroups.items() if group.lower]
-    return _served_worse(measures, lower, measures.subgroup_column or "subgroup")
-
-
-def _served_worse(measures: Measures, lower: Sequence[str], kind: str) -> list[str]:
-    if not lower:
-        return []
-    parts = {**measures.sites, **measures.subgroups}
-    lower = sorted(lower, key=lambda name: parts[name].accuracy.value or 0)
-    shown = ", ".join(f"{name} ({_of_expected(parts[name])})" for name in lower[:MOST_NAMES])
-    more = f" and {len(lower) - MOST_NAMES} more" if len(lower) > MOST_NAMES else ""
-    return [f"Served worse than the others, class for class and beyond chance, by {kind}: {shown}{more}."]
+def _served_worse(measures: Measures, judged: Sequence[ClassMeasures]) -> Iterator[str]:
+    subgroup = measures.subgroup_column or "subgroup"
+    for kind, parts in (("site", measures.sites), (subgroup, measures.subgroups)):
+        lower = {name: part for name, part in parts.items() if part.lower}
+        names = sorted(lower, key=lambda name, lower=lower: lower[name].accuracy.value or 0)
+        shown = ", ".join(f"{name} ({_of_expected(lower[name])})" for name in names[:MOST_NAMES])
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        if names:
+            start = "Served worse than the others, class for class and beyond chance, by"
+            yield f"{start} {kind}: {shown}{more}."
 
 
 def _of_expected(part: PartMeasures) -> str:

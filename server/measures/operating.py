@@ -123,10 +123,9 @@ def prevalence_in_words(measures: Measures, shares: Mapping[str, float]) -> list
 
 def prevalence_of_run(folder: Path, texts: Sequence[str]) -> list[str]:
     """The same of a run's own measures. Raises StateError where it has none."""
-    measures = read_measures(folder) if texts else None
     if not texts:
         return []
-    if measures is None:
+    if (measures := read_measures(folder)) is None:
         raise StateError(f"{folder}: nothing but right answers was counted, from which no value follows")
     return prevalence_in_words(measures, read_shares(texts, [each.name for each in measures.classes]))
 
@@ -134,9 +133,7 @@ def prevalence_of_run(folder: Path, texts: Sequence[str]) -> list[str]:
 def _points(figure: Figure) -> str:
     if figure.value is None:
         return "an unknown share"
-    if figure.low is None or figure.high is None:
-        return f"{100 * figure.value:.1f} %"
-    return f"{100 * figure.value:.1f} % [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
+    return f"{100 * figure.value:.1f} % {figure.interval(100, 1)}".rstrip()
 
 
 def worst_parts(measures: Measures) -> str:

@@ -72,26 +72,22 @@ def _data(run: Run) -> str:
     sites = run.summary.sites
     ranked = sorted(sites.items(), key=lambda site: -site[1].samples)
     told = run.measures.sites if run.measures is not None else {}
-    rows = []
-    for name, site in ranked[:MOST_SITES]:
-        judged = told.get(name)
-        rows.append(
-            [
-                name,
-                f"{site.samples:,}" if site.samples else MISSING,
-                f"{site.rounds} of {run.summary.rounds}",
-                MISSING if judged is None else f"{judged.samples:,}",
-                MISSING if judged is None else _percent(judged.accuracy),
-            ]
-        )
+    rows = [
+        [
+            name,
+            f"{site.samples:,}" if site.samples else MISSING,
+            f"{site.rounds} of {run.summary.rounds}",
+            f"{told[name].samples:,}" if name in told else MISSING,
+            _percent(told[name].accuracy) if name in told else MISSING,
+        ]
+        for name, site in ranked[:MOST_SITES]
+    ]
     columns = ["site", "training samples", "rounds", "judged samples", "classified correctly"]
     text = markdown_table(columns, rows, "lrrrr")
     if len(ranked) > MOST_SITES:
         text += f"\n\nThese are {MOST_SITES} of {len(ranked):,} sites, those with most samples."
-    return (
-        text
-        + "\n\nTraining samples are those of the last round; under a protection their number is not told."
-    )
+    note = "Training samples are those of the last round; under a protection their number is not told."
+    return f"{text}\n\n{note}"
 
 
 def _works(measures: Measures | None) -> str:
@@ -192,13 +188,12 @@ def _privacy(run: Run) -> str:
 
 
 def _limits(run: Run, saved: SavedModel, folder: Path) -> str:
+    said = ", unless its prediction set is empty."
+    if saved.confidence.thresholds is None:
+        said = "; there are no prediction sets that could say so."
     items = [
         "It knows the classes above and no other. A sample of another class gets one of them all the same"
-        + (
-            ", unless its prediction set is empty."
-            if saved.confidence.thresholds is not None
-            else "; there are no prediction sets that could say so."
-        ),
+        + said,
         "The figures hold for patients like those of these sites. Judge it on your own before use: "
         "`perennial evaluate RUN DATA`.",
     ]
@@ -226,20 +221,15 @@ def _hashes(run: Run, folder: Path) -> str:
 
 
 def _percent(figure: Figure) -> str:
-    return _with_interval(figure, 100, 0, " %")
+    return (
+        MISSING if figure.value is None else f"{100 * figure.value:.0f} % {figure.interval(100, 0)}".rstrip()
+    )
 
 
 def _share(figure: Figure) -> str:
-    return _with_interval(figure, 1, 2, "")
-
-
-def _with_interval(figure: Figure, factor: int, digits: int, unit: str) -> str:
     if figure.value is None:
         return MISSING
-    text = f"{factor * figure.value:.{digits}f}{unit}"
-    if figure.low is None or figure.high is None:
-        return text
-    return f"{text} [{factor * figure.low:.{digits}f}, {factor * figure.high:.{digits}f}]"
+    return f"{figure.value:.2f} {figure.interval(1, 2)}".rstrip()
 
 
 def _plain(text: str) -> str:

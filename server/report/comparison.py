@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from perennial.config.document import flat
 from perennial.config.experiment import ON_DISK
 from perennial.foundation.errors import StateError
 from perennial.server.report.markup import MISSING, points
@@ -73,7 +74,7 @@ class Row:
     @cached_property
     def settings(self) -> dict[str, str]:
         """Dotted keys of the first run's experiment."""
-        return _flat(_settings(next(iter(self.runs.values()))))
+        return _settings(next(iter(self.runs.values())))
 
     @cached_property
     def over_tasks(self) -> list[Spread]:
@@ -114,11 +115,6 @@ class Comparison:
     page: Path
     unlike: Sequence[tuple[str, str, str]] = ()
     """Pairs of rows of which nothing is claimed, with the reason."""
-
-    @property
-    def comparable(self) -> bool:
-        """Whether all rows were measured on the same samples."""
-        return not self.unlike
 
     def reasons(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows of the pairs that are not compared."""
@@ -244,7 +240,7 @@ def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
     Neither a seed nor where a file lies on a disk makes another experiment.
     """
-    settings = [_flat(_settings(run)) for run in runs]
+    settings = [_settings(run) for run in runs]
     keys = dict.fromkeys(key for one in settings for key in one if key not in {"seed", *_dotted(ON_DISK)})
     differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
     groups: dict[str, list[Run]] = {}
@@ -253,7 +249,8 @@ def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: Run) -> dict[str, str]:
+    """The settings of a run's experiment by dotted key, as text."""
     path = run.folder / "experiment.yaml"
     try:
         content = yaml.safe_load(run.experiment_text)
@@ -263,15 +260,7 @@ def _settings(run: Run) -> dict[str, Any]:
         raise StateError(
             f"{path}: found {type(content).__name__}, expected a mapping; resume the run to write it"
         )
-    return content
-
-
-def _flat(content: Any, key: str = "") -> dict[str, str]:
-    """Nested settings as dotted keys, values as text."""
-    if not isinstance(content, dict) or not content:
-        return {key: str(content)}
-    parts = (_flat(value, f"{key}.{name}".lstrip(".")) for name, value in content.items())
-    return {name: value for part in parts for name, value in part.items()}
+    return {key: str(value) for key, value in flat(content).items()}
 
 
 def _dotted(keys: Any) -> set[str]:

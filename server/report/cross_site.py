@@ -3,16 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from perennial.server.charts.cells import HeatMap
-from perennial.server.report.markup import (
-    MISSING,
-    Picture,
-    Section,
-    decimal,
-    element,
-    folded,
-    join,
-    table,
-)
+from perennial.server.report.markup import MISSING, Picture, Section, decimal, element, join, numbers
 
 MOST = 40
 """Rows and columns of a heat map that can be read."""
@@ -144,6 +135,5 @@ def _map(
     ]
     height = min(120 + 26 * len(rows), 1200)
     cells = [[row, *own] for row, own in zip(rows, words_of, strict=True)]
-    numbers = table(["site", *columns], cells, "l" + "r" * len(columns), title)
     chart = HeatMap(rows, columns, shades, texts, tells, largest or 1.0, height)
-    return Picture(key, title, words, chart, wide=True, numbers=folded("Numbers", numbers, len(rows)))
+    return Picture(key, title, words, chart, wide=True, numbers=numbers(["site", *columns], cells, title))

@@ -138,6 +138,14 @@ def folded(summary: str, content: Markup, rows: int) -> Markup:
     return Markup(f"<details{printed}><summary>{escape(summary)}</summary>{content}</details>")
 
 
+def numbers(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str, align: str = ""
+) -> Markup:
+    """The numbers of a chart, folded. align: as of table(); '': the first column left, the others right."""
+    align = align or "l" + "r" * (len(columns) - 1)
+    return folded("Numbers", table(columns, rows, align, caption), len(rows))
+
+
 HALF, WHOLE = 510, 1040
 """Pixels across the drawing of a chart that takes half of the page's width, and all of it."""
 

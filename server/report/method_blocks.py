@@ -1,13 +1,13 @@
 """Sections that appear when summary.json holds the block of a method that has more to say.
 
-To show a new block, write a function (content, run) -> Section and name it in BLOCKS.
+To show a new block, write a function (content, run) -> Section and name it in BLOCKS with its content's type.
 """
 
 import base64
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -25,8 +25,8 @@ from perennial.server.report.markup import (
     decimal,
     element,
     escape,
-    folded,
     join,
+    numbers,
     percent,
     plural,
     table,
@@ -34,8 +34,6 @@ from perennial.server.report.markup import (
 from perennial.server.report.sections import panel
 from perennial.server.report.task_figures import SHARES, whole_percent
 from perennial.server.run_record import Measured, Run
-
-Content = TypeVar("Content")
 
 ATTENTION_WARNING = ": attention: site "
 IMAGE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
@@ -78,29 +76,17 @@ class Attack(BaseModel):
     images: list[str] = []
 
 
-def _checked(expected: type[Content], content: object, run: Run, block: str) -> Content:
-    try:
-        return TypeAdapter(expected).validate_python(content)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join([block, *map(str, fault["loc"])])
-        raise _refused(run, f"{key}: {fault['msg']}, found {str(fault['input'])[:60]!r}") from None
-
-
 def _refused(run: Run, fault: str) -> StateError:
     return StateError(f"{run.folder / 'summary.json'}: {fault}; resume the run to write the file again")
 
 
-def personalised_accuracy(content: object, run: Run) -> Section:
+def personalised_accuracy(values: dict[str, Measured | list[Measured]], run: Run) -> Section:
     """site -> accuracy of its own model on its own samples: one figure, or one for each task."""
-    values = _checked(dict[str, Measured | list[Measured]], content, run, "personalised_accuracy")
     lists = {site: value if isinstance(value, list) else [value] for site, value in values.items()}
     last = {site: row[-1] for site, row in lists.items() if row and row[-1] is not None}
     chart = NamedBars(last, replace(SHARES, title="accuracy"), percent)
     longest = max(map(len, lists.values()), default=1)
-    columns = (
-        ["site", "accuracy"] if longest == 1 else ["site", *[f"task {t}" for t in range(1, longest + 1)]]
-    )
+    tasks = ["accuracy"] if longest == 1 else [f"task {t}" for t in range(1, longest + 1)]
     rows = [[site, *map(percent, row), *[MISSING] * (longest - len(row))] for site, row in lists.items()]
     figure = Picture(
         "personalised-accuracy",
@@ -108,9 +94,7 @@ def personalised_accuracy(content: object, run: Run) -> Section:
         "On the samples that the site held out, at the end of the run.",
         chart,
         wide=True,
-        numbers=folded(
-            "Numbers", table(columns, rows, "l" + "r" * longest, "Personalised accuracy"), len(rows)
-        ),
+        numbers=numbers(["site", *tasks], rows, "Personalised accuracy"),
     )
     return Section("Personalised models", [figure])
 
@@ -127,9 +111,8 @@ def _value(entry: Share) -> str:
     return f"{decimal(entry.value)} ({decimal(entry.value_low)} to {decimal(entry.value_high)})"
 
 
-def contribution(content: object, run: Run) -> Section:
+def contribution(shares: dict[str, Share], run: Run) -> Section:
     """site -> {share, low, high, flag}."""
-    shares = _checked(dict[str, Share], content, run, "contribution")
     chart = NamedBars(
         {site: entry.share for site, entry in shares.items()},
         Axis("share", words=whole_percent),
@@ -142,6 +125,7 @@ def contribution(content: object, run: Run) -> Section:
             for entry in shares.values()
         ],
     )
+    columns = ["site", "share", "interval", "by others' sums", ""]
     rows = []
     for site, entry in shares.items():
         reason = entry.flag if isinstance(entry.flag, str) else "flagged"
@@ -153,11 +137,7 @@ def contribution(content: object, run: Run) -> Section:
         "Share of the run's gain that came with each site's updates, with its interval.",
         chart,
         wide=True,
-        numbers=folded(
-            "Numbers",
-            table(["site", "share", "interval", "by others' sums", ""], rows, "lrrrl", "Contribution"),
-            len(rows),
-        ),
+        numbers=numbers(columns, rows, "Contribution", "lrrrl"),
     )
     note = (
         "A low value is no fault: rare classes and late entry lower it. Null update: every update that the "
@@ -166,9 +146,8 @@ def contribution(content: object, run: Run) -> Section:
     return Section("Contribution values", [figure], note)
 
 
-def digest(content: object, run: Run) -> Section:
+def digest(facts: dict[str, Any], run: Run) -> Section:
     """Any facts of the digests: figures by name, and groups of them (one for each site, say) as tables."""
-    facts = _checked(dict[str, Any], content, run, "digest")
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
     plain = {name: value for name, value in facts.items() if name not in groups}
     parts: list[Picture | Markup] = []
@@ -178,10 +157,10 @@ def digest(content: object, run: Run) -> Section:
         if all(isinstance(value, dict) for value in group.values()):
             columns = list(dict.fromkeys(key for value in group.values() for key in value))
             rows = [[key, *[_fact(value.get(column)) for column in columns]] for key, value in group.items()]
-            numbers = table(["", *map(_words, columns)], rows, "l" + "r" * len(columns), name)
+            facts_of = table(["", *map(_words, columns)], rows, "l" + "r" * len(columns), name)
         else:
-            numbers = _facts_table(group, name)
-        parts.append(panel(_words(name), numbers))
+            facts_of = _facts_table(group, name)
+        parts.append(panel(_words(name), facts_of))
     lead = "Mixed, noised features that stand in for sites while they are absent."
     return Section("Digests", parts, lead)
 
@@ -205,13 +184,12 @@ def _fact(value: object) -> str:
     return str(value)
 
 
-def attention(content: object, run: Run) -> Section:
+def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
     """The weights of layer attention, by layer and site.
 
     Above the picture stand the journal's last warning that one site decides layers alone, and the number of
     such warnings.
     """
-    weights = _checked(dict[str, dict[str, Measured]], content, run, "attention")
     sites = list(dict.fromkeys(site for row in weights.values() for site in row))
     grid = [[row.get(site) for site in sites] for row in weights.values()]
     texts = [["" if value is None else f"{value:.2f}" for value in row] for row in grid]
@@ -222,23 +200,21 @@ def attention(content: object, run: Run) -> Section:
     ]
     height = min(100 + 28 * len(weights), 1200)
     rows = [[layer, *map(decimal, row)] for layer, row in zip(weights, grid, strict=True)]
-    numbers = table(["layer", *sites], rows, "l" + "r" * len(sites), "Attention of each layer on each site")
     figure = Picture(
         "attention",
         "Weight of each site in each layer",
         "Rows are layers from the input to the head, columns are sites; a row adds up to one.",
         HeatMap(list(weights), sites, grid, texts, tells, largest, height),
         wide=True,
-        numbers=folded("Numbers", numbers, len(rows)),
+        numbers=numbers(["layer", *sites], rows, "Attention of each layer on each site"),
     )
     warnings = [note for note in run.notes if ATTENTION_WARNING in note]
     last = f"The journal warns {plural(len(warnings), 'time')}; last in {warnings[-1]}" if warnings else ""
     return Section("Attention", [figure], last)
 
 
-def clusters(content: object, run: Run) -> Section:
+def clusters(indices: dict[str, Place], run: Run) -> Section:
     """site -> {x, y, cluster}."""
-    indices = _checked(dict[str, Place], content, run, "clusters")
     members: dict[str, dict[str, Place]] = {}
     for site, place in indices.items():
         members.setdefault(place.cluster, {})[site] = place
@@ -252,26 +228,21 @@ def clusters(content: object, run: Run) -> Section:
         )
         for cluster, sites in sorted(members.items())
     ]
+    axes = Axis("first direction", ticks=False), Axis("second direction", ticks=False)
     rows = [[cluster, ", ".join(sites)] for cluster, sites in sorted(members.items())]
     figure = Picture(
         "clusters",
         "Sites by likeness",
         "Near points are sites whose data look alike to the method; colour and shape tell the cluster.",
-        Curves(
-            curves,
-            Axis("first direction", ticks=False),
-            Axis("second direction", ticks=False),
-            height=420,
-        ),
+        Curves(curves, *axes, height=420),
         wide=True,
-        numbers=folded("Numbers", table(["cluster", "sites"], rows, "ll", "Clusters"), len(rows)),
+        numbers=numbers(["cluster", "sites"], rows, "Clusters", "ll"),
     )
     return Section("Clusters", [figure])
 
 
-def attacks(content: object, run: Run) -> Section:
+def attacks(entries: list[Attack], run: Run) -> Section:
     """A list of {name, figures, images}: what was tried against this run, and what came of it."""
-    entries = _checked(list[Attack], content, run, "attacks")
     parts: list[Picture | Markup] = []
     for entry in entries:
         pictures = join(
@@ -312,9 +283,8 @@ def _embedded(image: str, run: Run) -> Markup:
     raise StateError(f"{path}: not a PNG or JPEG picture; run the attack again to write it")
 
 
-def bounds(content: object, run: Run) -> Section:
+def bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
     """site -> in how many rounds a bound changed what it sent."""
-    met = _checked(dict[str, dict[str, int]], content, run, "bounds")
     rows = [
         [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "capped"))] for site, counts in met.items()
     ]
@@ -339,9 +309,8 @@ class Tried(BaseModel):
     end_of_grid: bool
 
 
-def map_choice(content: object, run: Run) -> Section:
+def map_choice(tried: list[Tried], run: Run) -> Section:
     """Of each map that was compared alone in the first task the best head, the chosen map first."""
-    tried = _checked(list[Tried], content, run, "map_choice")
     note = (
         "Compared in the first task, each alone, by the validation samples of its classes; the run goes on "
         "with the first. Where intervals overlap another could be as good."
@@ -363,9 +332,8 @@ def _heads(tried: list[Tried]) -> Markup:
     return table(columns, rows, "lllr", "Heads compared")
 
 
-def head_choice(content: object, run: Run) -> Section:
+def head_choice(tried: list[Tried], run: Run) -> Section:
     """What head auto chose among in the last task, the chosen one first."""
-    tried = _checked(list[Tried], content, run, "head_choice")
     ahead = 100 * (tried[0].value - tried[1].value) if tried[1:] else 0.0
     note = (
         f"The first was chosen; the second is {ahead:.1f} points away. Each is judged with its neighbours in "
@@ -376,21 +344,35 @@ def head_choice(content: object, run: Run) -> Section:
     return Section("The head that was chosen", [panel("Heads compared", _heads(tried), long=True)], note)
 
 
-def beside_each_other(content: object, run: Run) -> Section:
+def beside_each_other(found: cross_site.Table, run: Run) -> Section:
     """The cross-site table."""
-    return cross_site.section(_checked(cross_site.Table, content, run, "cross_site"), run.summary.classes)
+    return cross_site.section(found, run.summary.classes)
 
 
-BLOCKS: dict[str, Callable[[object, Run], Section]] = {
-    "personalised_accuracy": personalised_accuracy,
-    "contribution": contribution,
-    "map_choice": map_choice,
-    "head_choice": head_choice,
-    "bounds": bounds,
-    "cross_site": beside_each_other,
-    "digest": digest,
-    "attention": attention,
-    "clusters": clusters,
-    "attacks": attacks,
+BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
+    "personalised_accuracy": (dict[str, Measured | list[Measured]], personalised_accuracy),
+    "contribution": (dict[str, Share], contribution),
+    "map_choice": (list[Tried], map_choice),
+    "head_choice": (list[Tried], head_choice),
+    "bounds": (dict[str, dict[str, int]], bounds),
+    "cross_site": (cross_site.Table, beside_each_other),
+    "digest": (dict[str, Any], digest),
+    "attention": (dict[str, dict[str, Measured]], attention),
+    "clusters": (dict[str, Place], clusters),
+    "attacks": (list[Attack], attacks),
 }
-"""Key of summary.json -> the function that shows it, in the order of the page."""
+"""Key of summary.json -> (what it must be, the function that shows it), in the order of the page."""
+
+
+def section_of(run: Run, block: str) -> Section | None:
+    """The section of a block; None where the run has none. Raises StateError on a malformed one."""
+    content = run.blocks.get(block)
+    if not content:
+        return None
+    expected, show = BLOCKS[block]
+    try:
+        return show(TypeAdapter(expected).validate_python(content), run)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join([block, *map(str, fault["loc"])])
+        raise _refused(run, f"{key}: {fault['msg']}, found {str(fault['input'])[:60]!r}") from None

@@ -27,6 +27,7 @@ from perennial.server.report.markup import (
     escape,
     folded,
     join,
+    numbers,
     percent,
     plural,
     table,
@@ -47,50 +48,24 @@ SOURCES = {
     "sites": "on the samples that sites held out from training, added up over the sites that told them",
     "external": "on labelled data from outside the federation",
 }
-WORDS = (
-    (
-        "Sensitivity",
-        "Of the samples that are of this class, the share that the model called so. Also: recall.",
-    ),
-    (
-        "Specificity",
-        "Of the samples of all other classes, the share that the model did not call this class.",
-    ),
-    (
-        "Positive predictive value",
-        "Of the samples that the model called this class, the share that are. It depends on how frequent the "
-        "class is among these samples, and is lower where the class is rarer. Also: precision.",
-    ),
-    (
-        "Negative predictive value",
-        "Of the samples that the model did not call this class, the share that are of another. It depends on "
-        "how frequent the class is, too.",
-    ),
-    (
-        "AUROC",
-        "The chance that a sample of the class gets a higher probability of it than a sample of another "
-        "class: 1 is perfect, 0.5 is guessing. It does not depend on how frequent the class is.",
-    ),
-    (
-        "AUPRC",
-        "The precision at each threshold, averaged over the sensitivities that thresholds reach. Guessing "
-        "gives the share of the class among the samples, so it is the stricter figure for a rare class.",
-    ),
-    (
-        "Balanced accuracy",
-        "The mean sensitivity of the classes: each counts alike, however frequent it is.",
-    ),
-    (
-        "Calibration error",
-        "How far stated probabilities are from the share of right answers among answers stated so, on "
-        "average.",
-    ),
-    (
-        "95 % interval",
-        "Where a figure is expected to lie if as many other samples of the same kind were judged. Few "
-        "samples make it wide. It says nothing of patients of another kind.",
-    ),
-)
+WORDS = {
+    "Sensitivity": "Of the samples that are of this class, the share that the model called so. Also: recall.",
+    "Specificity": "Of the samples of all other classes, the share that the model did not call this class.",
+    "Positive predictive value": "Of the samples that the model called this class, the share that are. It "
+    "depends on how frequent the class is among these samples, and is lower where the class is rarer. Also: "
+    "precision.",
+    "Negative predictive value": "Of the samples that the model did not call this class, the share that are "
+    "of another. It depends on how frequent the class is, too.",
+    "AUROC": "The chance that a sample of the class gets a higher probability of it than a sample of another "
+    "class: 1 is perfect, 0.5 is guessing. It does not depend on how frequent the class is.",
+    "AUPRC": "The precision at each threshold, averaged over the sensitivities that thresholds reach. "
+    "Guessing gives the share of the class among the samples, so it is the stricter figure for a rare class.",
+    "Balanced accuracy": "The mean sensitivity of the classes: each counts alike, however frequent it is.",
+    "Calibration error": "How far stated probabilities are from the share of right answers among answers "
+    "stated so, on average.",
+    "95 % interval": "Where a figure is expected to lie if as many other samples of the same kind were "
+    "judged. Few samples make it wide. It says nothing of patients of another kind.",
+}
 
 
 def recognition(run: Run) -> Section | None:
@@ -152,9 +127,11 @@ def _classes(measures: Measures) -> Markup:
         *("class", "samples", "sensitivity", "specificity"),
         *("positive predictive value", "negative predictive value", "AUROC", "AUPRC"),
     ]
-    numbers = table(columns, [*rows, whole], "lrrrrrrr", "How well each class is recognised")
-    words = element("dl", join([element("dt", word) + element("dd", text) for word, text in WORDS]), "words")
-    return panel("Each class", numbers + folded("What these words mean", words, 1), long=True)
+    body = table(columns, [*rows, whole], "lrrrrrrr", "How well each class is recognised")
+    words = element(
+        "dl", join([element("dt", word) + element("dd", text) for word, text in WORDS.items()]), "words"
+    )
+    return panel("Each class", body + folded("What these words mean", words, 1), long=True)
 
 
 def _worst_first(measures: ClassMeasures) -> tuple[bool, float]:
@@ -184,12 +161,9 @@ def _figure(measure: Measure, *, share: bool = True) -> Markup:
     """A figure with its interval, small, beside it."""
     if measure.value is None:
         return escape(MISSING)
-    factor, digits = (100, 0) if share else (1, 2)
     shown = percent(measure.value, 0) if share else f"{measure.value:.2f}"
-    if measure.low is None or measure.high is None:
-        return escape(shown)
-    interval = f"[{factor * measure.low:.{digits}f}, {factor * measure.high:.{digits}f}]"
-    return join([shown, element("span", interval, "interval")], " ")
+    interval = measure.interval(100, 0) if share else measure.interval(1, 2)
+    return join([shown, element("span", interval, "interval")], " ") if interval else escape(shown)
 
 
 def _matrix(measures: Measures) -> Picture:
@@ -208,12 +182,7 @@ def _matrix(measures: Measures) -> Picture:
         for name, cells, row in zip(names, measures.confusion, shares, strict=True)
     ]
     height = max(280, min(120 + 34 * len(names), 900))
-    numbers = table(
-        ["is / called", *names],
-        [[name, *row] for name, row in zip(names, measures.confusion, strict=True)],
-        "l" + "r" * len(names),
-        "Confusion matrix: samples",
-    )
+    counts = [[name, *row] for name, row in zip(names, measures.confusion, strict=True)]
     return Picture(
         name="confusion-matrix",
         title="Confusion matrix",
@@ -221,7 +190,7 @@ def _matrix(measures: Measures) -> Picture:
         "Numbers are samples, the shade is the share of the row.",
         chart=HeatMap(names, names, shares, texts, tells, 1.0, height, ("called", "is")),
         wide=True,
-        numbers=folded("Numbers", numbers, len(names)),
+        numbers=numbers(["is / called", *names], counts, "Confusion matrix: samples"),
     )
 
 
@@ -278,9 +247,7 @@ def _calibration(calibration: Calibration) -> Picture:
         for name, groups in curves.items()
         for group in groups
     ]
-    numbers = table(
-        ["probabilities", "stated", "right", "answers"], rows, "lrrr", "Reliability of probabilities"
-    )
+    columns = ["probabilities", "stated", "right", "answers"]
     axis = Axis(low=0.0, high=1.02, words=whole_percent)
     across, up = "stated probability of the answer", "share of right answers"
     return Picture(
@@ -289,17 +256,14 @@ def _calibration(calibration: Calibration) -> Picture:
         description=f"{error}. A point below the line is too sure of itself.",
         chart=Curves([perfect, *drawn], replace(axis, title=across), replace(axis, title=up), height=420),
         wide=True,
-        numbers=folded("Numbers", numbers, len(rows)),
+        numbers=numbers(columns, rows, "Reliability of probabilities"),
     )
 
 
 def _points(measure: Measure) -> str:
     if measure.value is None:
         return MISSING
-    interval = ""
-    if measure.low is not None and measure.high is not None:
-        interval = f" [{100 * measure.low:.1f}, {100 * measure.high:.1f}]"
-    return f"{100 * measure.value:.1f}{interval} points"
+    return f"{100 * measure.value:.1f} {measure.interval(100, 1)}".rstrip() + " points"
 
 
 def _sets(sets: PredictionSets) -> Markup:
@@ -325,8 +289,8 @@ def _sets(sets: PredictionSets) -> Markup:
         ]
         for name, each in sets.thresholds.items()
     ]
-    numbers = table(SET_COLUMNS, rows, "lrrr", "Thresholds of prediction sets")
-    return panel(f"Prediction sets, coverage {coverage}", numbers, note, long=True)
+    body = table(SET_COLUMNS, rows, "lrrr", "Thresholds of prediction sets")
+    return panel(f"Prediction sets, coverage {coverage}", body, note, long=True)
 
 
 def _points_of(points: Sequence[OperatingPoint]) -> Markup:
@@ -368,7 +332,6 @@ def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
     )
     rows = [_part_row(name, each) for name, each in ranked[:MOST_ROWS]]
     columns = [kind, "samples", "accuracy", "if as elsewhere", "balanced accuracy", "lowest sensitivity"]
-    numbers = table(columns, rows, "lrrrrl", title)
     note = (
         "The lowest first. If as elsewhere: the share that would be right if each class were recognised as "
         "often as in the other rows, so that a row with many samples of a difficult class is not blamed for "
@@ -377,7 +340,7 @@ def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
     )
     if len(ranked) > MOST_ROWS:
         note += f" These are {MOST_ROWS} of {len(ranked):,}; measures.json has all of them."
-    return panel(title, numbers, note, long=True)
+    return panel(title, table(columns, rows, "lrrrrl", title), note, long=True)
 
 
 def _part_row(name: str, part: PartMeasures) -> Sequence[object]:

@@ -133,40 +133,29 @@ def traffic(run: Run) -> Picture:
     if summary.task_end_bytes_up is not None and summary.task_end_bytes_down is not None:
         up, down = size(summary.task_end_bytes_up), size(summary.task_end_bytes_down)
         description += f"; at the ends of tasks, {up} and {down} more"
-    return Picture(
-        name="traffic",
-        title="Traffic in each round",
-        description=f"{description}. Model and method tensors alone, without what carries them.",
-        chart=Columns(
-            [event.round for event in run.rounds],
-            series,
-            Axis(unit, low=0.0),
-            lambda count: f"{count:.4g} {unit}",
-            "round",
-            320,
-            _tasks(run.rounds),
-        ),
-    )
+    description += ". Model and method tensors alone, without what carries them."
+    chart = _columns(run, series, unit, lambda count: f"{count:.4g} {unit}")
+    return Picture("traffic", "Traffic in each round", description, chart)
 
 
 def time_by_round(run: Run) -> Picture:
     """Seconds of each round."""
     known = sorted(event.seconds for event in run.rounds if event.seconds is not None)
     median = f"Half of the rounds took under {duration(known[len(known) // 2])}. " if known else ""
-    return Picture(
-        name="time",
-        title="Time in each round",
-        description=f"{median}The whole run took {duration(run.summary.seconds)}.",
-        chart=Columns(
-            [event.round for event in run.rounds],
-            [("", 0, [event.seconds for event in run.rounds])],
-            Axis("seconds", low=0.0),
-            lambda seconds: f"{seconds:.3g} s",
-            "round",
-            320,
-            _tasks(run.rounds),
-        ),
-    )
+    description = f"{median}The whole run took {duration(run.summary.seconds)}."
+    series = [("", 0, [event.seconds for event in run.rounds])]
+    chart = _columns(run, series, "seconds", lambda seconds: f"{seconds:.3g} s")
+    return Picture("time", "Time in each round", description, chart)
+
+
+def _columns(
+    run: Run,
+    series: Sequence[tuple[str, int, Sequence[float | None]]],
+    title: str,
+    words: Callable[[float], str],
+) -> Columns:
+    rounds = [event.round for event in run.rounds]
+    return Columns(rounds, series, Axis(title, low=0.0), words, "round", 320, _tasks(run.rounds))
 
 
 def rounds_table(run: Run) -> Markup:

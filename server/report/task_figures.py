@@ -8,15 +8,7 @@ from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
 from perennial.server.metrics import forgetting
-from perennial.server.report.markup import (
-    Picture,
-    decimal,
-    folded,
-    label,
-    percent,
-    power,
-    table,
-)
+from perennial.server.report.markup import Picture, decimal, label, numbers, percent, power
 from perennial.server.run_record import Epsilon, Run
 
 
@@ -38,7 +30,7 @@ def accuracy_matrix(run: Run) -> Picture:
     """Row t, column i: accuracy on task i after task t."""
     matrix = run.summary.accuracy_matrix
     count = len(matrix)
-    tasks = list(range(1, count + 1))
+    tasks = [str(task) for task in range(1, count + 1)]
     padded = [[*row, *[None] * (count - len(row))] for row in matrix]
     digits = 1 if count <= 6 else 0
     texts = [["" if value is None else f"{100 * value:.{digits}f}" for value in row] for row in padded]
@@ -52,7 +44,7 @@ def accuracy_matrix(run: Run) -> Picture:
         description="Each row is the model after one task, each column how well it knows one task's classes.",
         chart=HeatMap(
             [f"after {t}" for t in tasks],
-            [str(t) for t in tasks],
+            tasks,
             padded,
             texts,
             tells,
@@ -60,15 +52,10 @@ def accuracy_matrix(run: Run) -> Picture:
             height=max(220, min(90 + 56 * count, 560)),
             titles=("accuracy (%) on the classes of task", ""),
         ),
-        numbers=folded(
-            "Numbers",
-            table(
-                ["after task", *[f"task {t}" for t in tasks]],
-                [[t, *map(percent, row)] for t, row in zip(tasks, padded, strict=True)],
-                "l" + "r" * count,
-                "Accuracy matrix",
-            ),
-            count,
+        numbers=numbers(
+            ["after task", *[f"task {t}" for t in tasks]],
+            [[t, *map(percent, row)] for t, row in zip(tasks, padded, strict=True)],
+            "Accuracy matrix",
         ),
     )
 
@@ -118,24 +105,13 @@ def accuracy_over_tasks(run: Run) -> Picture:
             together=True,
             place="after task",
         ),
-        numbers=folded(
-            "Numbers",
-            table(
-                ["after task", *curves],
-                [
-                    [
-                        t,
-                        *(
-                            percent(values[t - 1]) if t <= len(values) else percent(None)
-                            for values in curves.values()
-                        ),
-                    ]
-                    for t in tasks
-                ],
-                "l" + "r" * len(curves),
-                "Accuracy and forgetting over tasks",
-            ),
-            len(tasks),
+        numbers=numbers(
+            ["after task", *curves],
+            [
+                [t, *(percent(values[t - 1] if t <= len(values) else None) for values in curves.values())]
+                for t in tasks
+            ],
+            "Accuracy and forgetting over tasks",
         ),
     )
 
@@ -144,17 +120,12 @@ def epsilon_by_site(epsilon: Epsilon) -> Picture:
     """What each site's releases have cost it."""
     title = label(f"ε for one {epsilon.unit}, δ = {power(epsilon.delta)}", 60)
     spent = {site: math.inf if value is None else value for site, value in epsilon.per_site.items()}
-    numbers = table(
-        ["site", "ε", "unit"],
-        [[site, decimal(value), epsilon.unit] for site, value in epsilon.per_site.items()],
-        "lrl",
-        "Epsilon of each site",
-    )
+    rows = [[site, decimal(value), epsilon.unit] for site, value in epsilon.per_site.items()]
     return Picture(
         "epsilon",
         "Privacy loss at each site",
         f"Epsilon for one {epsilon.unit}; smaller is more private, and the worst site counts.",
         NamedBars(spent, Axis(title), decimal),
         wide=True,
-        numbers=folded("Numbers", numbers, len(epsilon.per_site)),
+        numbers=numbers(["site", "ε", "unit"], rows, "Epsilon of each site", "lrl"),
     )

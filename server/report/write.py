@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from perennial.foundation.files import replace_file
-from perennial.server.report.faults import alert
+from perennial.server.faults import Fault, grouped, of_note, of_summary
 from perennial.server.report.markup import (
     MISSING,
     THIN_SPACE,
@@ -23,7 +23,7 @@ from perennial.server.report.markup import (
     power,
     size,
 )
-from perennial.server.report.method_blocks import BLOCKS
+from perennial.server.report.method_blocks import BLOCKS, section_of
 from perennial.server.report.page import page
 from perennial.server.report.recognition import recognition
 from perennial.server.report.sections import accuracy, cost, origin, privacy, sites, training
@@ -40,13 +40,18 @@ def write_report(run_folder: Path) -> Path:
     """
     run = read_run(run_folder)
     path = run_folder / REPORT
-    content = page(run.summary.experiment, "Perennial run report", _header(run), _sections(run), _footer(run))
+    footer = element(
+        "p",
+        f"Written from summary.json, events.jsonl and experiment.yaml of the run {run.folder.name}. "
+        "This page loads nothing from anywhere.",
+    )
+    content = page(run.summary.experiment, "Perennial run report", _header(run), _sections(run), footer)
     replace_file(path, content)
     return path
 
 
 def _sections(run: Run) -> list[Section]:
-    blocks = [show(run.blocks[name], run) for name, show in BLOCKS.items() if run.blocks.get(name)]
+    blocks = [section_of(run, name) for name in BLOCKS]
     common = [recognition(run), accuracy(run), training(run), sites(run), privacy(run), cost(run)]
     every = [*common, *blocks, origin(run)]
     return [section for section in every if section is not None]
@@ -54,6 +59,11 @@ def _sections(run: Run) -> list[Section]:
 
 def _header(run: Run) -> Markup:
     summary = run.summary
+    up = summary.bytes_up + (summary.task_end_bytes_up or 0)
+    down = summary.bytes_down + (summary.task_end_bytes_down or 0)
+    where = " (rounds alone)" if summary.task_end_bytes_up is None else ""
+    known = [event.seconds for event in run.rounds if event.seconds is not None]
+    round_in_words = f"{duration(median(known))} in the median round" if known else "from start to end"
     cards = [
         *_final_cards(summary),
         _card(
@@ -66,28 +76,16 @@ def _header(run: Run) -> Markup:
             "Backward transfer", _points(summary.backward_transfer), "gained on old tasks by later learning"
         ),
         _card("Rounds", f"{summary.rounds:,}", _rounds_note(run)),
-        _traffic_card(run),
-        _card("Time", duration(summary.seconds), _time_note(run)),
+        _card("Traffic", size(up + down), f"{size(up)} from the sites, {size(down)} to them{where}"),
+        _card("Time", duration(summary.seconds), round_in_words),
         _privacy_card(run),
     ]
     facts = join([element("li", fact) for fact in _facts(run)])
-    return join(
-        [
-            element("ul", facts, "facts"),
-            alert(run),
-            _alarms(run),
-            element("p", _story(run), "story"),
-            element("dl", join(cards), "cards"),
-        ]
-    )
-
-
-def _alarms(run: Run) -> Markup:
-    """Warnings about the model, which stand before everything else."""
+    # warnings about the model stand before everything else
     wrong = run.measures.headline[:-1] if run.measures is not None else []
-    if not wrong:
-        return Markup()
-    return element("div", join([element("p", sentence) for sentence in wrong]), "alarms")
+    alarms = element("div", join([element("p", sentence) for sentence in wrong]), "alarms") if wrong else ""
+    story, figures = element("p", _story(run), "story"), element("dl", join(cards), "cards")
+    return join([element("ul", facts, "facts"), _alert(run), alarms, story, figures])
 
 
 def _final_cards(summary: Summary) -> list[Markup]:
@@ -168,19 +166,6 @@ def _rounds_note(run: Run) -> str:
     return ", ".join(troubles) or "none skipped, no reply dropped"
 
 
-def _traffic_card(run: Run) -> Markup:
-    summary = run.summary
-    up = summary.bytes_up + (summary.task_end_bytes_up or 0)
-    down = summary.bytes_down + (summary.task_end_bytes_down or 0)
-    where = " (rounds alone)" if summary.task_end_bytes_up is None else ""
-    return _card("Traffic", size(up + down), f"{size(up)} from the sites, {size(down)} to them{where}")
-
-
-def _time_note(run: Run) -> str:
-    known = [event.seconds for event in run.rounds if event.seconds is not None]
-    return f"{duration(median(known))} in the median round" if known else "from start to end"
-
-
 def _privacy_card(run: Run) -> Markup:
     epsilon = run.summary.epsilon
     if epsilon is None:
@@ -191,9 +176,19 @@ def _privacy_card(run: Run) -> Markup:
     return _card("Privacy", f"ε = {decimal(epsilon.value)}", note)
 
 
-def _footer(run: Run) -> Markup:
-    return element(
-        "p",
-        f"Written from summary.json, events.jsonl and experiment.yaml of the run {run.folder.name}. "
-        "This page loads nothing from anywhere.",
-    )
+def faults_of(run: Run) -> list[Fault]:
+    """Every fault that the run's folder tells of, the gravest first."""
+    last = run.rounds[-1].task if run.rounds else 0
+    by_round = [event.accuracy for event in run.rounds if event.task == last]
+    behind = dict(found for text in run.notes if (found := of_note(run.folder.name, text)) is not None)
+    learnt = of_summary(run.folder.name, run.summary, by_round)
+    return grouped([*learnt, *(fault for fault in behind.values() if fault is not None)])
+
+
+def _alert(run: Run) -> Markup:
+    """The faults as a list; empty for a run without."""
+    items = [
+        element("li", join([element("strong", fault.said), Markup(" "), fault.turn]))
+        for fault in faults_of(run)
+    ]
+    return element("div", element("ul", join(items)), "alert") if items else Markup()

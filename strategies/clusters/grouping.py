@@ -1,6 +1,7 @@
 """Decides which site belongs to which cluster, and when sites are clustered again."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -152,11 +153,11 @@ class Grouping:
     ) -> dict[str, np.ndarray]:
         settings = self._settings
         network = settings.network(services, request.arrays)
-        measurable = settings.measurable(network, services.input_shape)
+        plan = settings.whole_plan(network, services.input_shape)
         if self._channels is not None:
-            plan = settings.plan(measurable, self._channels)
+            plan = replace(plan, channels=tuple(self._channels))
         else:
-            plan = settings.first_plan(measurable, services.experiment.seed)
+            plan = settings.first_plan(plan, services.experiment.seed)
 
         def dropped(site: str, reason: str) -> None:
             notes.append(f"site {site}: no cluster: {reason}")

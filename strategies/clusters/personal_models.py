@@ -67,8 +67,9 @@ class OwnAccuracy:
         self.by_round: list[dict[str, Any]] = []
 
     def add(self, accuracies: Mapping[str, float | None], number: int, task: int) -> float | None:
-        """Count what sites reported in a round; returns their mean."""
-        mean = mean_accuracy(accuracies)
+        """Count what sites reported in a round; returns their mean, None when no site reported one."""
+        reported = [value for _, value in sorted(accuracies.items()) if value is not None]
+        mean = sum(reported) / len(reported) if reported else None
         self.by_round.append({"round": number, "task": task, "accuracy": mean})
         for site, accuracy in accuracies.items():
             row = self.by_site.setdefault(site, [])
@@ -80,12 +81,6 @@ class OwnAccuracy:
     def reported(self) -> list[float]:
         """The means, in the order of the rounds, of those in which a site reported one."""
         return [entry["accuracy"] for entry in self.by_round if entry["accuracy"] is not None]
-
-
-def mean_accuracy(accuracies: Mapping[str, float | None]) -> float | None:
-    """Mean over the sites that reported one, every site counting the same; None when no site did."""
-    reported = [value for _, value in sorted(accuracies.items()) if value is not None]
-    return sum(reported) / len(reported) if reported else None
 
 
 def _accuracy(reply: PersonalModelReply) -> float | None:

@@ -1,7 +1,7 @@
 """Asks sites for their sparsity vectors, and rejects vectors that cannot be true."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,8 @@ class VectorSettings:
             front = with_weights(front, read_vgg11(Path(weights)))
         return front.to(services.device)
 
-    def measurable(self, network: nn.Module, input_shape: tuple[int, ...]) -> "Measurable":
-        """What the network can be asked for. Raises ConfigError when it has less than these settings want."""
+    def whole_plan(self, network: nn.Module, input_shape: tuple[int, ...]) -> SparsityPlan:
+        """All channels that the layers have in common. Raises ConfigError when they are fewer than wanted."""
         sample = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
         layers = self.layers or relu_calls(network, sample)
         found = common_channels(network, sample, layers, self.combine)
@@ -77,29 +77,18 @@ class VectorSettings:
                 f"strategy.channels: found {self.channels}, allowed 1 to {found}, the channels that the "
                 f"{which} {layers} ReLU layers of this network have in common"
             )
-        return Measurable(layers, found)
+        return SparsityPlan(tuple(range(found)), layers, self.combine)
 
-    def first_plan(self, network: "Measurable", seed: int) -> SparsityPlan:
+    def first_plan(self, whole: SparsityPlan, seed: int) -> SparsityPlan:
         """What the first vectors are made of: a seeded choice of channels, or all where variance decides."""
         if self.variance or self.channels is None:
-            return self.plan(network, range(network.channels))
-        chosen = stream(seed, "sparsity-channels").choice(network.channels, self.channels, replace=False)
-        return self.plan(network, sorted(chosen.tolist()))
-
-    def plan(self, network: "Measurable", channels: Sequence[int]) -> SparsityPlan:
-        return SparsityPlan(tuple(channels), network.layers, self.combine)
+            return whole
+        chosen = stream(seed, "sparsity-channels").choice(len(whole.channels), self.channels, replace=False)
+        return replace(whole, channels=tuple(sorted(chosen.tolist())))
 
     def charge(self, experiment: Experiment, run: str) -> Entry:
         """What a site charges for one vector."""
         return charges.sparsity(experiment, run, self.epsilon, self.delta)
-
-
-@dataclass(frozen=True)
-class Measurable:
-    """Of one network: the ReLU calls that are looked at, and the channels that they have in common."""
-
-    layers: int
-    channels: int
 
 
 def most_varied(vectors: dict[str, np.ndarray], plan: SparsityPlan, count: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Lending of digests: which sites are asked, which decline or take theirs back, and what is kept."""
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -10,12 +11,13 @@ from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
 from perennial.privacy.entries import Entry
-from perennial.protocol.messages import DigestReply
+from perennial.protocol.fields import read_kind
+from perennial.protocol.messages import DigestReply, DigestRequest, Refusal
 from perennial.protocol.stamp import Stamp
-from perennial.strategies.digests.collection import collect
 from perennial.strategies.digests.report import digest_block, published_guarantee
 from perennial.strategies.digests.store import DigestStore, checked
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import checked as checked_reply
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.run_context import RunContext
 
@@ -59,10 +61,7 @@ class DigestLending:
         record, charge = self._run.releases, self._charge(request.stamp)
         if record is not None:
             record.asked(request.stamp.round, asked, charge, once=f"digest-{task}")
-        replies, warnings, declined = collect(
-            grid, self._exchange, asked, request.stamp, self._encoder, request.deadline
-        )
-        notes += warnings
+        replies, declined = self._collect(grid, asked, request, notes)
         self._declined |= dict.fromkeys(declined, task)
         if record is not None:
             lent_nothing = [*declined, *(site for site, reply in replies.items() if reply.digests is None)]
@@ -75,6 +74,28 @@ class DigestLending:
                 self._declined[site] = task
                 notes.append(f"digests of {site}: {error}")
         return received
+
+    def _collect(
+        self, grid: Grid, sites: Mapping[str, int], request: RoundRequest, notes: list[str]
+    ) -> tuple[dict[str, DigestReply], list[str]]:
+        """(replies by site in the order of sites, sites that declined for this task).
+
+        A site that does not answer in time is asked again in a later round.
+        """
+        message = DigestRequest(**request.stamp.stamp_fields, encoder=self._encoder)
+        asked = [(site, node, message) for site, node in sites.items() if not self._exchange.busy(site)]
+        replies: dict[str, DigestReply] = {}
+        problems: dict[str, str] = {}
+        declined: list[str] = []
+        for site, found in self._exchange.run(grid, asked, request.deadline) if asked else ():
+            try:
+                if not found.has_error() and read_kind(found.content) == Refusal.__name__:
+                    declined.append(site)
+                replies[site] = checked_reply(found, (DigestReply,), [message])
+            except ProtocolError as error:
+                problems[site] = f"digests of {site}: {error}"
+        notes += [problems[site] for site in sorted(problems)]
+        return {site: replies[site] for site, _, _ in asked if site in replies}, declined
 
     def ask_again(self, site: str) -> None:
         """In its next round: a site that refuses to train may want its digests back too."""

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.layers import with_rows
-from perennial.strategies.digests.carried_over import CarriedOver
 from perennial.strategies.digests.lending import DigestLending
 from perennial.strategies.digests.recall import Recall
 from perennial.strategies.round.nested_state import nested, part
@@ -32,14 +31,14 @@ class ServerNetworks:
         self.guidance = producer.to(self.run.device)
         self.velocities: tuple[Tensor | None, Tensor | None] = (None, None)
         self._recall: Recall | None = None
-        self._withdrawals = self.lending.withdrawals
+        self.seen_withdrawals = self.lending.withdrawals
 
     def forget_withdrawn(self) -> None:
         """What was trained on withdrawn digests and goes on starts anew: guidance and velocities.
 
         The model keeps what it has learnt; only a run without the site is free of it.
         """
-        if self.lending.withdrawals != self._withdrawals:
+        if self.lending.withdrawals != self.seen_withdrawals:
             self.begin()
 
     def grow(self) -> None:
@@ -47,23 +46,19 @@ class ServerNetworks:
         self._recall = None
         self.velocities = (None, self.velocities[1])
 
-    def carried_over(self) -> CarriedOver:
-        """What one that goes on from here takes over; nothing that was trained on withdrawn digests."""
-        self.forget_withdrawn()
-        guidance = self.guidance.state_dict()
-        return CarriedOver(self.lending, guidance, self._withdrawals, self.own, self.velocities[1])
-
-    def inherit(self, source: CarriedOver, own: Arrays, *, as_former: bool) -> None:
+    def inherit(self, source: "ServerNetworks", own: Arrays, *, as_former: bool) -> None:
         """Begin with another's guidance, and if it served this group before, with its layers too.
 
-        own: what the server's own layers begin as, and their rows of new classes.
+        Nothing that was trained on withdrawn digests is taken over. own: what the server's own layers begin
+        as, and their rows of new classes.
         """
+        source.forget_withdrawn()
         self.lending, self.own = source.lending, dict(own)
-        self.guidance.load_state_dict(source.guidance)
-        self._withdrawals = source.withdrawals
+        self.guidance.load_state_dict(source.guidance.state_dict())
+        self.seen_withdrawals = source.seen_withdrawals
         if as_former:
             self.own = {name: with_rows(source.own[name], tensor) for name, tensor in own.items()}
-            self.velocities = (None, source.velocity)
+            self.velocities = (None, source.velocities[1])
 
     def recall(self, reference: Arrays) -> Recall:
         """The server's networks for this task's number of classes."""
@@ -87,7 +82,7 @@ class ServerNetworks:
         for name, velocity in zip(("model", "producer"), self.velocities, strict=True):
             if velocity is not None:
                 state[f"velocity/{name}"] = velocity
-        return state | {"withdrawals": self._withdrawals}
+        return state | {"withdrawals": self.seen_withdrawals}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore state_dict()."""
@@ -95,4 +90,4 @@ class ServerNetworks:
         self.own = part("own", state)
         kept = {name: velocity.to(self.run.device) for name, velocity in part("velocity", state).items()}
         self.velocities = kept.get("model"), kept.get("producer")
-        self._withdrawals = state["withdrawals"]
+        self.seen_withdrawals = state["withdrawals"]

@@ -11,46 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim.sgd import sgd
 
-from perennial.config.learner import LearnerConfig
+from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.learning.optimizers import FlatOptimizer
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.flat import FlatParameters
 from perennial.strategies.round.request import Arrays
 
-
-class Momentum:
-    """Stochastic gradient descent over one flat vector; its velocity can be kept.
-
-    The functional form of PyTorch's rule, because building its class imports a compiler.
-    """
-
-    def __init__(
-        self, lr: float, momentum: float, velocity: Tensor | None = None, weight_decay: float = 0.0
-    ) -> None:
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self._velocity: list[Tensor | None] = [velocity]
-
-    @property
-    def velocity(self) -> Tensor | None:
-        return self._velocity[0]
-
-    @torch.no_grad()
-    def step(self, flat: FlatParameters) -> None:
-        """Apply the gradient and clear it."""
-        sgd(
-            [flat.trainable],
-            [flat.gradient],
-            self._velocity,
-            foreach=False,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            lr=self.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        flat.gradient.zero_()
+SERVER_MOMENTUM = 0.9
+Velocities = tuple[Tensor | None, Tensor | None]
+"""Of the model and of the producer."""
 
 
 def epochs_of_a_site(samples: int, digests: int, learner: LearnerConfig) -> int:
@@ -98,16 +68,19 @@ class Recall:
         features: Tensor,
         labels: Tensor,
         epochs: int,
-        descent: Momentum,
+        config: Optimizer,
         generator: np.random.Generator,
+        progress: float = 0.0,
     ) -> tuple[dict[str, Tensor], float, int, float] | None:
         """(update, its L2 norm, steps, loss) of an absent site: the model trained on its digests.
 
-        The guidance is fixed. reference: the model that the round started from. Own tensors are trained along
-        and are no part of the update. Without epochs it is zero; None when training diverged.
+        The guidance is fixed. reference: the model that the round started from. config, progress: of the
+        sites' optimiser. Own tensors are trained along and are no part of the update. Without epochs it is
+        zero; None when training diverged.
         """
         self.flat.load(reference)
         before = self.flat.vector.clone()
+        descent = FlatOptimizer(config, self.flat.trainable, self.flat.gradient, progress)
         with torch.no_grad():
             inputs = self.inputs(features)
         steps, total = 0, 0.0
@@ -119,7 +92,8 @@ class Recall:
                 if self.pull:
                     anchor = before[: len(self.flat.trainable)]
                     self.flat.gradient.add_(self.flat.trainable - anchor, alpha=self.pull)
-                descent.step(self.flat)
+                descent.step()
+                self.flat.gradient.zero_()
                 steps, total = steps + 1, total + float(loss.detach()) * len(rows)
         update = self.flat.vector - before
         if not bool(torch.isfinite(update).all()):
@@ -135,26 +109,36 @@ class Recall:
         features: Tensor,
         labels: Tensor,
         epochs: int,
-        descents: tuple[Momentum, Momentum],
+        rates: tuple[float, float],
         generator: np.random.Generator,
-    ) -> dict[str, Tensor] | None:
-        """The aggregate trained further on all digests, together with the guidance producer.
+        velocities: Velocities = (None, None),
+    ) -> tuple[dict[str, Tensor], Velocities] | None:
+        """(the aggregate trained further on all digests, with the guidance producer, velocities after that).
 
-        descents: of the model and of the producer; they keep their velocity from round to round. None when
-        training diverged; the producer is then as it was.
+        rates: of the model and of the producer. None when training diverged; the producer is then as it was.
         """
         self.flat.load(aggregate)
         producer = self.producer.vector.clone()
+        networks = self.flat, self.producer
+        descents: list[FlatOptimizer] = []
+        for flat, lr, velocity in zip(networks, rates, velocities, strict=True):
+            config = Optimizer(lr=lr, momentum=SERVER_MOMENTUM)
+            descents.append(FlatOptimizer(config, flat.trainable, flat.gradient))
+            if velocity is not None:
+                descents[-1].move(flat.trainable, flat.gradient, [velocity])
         for _ in range(epochs):
             for rows in self._batches(len(features), generator, features.device):
                 logits = self.model.forward_digest(self.inputs(features[rows]), features[rows])
                 F.cross_entropy(logits, labels[rows]).backward()
-                for descent, flat in zip(descents, (self.flat, self.producer), strict=True):
-                    descent.step(flat)
+                for descent, flat in zip(descents, networks, strict=True):
+                    descent.step()
+                    flat.gradient.zero_()
         if not bool(torch.isfinite(self.flat.vector).all() and torch.isfinite(self.producer.vector).all()):
             self.producer.vector.copy_(producer)
             return None
-        return {name: tensor.clone() for name, tensor in self.flat.views(self.flat.vector).items()}
+        trained = {name: tensor.clone() for name, tensor in self.flat.views(self.flat.vector).items()}
+        model, guidance = (next(iter(descent.states), None) for descent in descents)
+        return trained, (model, guidance)
 
     @torch.no_grad()
     def loss(self, arrays: Arrays, features: Tensor, labels: Tensor) -> float:

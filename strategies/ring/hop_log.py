@@ -25,6 +25,9 @@ FILE = "ring.safetensors"
 SAVE_EVERY = 1.0
 """Seconds of work that a stop may cost; hops of a simulation are shorter, and do not wait for the disk."""
 
+KEPT = ("norm", "num_examples", "train_loss", "steps", "notes", "scaled", "capped")
+"""What a hop keeps of the reply that was taken."""
+
 
 @dataclass(frozen=True)
 class Hop:
@@ -52,22 +55,8 @@ class Hop:
     @classmethod
     def of(cls, reply: Admitted, sweep: int, received: int, sent: int, facts: dict[str, Any]) -> "Hop":
         """The hop of a reply that was taken."""
-        return cls(
-            reply.site,
-            sweep,
-            "taken",
-            "",
-            reply.norm,
-            reply.num_examples,
-            reply.train_loss,
-            reply.steps,
-            received,
-            sent,
-            reply.notes,
-            reply.scaled,
-            reply.capped,
-            facts,
-        )
+        told = {name: getattr(reply, name) for name in KEPT}
+        return cls(reply.site, sweep, "taken", received=received, sent=sent, facts=facts, **told)
 
     @property
     def reply(self) -> Admitted:

@@ -14,10 +14,10 @@ from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.site_settings import with_settings
+from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, with_settings
 from perennial.strategies.round.traits import Traits
-from perennial.strategies.sums.parameters import parameter_zeros, prefixed, unprefixed
+from perennial.strategies.sums.parameters import parameter_zeros
 
 
 class Corrected(FedAvg):
@@ -72,12 +72,12 @@ class Corrected(FedAvg):
         return {
             "population": sorted(self.population),
             "folded": self.folded,
-            **prefixed("memory", self.memory),
+            **nested("memory", self.memory),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.population, self.folded = set(state["population"]), dict(state["folded"])
-        self.memory = unprefixed("memory", state)
+        self.memory = part("memory", state)
 
 
 class CorrectedMean(WeightedMean):

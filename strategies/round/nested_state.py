@@ -1,4 +1,4 @@
-"""The state of a strategy inside another one, kept under a prefix of its own."""
+"""Values under a prefix of their own: the state of a strategy inside another one, tensors of a request."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,10 +1,12 @@
 """What one round came to: the new model, who took part, and what the operator should read about it."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
+from perennial.protocol.tensors import byte_count
 from perennial.strategies.round.gate import Admitted
 
 
@@ -26,6 +28,18 @@ class RoundOutcome:
     """The method's own facts about this round, JSON-able; written to the journal with the round."""
     warnings: list[str] = field(default_factory=list)
     """Sentences for the operator."""
+
+    def take(self, reply: Admitted) -> None:
+        """Keep what a reply in the model says, without its update: memory must not grow with the sites."""
+        self.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
+        self.bytes_up += byte_count(reply.update) + byte_count(reply.method)
+        self.participants[reply.site] = replace(reply, update={}, method={})
+
+    def without_answer(self, sites: Iterable[str]) -> list[str]:
+        """Those of the sites of which nothing came."""
+        failed = (site for site, _ in (*self.dropped, *self.refused))
+        heard = {*self.participants, *failed}
+        return [site for site in sites if site not in heard]
 
     @property
     def skipped(self) -> bool:

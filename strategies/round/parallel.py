@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -11,13 +11,15 @@ from flwr.app import Message
 
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stack import Stack, stack_of
-from perennial.protocol.tensors import byte_count, pack, unpack
+from perennial.protocol.tensors import Tensors, pack, unpack
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays
+from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.traits import Traits
-from perennial.strategies.round.waiting import WaitingReplies
+from perennial.strategies.sums.update_file import UpdateFile
 
 if TYPE_CHECKING:
     from perennial.strategies.base import IncrementalStrategy
@@ -44,8 +46,7 @@ def parallel_round(strategy: "IncrementalStrategy", ctx: RoundContext) -> RoundO
     count = collect(ctx, aggregator, strategy.traits, exchange, map(itemgetter(1), replies))
     if count >= request.quorum:
         outcome.arrays = unpack(pack(aggregator.result()), "aggregate")
-    heard = {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
-    outcome.absent = [site for site in request.sites if site not in heard]
+    outcome.absent = outcome.without_answer(request.sites)
     outcome.seconds = time.monotonic() - start
     return outcome
 
@@ -57,7 +58,9 @@ def collect(
     request, outcome = ctx.request, ctx.outcome
     stamp = request.stamp if ctx.by_curriculum else None
     gate = Gate(ctx.reference, stamp, ctx.max_update_norm, traits.staleness, request.bounds.max_samples)
-    waiting = WaitingReplies.needed(request.running, ctx.reference)
+    running = request.running
+    # a run's first round has no former one to take bounds from, so its own replies set them
+    waiting = WaitingReplies(running, ctx.reference) if running is not None and running.waiting else None
 
     def admit(message: Message) -> list[Admitted]:
         site = exchange.site_of(message)
@@ -118,10 +121,26 @@ def _take_stack(ctx: RoundContext, aggregator: Aggregator, replies: Sequence[Adm
 
 def _taken(ctx: RoundContext, reply: Admitted) -> None:
     """Show a reply that was aggregated to the observers, and keep what it says."""
-    outcome = ctx.outcome
     for observer in ctx.request.observers:
         observer(reply, ctx.reference, 1)
-    outcome.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
-    outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
-    # the update itself is not kept: memory must not grow with the number of sites
-    outcome.participants[reply.site] = replace(reply, update={}, method={})
+    ctx.outcome.take(reply)
+
+
+class WaitingReplies:
+    """Replies that count once all of them are there: they set their own bounds. Updates wait on disk."""
+
+    def __init__(self, running: RunningBounds, reference: Arrays) -> None:
+        self._running = running
+        self._replies: dict[str, Admitted] = {}
+        self._updates = UpdateFile(reference)
+
+    def add(self, reply: Admitted) -> None:
+        """Keep one reply. Raises OSError when the disk is full."""
+        self._updates.add(reply.site, reply.update)
+        self._replies[reply.site] = replace(reply, update={})
+
+    def counting(self) -> Iterator[Admitted]:
+        """All replies, in the order of the sites' names."""
+        self._running.see_all(self._replies.values())
+        for site, update in self._updates:
+            yield replace(self._replies[site], update=Tensors(update))

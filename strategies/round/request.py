@@ -1,13 +1,15 @@
 """What the curriculum passes to a strategy: the start of a task, and the request of one round."""
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
+from perennial.learning.worth import Worth
 from perennial.privacy.signed_sums import Signer
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
@@ -15,7 +17,6 @@ from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.previous import PreviousModel
 
 if TYPE_CHECKING:
-    from perennial.strategies.ring.turns import Weighing
     from perennial.strategies.round.gate import Admitted
     from perennial.strategies.round.running_bounds import RunningBounds
 
@@ -34,6 +35,19 @@ class TaskStart:
     new_classes: range
     reference: Arrays
     sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """Have models of a ring measured before, in and after some sweeps of a round.
+
+    weigh: from a model to its worth on each class; None if nobody could measure it. sweeps: those whose
+    models are weighed. first: weigh before a site gets the model, not while it works.
+    """
+
+    weigh: Callable[[Arrays], Worth | None]
+    sweeps: frozenset[int]
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ class RoundRequest:
     """See each reply that was aggregated, while its update is still there, and change nothing."""
     signers: Mapping[str, Signer] = field(default_factory=dict)
     """The signing keys of the sites that sign their sums."""
-    weighing: "Weighing | None" = None
+    weighing: Weighing | None = None
     """How the turns of a ring are valued; None: they are not."""
 
     @property
@@ -80,3 +94,8 @@ class RoundRequest:
             clip_norm=self.clip_norm,
             **fields,
         )
+
+
+def with_settings(request: TrainRequest, **settings: Any) -> TrainRequest:
+    """request with more settings for the site, beside those that an outer strategy put there."""
+    return replace(request, settings=json.dumps({**json.loads(request.settings), **settings}, sort_keys=True))

@@ -92,7 +92,7 @@ class MaskedRound:
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
             facts: dict[str, float] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
             outcome.details["secure"] = facts | ({"count": count} if layout.counts_within else {})
-        outcome.absent = [site for site in request.sites if site not in self._heard(outcome)]
+        outcome.absent = outcome.without_answer(request.sites)
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         outcome.asked, outcome.seconds = ctx.asked, time.monotonic() - start
         return outcome
@@ -120,9 +120,6 @@ class MaskedRound:
                 f"update was halved {halvings} times, to {found:.3f}"
             )
         return arrays
-
-    def _heard(self, outcome: RoundOutcome) -> set[str]:
-        return {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
 
     def _check(
         self,

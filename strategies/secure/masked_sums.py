@@ -49,25 +49,17 @@ UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32}
 
 
 class MaskedSums:
-    """The masked sums of a run. folder: where progress is kept; None: nowhere."""
+    """The masked sums of a run. folder: where progress is kept; None: nowhere. store: what is kept there."""
 
     def __init__(self, experiment: Experiment, folder: Path | None) -> None:
         assert experiment.secure is not None
         self.experiment, self.settings = experiment, experiment.secure
         self.parameters = experiment.secure.parameters(shared_noise=experiment.privacy.shared)
         self.exchange = Exchange()
-        self._store = SumStore(folder)
+        self.store = SumStore(folder)
         self._peers: dict[str, Peer] = {}
         self._task = 0
         self._ahead: tuple[Attempt, list[Peer], dict[str, Advert]] | None = None
-
-    def token(self, drawn: str) -> str:
-        """The run's token, which is the one just drawn unless a sum was begun under another.
-
-        That happens when a run was stopped before its first checkpoint and starts over: sites go on with the
-        sum that was begun, and make no other one.
-        """
-        return self._store.token(drawn)
 
     def collect(
         self,
@@ -95,15 +87,6 @@ class MaskedSums:
         sites = {site: node for site, node, _ in requests}
         return self.sum(grid, requests[0][2], statistic, about, sites, deadline, with_roster, note)
 
-    def opened_before(self, statistic: str, about: str) -> list[Opened]:
-        """Sums that were opened and are kept, oldest first; of cohorts of sites that share none."""
-        return self._store.all_opened(statistic, about)
-
-    @property
-    def pending(self) -> Subject | None:
-        """The sum of which sites were asked for shares, and too few came to open it."""
-        return self._store.pending
-
     def sum(
         self,
         grid: Grid,
@@ -121,14 +104,14 @@ class MaskedSums:
         deadline: seconds for each exchange. Raises NotEnough, saying what is missing, when nothing is opened.
         """
         subject = Subject(stamp.round, statistic, model)
-        for done in reversed(self._store.all_opened(statistic, model)):
+        for done in reversed(self.store.all_opened(statistic, model)):
             # another cohort's sum may be about the same
             if set(done.survivors) & sites.keys():
                 return done
-        waiting = self.pending
+        waiting = self.store.pending
         if waiting is not None and waiting.statistic in ONCE and waiting.model != model:
             raise NotEnough(f"the {waiting.statistic} of round {waiting.round} wait to be opened first")
-        session = self._store.found(subject)
+        session = self.store.found(subject)
         models: dict[str, str] = {}
         if session is None or not self._goes_on(session, subject, sites):
             session = self._enrolled(grid, stamp, subject, sites, deadline, note)
@@ -147,7 +130,7 @@ class MaskedSums:
         roster = tuple(member.name for member in session.members)
         kept = tuple(sorted({*models.values()}))
         opened = Opened(words, tuple(session.survivors), roster, kept, session.attempt.number)
-        self._store.keep_opened(subject, opened)
+        self.store.keep_opened(subject, opened)
         return opened
 
     def _goes_on(self, session: ServerSession, subject: Subject, sites: Sites) -> bool:
@@ -194,7 +177,7 @@ class MaskedSums:
         (attempt, peers, adverts), self._ahead = self._ahead, None
         session = ServerSession(attempt, self.parameters, peers, subject)
         session.enrol(adverts, list(here))
-        self._store.keep(session)
+        self.store.keep(session)
         return session
 
     def _serves(self, here: Sites) -> bool:
@@ -212,7 +195,7 @@ class MaskedSums:
     def _share_requests(self, stamp: Stamp, sites: Sites) -> list[tuple[str, int, ShareRequest]]:
         """Requests for the masks of the next attempt, which is begun by them."""
         peers = [self._peers[name] for name in sorted(sites)]
-        attempt = Attempt(stamp.run, stamp.task, self._store.next_number())
+        attempt = Attempt(stamp.run, stamp.task, self.store.next_number())
         self._ahead = (attempt, peers, {})
         request = ShareRequest(
             **stamp.stamp_fields,
@@ -268,7 +251,7 @@ class MaskedSums:
             except ProtocolError as error:
                 note(name, str(error))
         session.close()
-        self._store.keep(session, total=True)
+        self.store.keep(session, total=True)
         return models
 
     def _vote(
@@ -294,7 +277,7 @@ class MaskedSums:
                 note(name, str(error))
         session.require_votes()
         session.opening = True
-        self._store.keep(session)
+        self.store.keep(session)
 
     def _open(
         self, grid: Grid, stamp: Stamp, session: ServerSession, here: Sites, deadline: float, note: Note
@@ -320,7 +303,7 @@ class MaskedSums:
                 given = Opening(_by_name(reply.seeds_of, reply.seeds), _by_name(reply.keys_of, reply.keys))
                 session.add_opening(name, given)
         self._take_shares(shares)
-        self._store.keep(session)
+        self.store.keep(session)
         return session.open()
 
     def _stamp(self, stamp: Stamp, session: ServerSession) -> dict[str, Any]:

@@ -46,7 +46,11 @@ class SumStore:
         self._number = self._read("number", 0)
 
     def token(self, drawn: str) -> str:
-        """The token that was kept before, or else the one just drawn, which is kept."""
+        """The run's token: the one just drawn, which is kept, unless a sum was begun under another.
+
+        That happens when a run was stopped before its first checkpoint and starts over: sites go on with the
+        sum that was begun, and make no other one.
+        """
         kept = self._read("run", None)
         if kept is None:
             self._write("run", drawn)
@@ -82,7 +86,7 @@ class SumStore:
 
     @property
     def pending(self) -> Subject | None:
-        """What the sum in progress is about, if shares of it were asked for and it is not opened."""
+        """The sum of which sites were asked for shares, and too few came to open it."""
         values = self._read("session", None)
         if values is None or not values["opening"]:
             return None
@@ -113,7 +117,7 @@ class SumStore:
                 path.with_suffix(".bin").unlink(missing_ok=True)
 
     def all_opened(self, statistic: str, model: str) -> list[Opened]:
-        """Sums of this that were opened before, oldest first; of different sites when there are several."""
+        """Sums of this that were opened before, oldest first; of cohorts of sites that share none."""
         found = []
         for path in [] if self._folder is None else sorted(self._folder.glob("opened-*.json")):
             facts = json.loads(path.read_bytes())

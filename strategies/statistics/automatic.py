@@ -16,6 +16,7 @@ from torch import Tensor
 from perennial.config.analytic import MOST_CANDIDATES
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import NEVER, LinearHead, Sums, gaussian, ridge, within_class
+from perennial.models.feature_maps.fixed import places_of
 from perennial.strategies.statistics.heads import HeadSettings
 from perennial.strategies.statistics.statistics_round import StatisticsRound
 
@@ -66,7 +67,7 @@ class AutomaticHead(HeadSettings):
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
         """The head of a candidate, whose weights on features that it does not see are 0."""
         candidate = self.candidates[int(shrinkage)]
-        places = self._places(candidate.maps)
+        places = places_of(self.widths, candidate.maps)
         solve = {"gaussian": gaussian, "ridge": _ridge, "ridge, classes alike": _alike}[candidate.kind]
         head = solve(_part(sums, places), candidate.shrinkage)
         weight = torch.zeros(len(head.bias), len(sums.gram) - 1, dtype=torch.float64)
@@ -114,10 +115,6 @@ class AutomaticHead(HeadSettings):
         ranked = sorted(best, key=lambda found: -found[0])
         self.tried[:] = [self._told(number, *values[number]) for _, number in ranked]
         return ranked
-
-    def _places(self, maps: Sequence[int]) -> Tensor:
-        starts = [sum(self.widths[:place]) for place in range(len(self.widths))]
-        return torch.cat([torch.arange(starts[m], starts[m] + self.widths[m]) for m in maps])
 
     def _judged(self, correct: Tensor, total: Tensor) -> tuple[float, float]:
         """(the criterion, its standard error) of one head on the validation samples."""

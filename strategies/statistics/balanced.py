@@ -110,6 +110,15 @@ class BalancedSums:
             asking.dropped(site, "StatisticsReply: statistics: counts: more samples than the site had told")
         return fits
 
+    def has(self, task: int, site: str) -> bool:
+        return task in self.kept and self.kept[task].has(task, site)
+
+    @property
+    def number(self) -> int:
+        """Samples of all sites and tasks, which weighted sums do not say."""
+        return sum(sum(row) for counts in self.counts.values() for row in counts.values())
+
+    @property
     def total(self) -> Statistics | None:
         """Over all tasks; None before the first sums."""
         totals = [kept.total for _, kept in sorted(self.kept.items()) if kept.total is not None]
@@ -119,7 +128,9 @@ class BalancedSums:
         """The site's samples of all tasks."""
         return sum(sum(counts.get(site, ())) for counts in self.counts.values())
 
+    @property
     def sites(self) -> list[str]:
+        """Whose sums are there, in order of name."""
         return sorted({site for counts in self.counts.values() for site in counts})
 
     def state(self) -> dict[str, Any]:

@@ -24,8 +24,7 @@ def require_own_sums(bounds: BoundsConfig, own: bool) -> None:
 def parts_of(kept: KeptSums, bounds: BoundsConfig) -> dict[tuple[int, str], int]:
     """(task, site) -> parts of PARTS by which its sums count; those that count whole are left out."""
     given = kept.contributions
-    sites = sorted({site for of_task in given.values() for site in of_task})
-    registered = parts_by_registration({site: kept.samples(site) for site in sites}, bounds.registered)
+    registered = parts_by_registration({site: kept.samples(site) for site in kept.sites}, bounds.registered)
     found = {}
     for task, of_task in given.items():
         names = sorted(of_task)

@@ -14,7 +14,6 @@ from perennial.learning.analytic.cross_site import (
     turned,
 )
 from perennial.learning.analytic.solve import LinAlgError, Sums
-from perennial.learning.analytic.statistics import Statistics
 from perennial.strategies.statistics.kept import KeptSums
 
 DEAR = 1e11
@@ -37,13 +36,10 @@ def sums_by_site(kept: KeptSums, classes: range) -> dict[str, Sums]:
         raise DataError("cross-site table: no site has sent sums yet")
     basis = basis_of(Sums.of(kept.total.over(classes)))
     found: dict[str, Sums] = {}
-    for site in sorted({site for of_task in kept.contributions.values() for site in of_task}):
-        own: Statistics | None = None
-        for task in kept.contributions_of(site):
-            part = kept.kept(task, site)
-            own = part if own is None else own + part
+    for site in kept.sites:
+        own = kept.of_site(site, classes)
         if own is not None and own.samples:
-            found[site] = turned(Sums.of(own.over(classes)), basis)
+            found[site] = turned(Sums.of(own), basis)
     return found
 
 

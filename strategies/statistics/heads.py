@@ -9,7 +9,7 @@ from pydantic import Field
 from perennial.config.analytic import GAMMAS, LAMBDAS, shrinkage_of
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
-from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
+from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, best_by_gcv, gaussian, ridge
 from perennial.strategies.statistics.statistics_round import StatisticsRound
 
 Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
@@ -104,18 +104,15 @@ class HeadSettings:
             return gaussian(sums, shrinkage, self.prior)
         return ridge(sums, shrinkage, self.standardise)
 
-    def by_gcv(self, sums: Sums) -> float:
-        """The shrinkage that cross-validation from the sums prefers; of equals the largest."""
-        scores = gcv(sums, list(self.shrinkages), self.standardise)
-        return max(zip([-score for score in scores], self.shrinkages, strict=True))[1]
-
     def without_asking(self, sums: Sums) -> float:
         """The given one, or the one by gcv. Raises ConfigError where validation samples should choose."""
         if self.shrinkage == "validation":
             raise ConfigError(
                 "strategy.shrinkage: found 'validation', which asks the sites; allowed a number"
             )
-        return self.by_gcv(sums) if self.shrinkage == "gcv" else float(self.shrinkage)
+        if self.shrinkage == "gcv":
+            return best_by_gcv(sums, self.shrinkages, self.standardise)
+        return float(self.shrinkage)
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
         """The given one, or the best of those to choose among; of equals the largest.

@@ -1,7 +1,9 @@
 """The sums of a run: one exact total, and what each site sent, so that it can be withdrawn."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,21 @@ class KeptSums:
         }
         return gone
 
+    @property
+    def number(self) -> int:
+        """Samples of all sites and tasks."""
+        return 0 if self.total is None else self.total.samples
+
+    @property
+    def sites(self) -> list[str]:
+        """Whose sums are there, in order of name."""
+        return sorted({site for sites in self.contributions.values() for site in sites})
+
+    def of_site(self, site: str, classes: range) -> Statistics | None:
+        """One site's own sums of all tasks; None where it gave none. Raises StateError as kept does."""
+        parts = [self.kept(task, site).over(classes) for task in self.contributions_of(site)]
+        return reduce(operator.add, parts) if parts else None
+
     def contributions_of(self, site: str) -> dict[int, dict[str, Any]]:
         """task -> {sha256, samples} of what a site gave."""
         return {task: sites[site] for task, sites in sorted(self.contributions.items()) if site in sites}
@@ -142,11 +159,6 @@ class KeptSums:
                 found.total = statistics if found.total is None else found.total + statistics
                 found.contributions.setdefault(number, {})[site] = sites[site]
         return found
-
-    def forget_task(self, task: int, total: Statistics | None) -> None:
-        """What was given for a task no longer counts; total: of the others."""
-        self.contributions.pop(task, None)
-        self.total = total
 
     def samples(self, site: str) -> int:
         """The site's samples of all tasks."""

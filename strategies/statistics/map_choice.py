@@ -107,7 +107,7 @@ class MapChoice:
 
     def _in_order(self, asking: StatisticsRound, rounds: dict[int, StatisticsRound]) -> Sequence[int]:
         """The alternatives, first the one whose masked sum sites were asked to open and did not."""
-        pending = None if asking.masked is None else asking.masked.pending
+        pending = None if asking.masked is None else asking.masked.store.pending
         return sorted(rounds, key=lambda place: pending is None or rounds[place].about(1) != pending.model)
 
 

@@ -1,7 +1,6 @@
 """What noise is in the sums that a run has added up, and whom it leaves uncertain."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,18 +31,12 @@ def noise_of_one(width: int, experiment: Experiment) -> SumsNoise | None:
     return SumsNoise.of(multiplier, width, privacy.blocks, RADIUS_SQUARED)
 
 
-@dataclass(frozen=True)
-class NoisedTotal:
-    """All sums so far. warnings: classes that may be noise alone."""
-
-    sums: NoisedSums
-    warnings: list[str]
-
-
 def noised_total(
     total: Statistics, contributions: Mapping[int, Mapping[str, Any]], services: RunContext
-) -> NoisedTotal:
-    """The sums with the noise that is in them: products of every release, a class's of its task's.
+) -> tuple[NoisedSums, list[str]]:
+    """(sums with the noise that is in them, warnings of classes that may be noise alone).
+
+    Products have the noise of every release, a class's sums that of its task's.
 
     contributions: task -> the sites of which sums are in the total.
     """
@@ -62,4 +55,4 @@ def noised_total(
         f"noise may have made all of the samples of classes {', '.join(names[:10])}"
         f"{', ...' if names[10:] else ''}: fewer than two standard deviations of it were found"
     )
-    return NoisedTotal(sums, [said] if names else [])
+    return sums, [said] if names else []

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -101,7 +102,7 @@ class StatisticsRound:
 
     def in_order(self, tasks: Iterable[int]) -> list[int]:
         """The tasks, first the one whose sum sites were asked to open and did not; it cannot be made anew."""
-        pending = None if self.masked is None else self.masked.pending
+        pending = None if self.masked is None else self.masked.store.pending
         if pending is None:
             return list(tasks)
         return sorted(tasks, key=lambda task: self.about(task) != pending.model)
@@ -119,7 +120,7 @@ class StatisticsRound:
         assert self.masked is not None
         about = self.about(task)
         left = dict.fromkeys(sites)
-        for opened in self.masked.opened_before("statistics", about):
+        for opened in self.masked.store.all_opened("statistics", about):
             if left.keys() & set(opened.survivors):
                 left = {site: None for site in left if site not in opened.survivors}
                 yield opened, self._of_cohort(opened, classes)
@@ -186,14 +187,8 @@ class StatisticsRound:
             statement = Statement.from_json(json.loads(reply.statement or "null"))
             stamp, listed = self.request.stamp, lists(key.row for key in self.signers)
             expected = (site, stamp.run, stamp.experiment, stamp.class_order, reply.of_task, self.features)
-            told = (
-                statement.site,
-                statement.run,
-                statement.experiment,
-                statement.class_order,
-                statement.task,
-            )
-            if (*told, statement.features) != expected or statement.signers not in listed:
+            told = attrgetter("site", "run", "experiment", "class_order", "task", "features")(statement)
+            if told != expected or statement.signers not in listed:
                 raise ValueError("of another run, task or list of signers")
             if f"{site} {statement.key}" not in {key.row for key in self.signers} or not statement.signed:
                 raise ValueError("its signature is not the site's")

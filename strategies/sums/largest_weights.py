@@ -1,17 +1,10 @@
 """Keeping the updates that may turn out to have the largest weights, before the weights are known."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
 Factors = tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    factors: Factors
-    update: Mapping[str, Tensor]
 
 
 class LargestWeights:
@@ -24,13 +17,13 @@ class LargestWeights:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._kept: dict[str, _Entry] = {}
+        self._kept: dict[str, tuple[Factors, Mapping[str, Tensor]]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def update(self, site: str) -> Mapping[str, Tensor]:
-        return self._kept[site].update
+        return self._kept[site][1]
 
     def offer(self, site: str, factors: Factors, update: Mapping[str, Tensor]) -> None:
         """Note one site's factors, and the update that they weigh.
@@ -40,17 +33,17 @@ class LargestWeights:
         """
         if self._above(factors) >= self._count:
             return
-        self._kept[site] = _Entry(factors, update)
+        self._kept[site] = factors, update
         outdone = [
             name
-            for name, entry in self._kept.items()
-            if name != site and _below(entry.factors, factors) and self._above(entry.factors) > self._count
+            for name, (own, _) in self._kept.items()
+            if name != site and _below(own, factors) and self._above(own) > self._count
         ]
         for name in outdone:
             del self._kept[name]
 
     def _above(self, factors: Factors) -> int:
-        return sum(_below(factors, entry.factors) for entry in self._kept.values())
+        return sum(_below(factors, others) for others, _ in self._kept.values())
 
 
 def _below(factors: Factors, others: Factors) -> bool:

@@ -4,9 +4,8 @@ A round may lose a little by chance, and more where sites hold different classes
 the held-out samples' own uncertainty and beside what the task's earlier rounds did.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 EARLIER = 4
 """Rounds of a task that must be known before one of them can be rolled back."""
@@ -50,6 +49,3 @@ class Rollback:
         self.changes.append(change)
         self.in_a_row = 0
         return False
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)

@@ -30,9 +30,10 @@ class SiteJudge:
 
     def __call__(self, grid: Grid, request: RoundRequest, arrays: Arrays) -> Worth | None:
         """Median accuracy on each class; None when no site has measured."""
-        requests = [
-            (site, node, self._message(site, request, arrays)) for site, node in request.sites.items()
-        ]
+        requests: list[tuple[str, int, EvaluateRequest]] = []
+        for sites, fields in request.previous.fields_for(request.sites):
+            message = EvaluateRequest(**request.stamp.stamp_fields, arrays=Tensors(arrays), **fields)
+            requests += [(site, request.sites[site], message) for site in sites]
         self.sent += sum(message.tensor_bytes for _, _, message in requests)
         replies = ask(
             grid,
@@ -49,13 +50,6 @@ class SiteJudge:
                 if total:
                     shares[label].append(correct / total)
         return [median(found) if found else None for found in shares] if any(shares) else None
-
-    def _message(self, site: str, request: RoundRequest, arrays: Arrays) -> EvaluateRequest:
-        return EvaluateRequest(
-            **request.stamp.stamp_fields,
-            arrays=Tensors(arrays),
-            **request.previous.fields_of(site),
-        )
 
 
 def site_judge(services: RunContext, estimator: str, utility: str) -> SiteJudge:

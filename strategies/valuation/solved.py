@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError, DataError
-from perennial.learning.analytic.cross_site import added, best_shrinkage, error_of_all
-from perennial.learning.analytic.solve import LinearHead, Sums, ridge, solve
+from perennial.learning.analytic.cross_site import LAMBDAS, added, error_of_all
+from perennial.learning.analytic.solve import LinearHead, Sums, best_by_gcv, ridge, solve
 from perennial.learning.analytic.statistics import Statistics
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.statistics.cross_site import sums_by_site
@@ -33,7 +33,7 @@ class Solved:
     def __init__(self, sums: KeptSums, classes: int, head: Callable[[Sums], LinearHead]) -> None:
         """classes: known so far. head: solves, with the shrinkage of the whole."""
         self._sums, self._classes, self._head = sums, range(classes), head
-        self.sites = sorted({site for sites in sums.contributions.values() for site in sites})
+        self.sites = sums.sites
         self._held: dict[str, Statistics] = {}
 
     def value(self, utility: Callable[[dict[str, Tensor]], float]) -> Value:
@@ -56,10 +56,7 @@ class Solved:
     def _own(self, site: str) -> Statistics:
         if site in self._held:
             return self._held[site]
-        total = None
-        for task in self._sums.contributions_of(site):
-            kept = self._sums.kept(task, site).over(self._classes)
-            total = kept if total is None else total + kept
+        total = self._sums.of_site(site, self._classes)
         assert total is not None
         if len(self._held) * total.gram.nbytes < IN_MEMORY:
             self._held[site] = total
@@ -78,7 +75,7 @@ class JudgedBySites:
         """Raises DataError where there are no sums; StateError where a site's own were not kept."""
         self._sums = sums_by_site(kept, range(classes))
         self.sites = sorted(self._sums)
-        self._shrinkage = best_shrinkage(added(list(self._sums.values())))
+        self._shrinkage = best_by_gcv(added(list(self._sums.values())), LAMBDAS)
         self._errors: dict[frozenset[int], list[float]] = {frozenset(): [1.0] * len(self.sites)}
 
     def values(self) -> list[Value]:

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.client.own_layers import keep_own_layers, with_own_layers
+from perennial.client.own_model import keep_own_layers, with_own_layers
 from perennial.client.state import SiteState
 from perennial.data.augmentation import to_float
 from perennial.data.images import ImageReading, read_images

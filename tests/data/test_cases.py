@@ -24,6 +24,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
 from perennial.server.external import Outside, judge, outside_data
+from tests.federations import resolved
 
 SIZE = (12, 16)
 MAP: dict[str, Any] = {
@@ -135,7 +136,7 @@ def test_a_run_counts_and_judges_cases(finished: Path) -> None:
     assert run.summary["final_accuracy"] > 0.8
     # what is written down reads the same: the size is of one image
     assert run.experiment.data.size == SIZE
-    assert federation.resolved(run.experiment.data).size == SIZE
+    assert resolved(federation, run.experiment.data).size == SIZE
 
 
 def test_a_model_of_cases_predicts_a_folder_of_images(finished: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, content_groups
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
+from tests.federations import resolved
 
 FIVE_TASKS = TasksConfig(count=5, rounds=2)
 
@@ -218,11 +219,11 @@ def test_a_table_of_many_sites_is_read_again_as_it_was(tmp_path: Path) -> None:
     assert federation.input_shape == (5,)
     assert not x.isnan().any()
     assert (((x - federation.mean) / federation.std)[::5, 0] == 0).all()
-    resolved = federation.resolved(config)
-    assert resolved.columns == {"size": "numeric", "sex": ("f", "m")}
-    assert resolved.classes == ("a", "b")
-    assert DataConfig.model_validate(resolved.model_dump(mode="json")) == resolved
-    again = build(resolved, TasksConfig(count=2, rounds=1), 0)
+    described = resolved(federation, config)
+    assert described.columns == {"size": "numeric", "sex": ("f", "m")}
+    assert described.classes == ("a", "b")
+    assert DataConfig.model_validate(described.model_dump(mode="json")) == described
+    again = build(described, TasksConfig(count=2, rounds=1), 0)
     assert torch.equal(again.mean, federation.mean) and torch.equal(again.std, federation.std)
     assert torch.equal(again.site("site-0").x, x)
 

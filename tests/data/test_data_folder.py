@@ -314,7 +314,7 @@ def test_a_path_of_a_manifest_that_cannot_be_one_is_named(tmp_path: Path) -> Non
 def test_decoded_images_are_kept_until_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perennial.data import folder as module
+    from perennial.data import images as module
 
     decoded: list[int] = []
     decode = module.read_images

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perennial.data.apportion import apportion
-from perennial.data.group_partition import group_holders, group_of_site
-from perennial.data.partition import Partition, partition, share_out
+from perennial.data.partition import Partition, group_holders, group_of_site, partition, share_out
 from perennial.data.partition_config import PartitionConfig
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream

@@ -21,6 +21,7 @@ from perennial.data.federation import build
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, content_groups, simulation_key, text_groups
 from perennial.data.tasks_config import TasksConfig
+from tests.federations import resolved
 
 ONE_TASK = TasksConfig(count=1, rounds=1, order="natural")
 KEY = bytes(range(32))
@@ -109,7 +110,7 @@ def parts_of(
         for row in rows:
             found[table[order[row]][:2]] += (part,)
     if described["source"] != "csv" and "samples_limit" not in block:
-        here = federation.resolved(config).model_copy(update={"sites": None})
+        here = resolved(federation, config).model_copy(update={"sites": None})
         alone = load_site(here, classes, "a", 3, simulation_key(3))
         for part in ("train", "validation", "test"):
             for row in alone.part(part).tolist():

@@ -16,6 +16,7 @@ from perennial.data.sources import load
 from perennial.data.table_columns import feature_count, numeric_indices
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
+from tests.federations import resolved
 
 
 def read(path: Path, **block: Any) -> Source:
@@ -80,10 +81,10 @@ def test_a_category_called_other_and_a_column_called_as_an_indicator_have_their_
     assert np.array_equal(source.mean.numpy(), [0, 0, 0, 0, nan, 0, nan, 0], equal_nan=True)
     federation = build(config, TasksConfig(count=2, rounds=1), 1)
     assert federation.mean.tolist() == [0, 0, 0, 0, 40, 0, 4, 0]
-    resolved = federation.resolved(config)
-    assert resolved.normalise is not None and resolved.normalise.mean == {"age": 40, "age missing": 4}
-    assert load(resolved, 0).mean.tolist() == federation.mean.tolist()
-    declared = resolved.model_copy(update={"path": None})
+    described = resolved(federation, config)
+    assert described.normalise is not None and described.normalise.mean == {"age": 40, "age missing": 4}
+    assert load(described, 0).mean.tolist() == federation.mean.tolist()
+    declared = described.model_copy(update={"path": None})
     assert declared_input_shape(declared) == (8,)
     assert declared_constants(declared)[0].tolist() == federation.mean.tolist()
 

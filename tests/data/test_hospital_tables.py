@@ -15,6 +15,7 @@ from perennial.data.samples import Source
 from perennial.data.sources import load
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
+from tests.federations import resolved
 
 ONE_TASK = TasksConfig(count=1, rounds=1)
 
@@ -137,8 +138,8 @@ def test_what_stands_for_a_missing_number(
     x = next(iter(federation.sites.values())).x
     assert (x[3, 0].item(), x[1, 2].item()) == pytest.approx(stands)
     assert x[:, 1].tolist() == [0, 0, 0, 1, 0] and x[:, 3].tolist() == [0, 1, 0, 0, 0]
-    resolved = federation.resolved(block)
-    again = build(resolved, ONE_TASK, 1)
+    described = resolved(federation, block)
+    again = build(described, ONE_TASK, 1)
     assert torch.equal(next(iter(again.sites.values())).x, x)
     assert not again.estimated_constants and federation.estimated_constants
 

@@ -239,18 +239,6 @@ def test_inputs_may_lie_with_their_channels_last(augmented: bool) -> None:
     Case(built(SMALL, (3, 8, 8)), learner(), sets, augmentation).agrees()
 
 
-def test_frozen_rows_of_the_head_stay() -> None:
-    model = built({"name": "small_cnn", "freeze_old_rows": True}, (1, 8, 8))
-    before = built(SMALL, (1, 8, 8), 4)
-    model.begin_task(complete_state(before))
-    sets = [samples(size, (1, 8, 8)) for size in RAGGED]
-    case = Case(model, learner(optimizer={"lr": 0.05, "weight_decay": 0.1}), sets)
-    case.agrees()
-    for result in case.together():
-        update = case.flat.views(result.update)
-        assert not update["head.weight"][:4].any() and update["head.weight"][4:].any()
-
-
 def test_each_site_has_its_own_correction() -> None:
     subject = case(SMALL, learner())
     shifts = [0.1 * torch.randn(len(subject.flat.vector), generator=_torch(site)) for site in range(5)]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError
 from perennial.learning.analytic.cross_site import (
+    LAMBDAS,
     added,
     basis_of,
     class_differences,
@@ -16,7 +17,7 @@ from perennial.learning.analytic.cross_site import (
     guess_error,
     turned,
 )
-from perennial.learning.analytic.solve import Sums, ridge
+from perennial.learning.analytic.solve import Sums, best_by_gcv, ridge
 from perennial.learning.analytic.statistics import Collector
 from perennial.models.feature_maps.ball import on_grid
 
@@ -81,7 +82,7 @@ def test_with_one_class_nobody_is_judged_and_no_guess_of_error_zero_is_divided_b
 def test_benefit_is_what_leaving_a_site_out_costs_another() -> None:
     sites = federation(3)
     found = cross_site(sites)
-    shrinkage = found.shrinkage["site-0"]
+    shrinkage = best_by_gcv(added([sites["site-1"], sites["site-2"]]), LAMBDAS)
     known = torch.ones(CLASSES, dtype=torch.bool)
     with_it = error_on(ridge(added([sites["site-1"], sites["site-2"]]), shrinkage), sites["site-0"], known)
     without = error_on(ridge(sites["site-2"], shrinkage), sites["site-0"], known)

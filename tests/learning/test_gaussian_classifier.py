@@ -25,7 +25,7 @@ from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
 from perennial.protocol.tensors import Tensors
-from perennial.server.gaussian_head import check_sums, gaussian_head
+from perennial.server.task_end import check_sums, gaussian_head
 from tests.client.test_site_demands import arrays, entries, hospital, stamp
 
 LEARNER: dict[str, Any] = {

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.cli.serve import notices_to
+from perennial.cli.pages import notices_to
 from perennial.deploy.certificates import make_authority, make_server, write_issued
 from perennial.foundation.errors import ConfigError
 from perennial.live.diagnosis import diagnosis

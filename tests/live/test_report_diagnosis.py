@@ -12,8 +12,7 @@ from perennial.live.guard import Sessions
 from perennial.live.operator import OperatorPages
 from perennial.server.fault_kinds import KINDS
 from perennial.server.faults import WENT_BACK, of_summary
-from perennial.server.report.faults import faults_of
-from perennial.server.report.write import write_report
+from perennial.server.report.write import faults_of, write_report
 from perennial.server.run_record import read_run
 from tests.live.test_diagnosis import CALM, MARKED, YEAR
 from tests.live_pages import room_for

@@ -7,7 +7,7 @@ import pytest
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from perennial import run
-from perennial.client import local_training, site_models
+from perennial.client import site_models, training_turn
 from perennial.learning.training import TrainingResult
 from perennial.models import flat
 from perennial.models.incremental import IncrementalModel, complete_state
@@ -42,7 +42,7 @@ def test_nothing_large_outlives_its_use(tmp_path: Path, monkeypatch: pytest.Monk
     """An update is gone before the next site trains; teachers and finished models are no copies."""
     updates: list[StorageWeakRef] = []
     alive: list[int] = []
-    train, teacher, frozen = local_training.train, site_models.SiteModels.teacher, GlobalModel.frozen
+    train, teacher, frozen = training_turn.train, site_models.SiteModels.teacher, GlobalModel.frozen
 
     def watched(*arguments: Any, **keywords: Any) -> TrainingResult:
         alive.append(sum(not update.expired() for update in updates))
@@ -64,7 +64,7 @@ def test_nothing_large_outlives_its_use(tmp_path: Path, monkeypatch: pytest.Monk
         return found
 
     shares: list[str] = []
-    monkeypatch.setattr(local_training, "train", watched)
+    monkeypatch.setattr(training_turn, "train", watched)
     monkeypatch.setattr(site_models.SiteModels, "teacher", shared)
     monkeypatch.setattr(GlobalModel, "frozen", as_it_is)
     overrides = (*SMALL, "learner.distillation.weight=1.0")

@@ -10,8 +10,8 @@ def test_resolved_settings_are_settings_again():
     for settings in (
         {"name": "small_cnn"},
         {"name": "dual_backbone", "backbone": "mlp", "hidden": [32, 16]},
-        {"name": "resnet18", "squeeze_excitation": True, "se_reduction": 16, "norm": "batch"},
-        {"name": "se_cnn", "se_reduction": 4, "freeze_old_rows": True},
+        {"name": "resnet18", "squeeze_excitation": True, "norm": "batch"},
+        {"name": "se_cnn"},
         {"name": "se_cnn", "squeeze_excitation": False},
         {"name": "mlp", "squeeze_excitation": False},
     ):
@@ -27,12 +27,9 @@ def test_resolved_settings_are_settings_again():
         ({"name": "dual_backbone", "backbone": "resnet18", "channels": [8, 8]}, ["'channels'", "resnet18"]),
         ({"name": "mlp", "squeeze_excitation": True}, ["'squeeze_excitation'", "mlp", "resnet18"]),
         (
-            {"name": "se_cnn", "squeeze_excitation": False, "se_reduction": 4},
-            ["'se_reduction'", "squeeze_excitation: true"],
+            {"name": "small_cnn", "channels": [1, 8], "squeeze_excitation": True},
+            ["'channels'", "2 or more"],
         ),
-        ({"name": "small_cnn", "se_reduction": 4}, ["'se_reduction'", "squeeze_excitation: true"]),
-        ({"name": "se_cnn", "se_reduction": 16}, ["'se_reduction'", "1 to 15"]),
-        ({"name": "se_cnn", "se_reduction": 0}, ["se_reduction"]),
         ({"name": "resnet18", "norm": "none"}, ["'norm'", "resnet18", "group, batch"]),
         ({"name": "dual_backbone"}, ["'backbone'", "dual_backbone", "small_cnn"]),
         ({"name": "mlp", "backbone": "small_cnn"}, ["'backbone'", "mlp", "dual_backbone"]),

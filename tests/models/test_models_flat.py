@@ -9,7 +9,7 @@ from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import complete_state, travelling
+from perennial.models.incremental import travelling
 
 SHAPE = (2, 8, 8)
 
@@ -180,40 +180,6 @@ def test_a_model_in_another_precision_or_wholly_frozen_is_refused():
         FlatParameters(_model().double())
     with pytest.raises(StateError, match="nothing can be trained"):
         FlatParameters(_model(norm="none").requires_grad_(False))
-
-
-def test_frozen_rows_keep_their_bits_through_decay_and_momentum():
-    model = _model(freeze_old_rows=True)
-    previous = {key: tensor.clone() for key, tensor in complete_state(model).items()}
-    model.begin_task(None)
-    assert model.frozen_rows == 0
-    model.grow(5, stream(1, "head", 2))
-    model.begin_task(previous)
-    flat = FlatParameters(model)
-    before = flat.vector.clone()
-    optimizer = torch.optim.SGD([flat.trainable], lr=0.1, momentum=0.9, weight_decay=0.1)
-    x, y = _batch()
-    for _ in range(3):
-        flat.gradient.zero_()
-        F.cross_entropy(model(x), y + 2).backward()
-        optimizer.step()
-        flat.keep_frozen_rows(before)
-    changed = flat.views(flat.vector - before)
-    assert (
-        torch.count_nonzero(changed["head.weight"][:3]) == 0
-        and torch.count_nonzero(changed["head.bias"][:3]) == 0
-    )
-    assert (changed["head.weight"][3:] != 0).any(dim=1).all() and (changed["head.bias"][3:] != 0).all()
-
-
-def test_without_freeze_old_rows_nothing_is_held():
-    model = _model()
-    model.begin_task(complete_state(model))
-    flat = FlatParameters(model)
-    before = flat.vector.clone()
-    flat.vector.add_(1)
-    flat.keep_frozen_rows(before)
-    assert torch.equal(flat.vector, before + 1)
 
 
 def test_held_tensors_come_back_to_the_byte_and_others_do_not() -> None:

@@ -80,7 +80,7 @@ def test_an_unprotected_vector_is_charged_as_such() -> None:
 
 
 def test_entries_are_built_in_one_place() -> None:
-    allowed = {"config/charges.py", "privacy/digest_entries.py", "privacy/entries.py"}
+    allowed = {"config/charges.py", "privacy/digests.py", "privacy/entries.py"}
     found = []
     for room in ("client", "server", "strategies", "baselines", "config", "privacy"):
         for path in (ROOT / room).rglob("*.py"):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perennial.benchmarks.attacked_hospital import BASE, Hospital, template_policy
+from perennial.benchmarks.distinguishing import audit
 from perennial.benchmarks.hostile_server import SAMPLE, counted_pixels
 from perennial.client.policy import check_evaluation
 from perennial.config.experiment import Experiment, load_experiment
@@ -25,7 +26,6 @@ from perennial.data.splits import KeyedHash, text_groups
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.privacy.attacks.audit import audit
 from perennial.privacy.composition import compose
 from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
 from perennial.privacy.entries import Entry

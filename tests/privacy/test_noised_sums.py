@@ -19,9 +19,8 @@ from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
 from perennial.learning.analytic.solve import ridge
 from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, unpacked
 from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED, on_grid, within_radius
-from perennial.privacy.block_weights import BLOCKS, UNWEIGHTED, Blocks
 from perennial.privacy.composition import compose
-from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.config import BLOCKS, UNWEIGHTED, Blocks, PrivacyConfig
 from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
@@ -355,7 +354,7 @@ def test_settings_of_noised_sums_are_checked() -> None:
         (PRIVACY | {"clip_norm": 1.0}, "leave it out"),
         (PRIVACY | {"sample_rate": 0.1}, "leave it out"),
         ({"mode": "sample", "release": "sums"}, "noise_multiplier is missing"),
-        (PRIVACY | {"blocks": [0.5, 0, 0.2]}, "the others above 0"),
+        (PRIVACY | {"blocks": [0.5, 0, 0.2]}, "(?s)blocks.*greater than 0"),
         (
             {"mode": "client_local", "noise_multiplier": 1.0, "clip_norm": 1.0, "blocks": [1, 1, 1]},
             "release: sums",

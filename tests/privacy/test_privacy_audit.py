@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perennial.benchmarks.distinguishing import audit, clopper_pearson
 from perennial.foundation.streams import stream
 from perennial.privacy.accountants import make_accountant
-from perennial.privacy.attacks.audit import audit, clopper_pearson
 from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
 from perennial.privacy.noise import SeededNoise

@@ -110,13 +110,6 @@ def test_huge_exponents_stay_finite() -> None:
     assert math.isfinite(invocation_cost([1.0, 2.0, 30.0], 0.1, 1.0, 256, 1000, failure_probability=1e-10))
 
 
-def test_delta_and_epsilon_are_two_readings_of_one_bound() -> None:
-    accountant = run(np.linspace(0.05, 0.4, 50), rounds=10)
-    epsilon = accountant.epsilon(1e-5)
-    assert accountant.delta(epsilon) == pytest.approx(1e-5, rel=1e-6)
-    assert accountant.delta(0.0) <= 1.0
-
-
 def test_one_invocation_too_many_is_refused() -> None:
     accountant = run(np.ones(3), rounds=2)
     with pytest.raises(PrivacyError, match="planned for 2 invocations"):

@@ -62,10 +62,9 @@ def test_zero_update_stays_zero() -> None:
 def test_an_update_that_overflowed_is_released_like_one_of_nothing(value: float) -> None:
     overflowed, nothing = torch.tensor([1.0, value]), torch.zeros(2)
     noise = [SeededNoise(np.random.default_rng(1)) for _ in range(2)]
-    release = protect_update(overflowed, 1.0, 1.0, noise[0])
+    protect_update(overflowed, 1.0, 1.0, noise[0])
     protect_update(nothing, 1.0, 1.0, noise[1])
     assert torch.equal(overflowed, nothing)
-    assert release.clipped and not math.isfinite(release.norm_before)
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan"), float("inf")])
@@ -97,16 +96,13 @@ def test_views_of_one_vector_are_clipped_in_it() -> None:
 
 def test_protected_update_has_the_noise_of_its_setting() -> None:
     vector = torch.full((40_000,), 1.0)
-    release = protect_update(vector, 0.5, 2.0, SeededNoise(stream(1, "dp-noise")))
-    assert release.norm_before == pytest.approx(200.0)
-    assert (release.clipped, release.noise_std, release.noise_source) == (True, 1.0, "seeded")
+    protect_update(vector, 0.5, 2.0, SeededNoise(stream(1, "dp-noise")))
     assert vector.std().item() == pytest.approx(1.0, rel=0.02)
 
 
 def test_zero_update_leaves_as_noise() -> None:
     vector = torch.zeros(40_000)
-    release = protect_update(vector, 1.0, 1.0, SecureNoise())
-    assert (release.norm_before, release.clipped, release.noise_source) == (0.0, False, "secure")
+    protect_update(vector, 1.0, 1.0, SecureNoise())
     assert vector.std().item() == pytest.approx(1.0, rel=0.03)
 
 

@@ -14,10 +14,10 @@ from perennial.config.experiment import load_experiment
 from perennial.config.site import SitePolicy
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.block_weights import UNWEIGHTED
 from perennial.privacy.calibration import gaussian_multiplier
+from perennial.privacy.config import UNWEIGHTED
 from perennial.privacy.digest_config import DigestConfig
-from perennial.privacy.digest_entries import digest_entries
+from perennial.privacy.digests import digest_entries
 from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.noised_sums import replacement, sensitivity
 from perennial.privacy.statistics_digests import LONGEST, drawn_digests, drawn_guarantee

@@ -20,8 +20,8 @@ from perennial.benchmarks.fuzz import (
     site_target,
 )
 from perennial.benchmarks.fuzz_inputs import Choices
+from perennial.benchmarks.what_leaves import DOWN
 from perennial.client.plan import Plan
-from perennial.protocol.document import DOWN
 from perennial.protocol.messages import DescribeRequest
 from perennial.protocol.stamp import Stamp
 

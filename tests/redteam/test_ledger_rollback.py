@@ -178,9 +178,10 @@ def test_a_lost_ledger_is_begun_anew_with_what_was_spent(tmp_path: Path) -> None
 
 def test_carried_totals_stand_in_a_first_line_alone(tmp_path: Path) -> None:
     ledger, _ = spent(tmp_path, elsewhere=False)
+    position, _ = ledger.mark() or pytest.fail("no tip")
     ledger.beside.unlink()
-    last = ledger.tip()[1]
-    line = {"previous": last, "totals": commitment({}), "carried": []}
+    line_before = position.last
+    line = {"previous": line_before, "totals": commitment({}), "carried": []}
     with ledger.path.open("a") as file:
         file.write(json.dumps(line) + "\n")
     with pytest.raises(StateError, match="line 5 does not follow"):

@@ -139,18 +139,59 @@ def test_a_class_that_only_the_site_held_is_named_and_never_predicted(tmp_path: 
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ({"head": "balanced_ridge"}, "nothing can be subtracted"),
         ({"keep_sites": False}, "own sums were kept"),
-        ({"shrinkage": "validation"}, "by --shrinkage"),
+        ({"keep_sites": False, "head": "auto", "shrinkage": None}, "keep_sites is false"),
     ],
 )
 def test_what_cannot_be_withdrawn_is_refused(tmp_path: Path, strategy: dict[str, Any], message: str) -> None:
-    data = DATA | {"validation_fraction": 0.1}
-    run(tmp_path, "run", data=data, tasks=TASKS, strategy=strategy)
+    run(tmp_path, "run", data=CHOOSES, tasks=TASKS, strategy=strategy)
     with pytest.raises((ConfigError, StateError), match=message):
         withdraw(tmp_path / "runs" / "run", "site-1")
-    if "shrinkage" in strategy:
-        verify(withdraw(tmp_path / "runs" / "run", "site-1", shrinkage=0.05))
+
+
+CHOOSES = DATA | {"validation_fraction": 0.2}
+PATCHES = [{"name": "choice", "of": [{"name": "patches", "filters": 12, "size": size} for size in (3, 4)]}]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "features"),
+    [
+        ({"head": "balanced_ridge", "shrinkage": 0.1}, [{"name": "random", "width": 60}]),
+        ({"head": "ridge", "shrinkage": "validation"}, [{"name": "random", "width": 60}]),
+        ({"head": "auto", "shrinkage": None}, [{"name": "random", "width": 60}]),
+        ({"head": "auto", "shrinkage": None}, PATCHES),
+    ],
+    ids=["balanced", "validation", "auto", "maps"],
+)
+def test_a_head_that_samples_chose_is_chosen_again_without_the_site(
+    tmp_path: Path, strategy: dict[str, Any], features: list[dict[str, Any]]
+) -> None:
+    said = {
+        "data": CHOOSES,
+        "tasks": TASKS,
+        "strategy": strategy,
+        "model": {"name": "features", "features": features},
+    }
+    run(tmp_path, "run", **said)
+    folder = tmp_path / "runs" / "run"
+    before = sorted((folder / "checkpoint").glob("previous-*"))
+    assert withdraw(folder, "site-2") is None
+    assert withdraw(folder, "site-2") is None, "said twice, it is done once"
+    left = [*folder.glob("statistics/site-2-*"), *folder.glob("versions/*.safetensors"), *before]
+    assert not [path for path in (folder / "model.safetensors", *left) if path.exists()]
+    found = run(tmp_path, "run", resume="yes", **said)
+    never = run(tmp_path, "never", absence=[{"site": "site-2", "first_round": 1}], **said)
+    assert found["model_sha256"] == never["model_sha256"]
+    assert withdraw(folder, "site-2") is None and (folder / "model.safetensors").exists()
+    with pytest.raises(StateError, match="its sums are in no task"):
+        withdraw(folder, "site-9")
+
+
+def test_nobody_is_left_or_the_run_has_not_finished(tmp_path: Path) -> None:
+    said = {"data": CHOOSES | {"sites": 1}, "tasks": TASKS, "strategy": {"head": "auto", "shrinkage": None}}
+    run(tmp_path, "one", **said)
+    with pytest.raises(StateError, match="the only site"):
+        withdraw(tmp_path / "runs" / "one", "site-0")
 
 
 def test_a_run_under_masks_is_neither_withdrawn_from_nor_merged(runs: Path, tmp_path: Path) -> None:

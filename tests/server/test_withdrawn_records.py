@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from perennial.cli.withdraw import withdraw_command
+from perennial.cli.withdraw import withdraw as site_withdraw
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
 from perennial.client.split_key import keep_split_key, key_of_form
@@ -58,7 +58,7 @@ def simulated(folder: Path, name: str, **policy: Any) -> Site:
 def group(folder: Path, records: np.ndarray, name: str, site: str = "site-2") -> Path:
     np.savez(folder.parent / f"{name}.npz", x=records)
     output = folder.parent / f"{name}.safetensors"
-    list(withdraw_command(folder, "", False, [folder.parent / f"{name}.npz"], None, None, None, site, output))
+    site_withdraw(folder, [folder.parent / f"{name}.npz"], site=site, output=output)
     return output
 
 
@@ -143,7 +143,7 @@ def test_records_of_others_and_of_other_parts_are_refused(runs: Path) -> None:
     with pytest.raises(DataError, match="nothing to take back"):
         group(runs / "whole", site.data.x[site.data.test].numpy(), "held-out")
     with pytest.raises(ConfigError, match="give one of --run TOKEN"):
-        list(withdraw_command(runs / "whole", "", False, [], None, None, None, "site-2", runs / "x"))
+        site_withdraw(runs / "whole", site="site-2", output=runs / "x")
 
 
 def test_the_floor_holds_for_what_goes_and_for_what_stays(runs: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from perennial.config.learner import LearnerConfig
+from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, ProtocolError, StateError
@@ -24,7 +24,7 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_checkpoint
 from perennial.server.summary import hashes_of
 from perennial.strategies.digest_synthesis import DigestSynthesis
-from perennial.strategies.digests.recall import Momentum, Recall, epochs_of_a_site
+from perennial.strategies.digests.recall import Recall, epochs_of_a_site
 from perennial.strategies.digests.store import DigestStore, checked
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
@@ -173,7 +173,6 @@ def test_an_experiment_that_cannot_make_or_read_digests_is_refused(
         {"recall_epochs": -1},
         {"held_out": 1},
         {"server_lr": 0.0},
-        {"server_momentum": 1.0},
         {"weights": "equal"},
         {"bas": "fedavg"},
     ],
@@ -244,21 +243,25 @@ def digests(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(count, *SHAPE, generator=generator), labels / labels.sum(1, keepdim=True)
 
 
+def sgd(lr: float) -> Optimizer:
+    return Optimizer(lr=lr, momentum=0.9)
+
+
 def test_recall_leaves_the_guidance_and_the_encoder_alone_and_the_joint_step_trains_the_guidance() -> None:
     recall = networks()
     reference = {name: tensor.clone() for name, tensor in travelling(recall.model).items()}
     encoder = {name: tensor.clone() for name, tensor in recall.model.encoder.state_dict().items()}
     guidance = recall.producer.vector.clone()
-    nothing = recall.stand_in(reference, *digests(), 0, Momentum(0.1, 0.9), stream(1, "batches"))
+    nothing = recall.stand_in(reference, *digests(), 0, sgd(0.1), stream(1, "batches"))
     assert nothing is not None
     assert all(not tensor.any() for tensor in nothing[0].values())
     assert nothing[1:3] == (0.0, 0)
-    something = recall.stand_in(reference, *digests(), 2, Momentum(0.1, 0.9), stream(1, "batches"))
+    something = recall.stand_in(reference, *digests(), 2, sgd(0.1), stream(1, "batches"))
     assert something is not None
     assert something[2] == 6
     assert torch.equal(recall.producer.vector, guidance)
-    descents = Momentum(0.1, 0.9), Momentum(0.1, 0.9)
-    assert recall.joint_step(reference, *digests(), 1, descents, stream(1, "batches")) is not None
+    rates = 0.1, 0.1
+    assert recall.joint_step(reference, *digests(), 1, rates, stream(1, "batches")) is not None
     assert not torch.equal(recall.producer.vector, guidance)
     for name, tensor in recall.model.encoder.state_dict().items():
         assert torch.equal(tensor, encoder[name])
@@ -270,9 +273,9 @@ def test_training_that_diverges_is_left_out_and_the_guidance_is_as_it_was() -> N
     guidance = recall.producer.vector.clone()
     features, labels = digests()
     features = features * 1e30
-    assert recall.stand_in(reference, features, labels, 2, Momentum(9.0, 0.9), stream(1, "b")) is None
-    descents = Momentum(9.0, 0.9), Momentum(9.0, 0.9)
-    assert recall.joint_step(reference, features, labels, 2, descents, stream(1, "b")) is None
+    assert recall.stand_in(reference, features, labels, 2, sgd(9.0), stream(1, "b")) is None
+    rates = 9.0, 9.0
+    assert recall.joint_step(reference, features, labels, 2, rates, stream(1, "b")) is None
     assert torch.equal(recall.producer.vector, guidance)
 
 

@@ -12,6 +12,7 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
+from perennial.config.learner import Optimizer
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
@@ -24,7 +25,7 @@ from perennial.server.app import serve
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.digest_synthesis import DigestSynthesis
 from perennial.strategies.digests.networks import ServerNetworks
-from perennial.strategies.digests.recall import Momentum, Recall
+from perennial.strategies.digests.recall import Recall
 from perennial.strategies.fedavg import FedAvg
 
 SITES = [f"site-{number}" for number in range(4)]
@@ -222,6 +223,10 @@ def test_the_bits_do_not_depend_on_workers(tmp_path: Path) -> None:
         assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+def sgd(lr: float) -> Optimizer:
+    return Optimizer(lr=lr, momentum=0.9)
+
+
 def test_a_stand_ins_update_leaves_the_servers_own_layers_out() -> None:
     config = ModelConfig.model_validate({"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]})
     model = build_model(config, (1, 8, 8), 4, seed=1)
@@ -232,7 +237,7 @@ def test_a_stand_ins_update_leaves_the_servers_own_layers_out() -> None:
 
     def update(own: set[str]) -> tuple[dict[str, torch.Tensor], float]:
         recall = Recall(model, guidance, None, batch_size=4, own=own)
-        made = recall.stand_in(reference, features, labels, 2, Momentum(0.1, 0.9), stream(1, "test"))
+        made = recall.stand_in(reference, features, labels, 2, sgd(0.1), stream(1, "test"))
         assert made is not None
         return made[0], made[1]
 

@@ -143,7 +143,7 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
     table = TrainingSet(torch.zeros(2, 3), torch.tensor([0, 1]), torch.zeros(3), torch.ones(3))
     with pytest.raises(DataError, match="images of 8 bits"):
         sent(tmp_path, data=table)
-    with pytest.raises(ProtocolError, match=r"settings\.prototypes: .*0"):
+    with pytest.raises(ProtocolError, match=r"settings\.prototypes\.noise: found -1\.0"):
         sent(tmp_path, settings={"prototypes": {"noise": -1.0, "entropy_rise": 0.2}})
 
 

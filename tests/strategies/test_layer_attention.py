@@ -13,12 +13,12 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.models.sum_grid import SumGrid
+from perennial.strategies import layer_attention as bundle_module
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.layer_attention import LayerAttention, dominance
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.sums import exact_sum
-from perennial.strategies.sums import layer_groups as bundle_module
 from perennial.strategies.sums.softmax_sum import KEPT_BANDS, LARGEST, SoftmaxSum
 from tests.rounds import begun
 

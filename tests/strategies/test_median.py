@@ -64,7 +64,7 @@ def test_one_site_however_far_away_and_however_many_samples_it_claims_does_not_c
 
 
 def test_noise_at_the_server_is_refused_with_the_reason() -> None:
-    with pytest.raises(PrivacyError, match="chooses among updates"):
+    with pytest.raises(PrivacyError, match="does not bound the weight"):
         Median().largest_weight(4)
 
 

@@ -252,7 +252,6 @@ def test_an_update_too_large_for_the_sums_leaves_no_trace() -> None:
         ({"kappa": -1}, "kappa"),
         ({"max_weight": 0}, "max_weight"),
         ({"max_weight": 1.5}, "max_weight"),
-        ({"loss_floor": 0}, "loss_floor"),
         ({"staleness": -1}, "staleness"),
         ({"quality": "test"}, "quality"),
         ({"apha": 1}, "apha"),

@@ -20,8 +20,9 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
+from perennial.learning.classification import BalancedSoftmax, Batch
 from perennial.learning.frozen_outputs import FrozenOutputs
-from perennial.learning.losses import balanced_softmax, distillation
+from perennial.learning.losses import distillation
 from perennial.learning.training import Objective, train
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
@@ -283,12 +284,18 @@ def test_training_leaves_the_past_as_it_was(kind: str) -> None:
 
 def test_losses_refuse_what_does_not_fit() -> None:
     logits = torch.zeros(2, 3)
+
+    def _balanced(logits: torch.Tensor, labels: torch.Tensor, prior: torch.Tensor) -> None:
+        loss = BalancedSoftmax()
+        loss.prior = prior
+        loss(Batch(logits, labels, logits))
+
     with pytest.raises(ValueError, match=r"prior.*2.*3"):
-        balanced_softmax(logits, torch.tensor([0, 1]), torch.zeros(2))
+        _balanced(logits, torch.tensor([0, 1]), torch.zeros(2))
     with pytest.raises(ValueError, match="labels"):
-        balanced_softmax(logits, torch.tensor([0, 3]), torch.zeros(3))
+        _balanced(logits, torch.tensor([0, 3]), torch.zeros(3))
     with pytest.raises(ValueError, match="labels"):
-        balanced_softmax(logits, torch.tensor([0, -1]), torch.zeros(3))
+        _balanced(logits, torch.tensor([0, -1]), torch.zeros(3))
     with pytest.raises(ValueError, match="old logits"):
         distillation(logits, torch.zeros(2, 4), 2.0)
 

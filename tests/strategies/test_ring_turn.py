@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.client.adversary import mislabelled
 from perennial.client.ring_turn import segment_of, segment_sizes, turn_of
+from perennial.client.training_turn import mislabelled
 from perennial.config.turn import Turn
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream

@@ -99,11 +99,9 @@ def test_one_site_alone_is_plain_training_whatever_the_chain(tmp_path: Path) -> 
         assert sha(tmp_path / str(number), data=data, strategy=strategy) == plain
 
 
-def test_splitfed_v1_is_fedavg_and_v2_is_the_chain_when_the_server_holds_everything(tmp_path: Path) -> None:
+def test_splitfed_v1_is_fedavg(tmp_path: Path) -> None:
     fedavg = sha(tmp_path / "fedavg")
     assert sha(tmp_path / "v1", strategy={"name": "splitfed", "version": "v1"}) == fedavg
-    everything = {"name": "splitfed", "version": "v2", "client_part": ["backbone.", "head."]}
-    assert sha(tmp_path / "all", strategy=everything) == fedavg
 
 
 def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:

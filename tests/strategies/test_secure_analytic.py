@@ -9,6 +9,7 @@ import torch
 import yaml
 from flwr.app import Message
 
+from perennial.benchmarks.distinguishing import audit
 from perennial.client.policy import check_statistics
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.secure_words import share_of_noise
@@ -16,7 +17,6 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import ConfigError, PolicyRefusal
 from perennial.learning.analytic.statistics import PRODUCT
 from perennial.models.feature_maps.ball import GRID
-from perennial.privacy.attacks.audit import audit
 from perennial.privacy.discrete_gaussian import SecureWords
 from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
 from perennial.server.withdrawal import merge, withdraw

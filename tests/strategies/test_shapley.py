@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from perennial.foundation.streams import stream
-from perennial.strategies.valuation.shapley import drawn_permutations, exact, over_permutations, shares
-from perennial.strategies.valuation.sweeps import sweep_marginals, valued_sweeps
+from perennial.strategies.valuation.shapley import exact, over_permutations, shares
+from perennial.strategies.valuation.sweeps import sweep_marginals
 
 TOY = {(): 0, (0,): 10, (1,): 20, (2,): 30, (0, 1): 40, (0, 2): 50, (1, 2): 60, (0, 1, 2): 90}
+
+
+def drawn_permutations(players, count, generator):
+    return (generator.permutation(players) for _ in range(count))
 
 
 def toy(members: frozenset[int]) -> float:
@@ -147,7 +151,7 @@ def test_marginals_of_a_sweep_telescope() -> None:
     ]
     for turn in turns:
         turn["worth"] = [turn["worth"], None]
-    rows = sweep_marginals(valued_sweeps(turns, [0.9, None], {1, 2}))
+    rows = sweep_marginals(turns, [0.9, None], {1, 2})
     assert rows[0] == {"b": pytest.approx(0.3), "a": 0.0}
     assert rows[1] == {"a": pytest.approx(-0.1), "b": pytest.approx(0.6)}
     assert sum(value for row in rows for value in row.values()) == pytest.approx(0.9 - 0.1, abs=1e-12)

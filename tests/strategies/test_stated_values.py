@@ -12,7 +12,7 @@ from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
-from perennial.strategies.round.site_settings import with_settings
+from perennial.strategies.round.request import with_settings
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.statistics.heads import HeadSettings
 

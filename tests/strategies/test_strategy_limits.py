@@ -39,7 +39,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("contribution", "every", [1], [0]),
     ("digest_synthesis", "recall_epochs", [0, 1], [-1]),
     ("digest_synthesis", "server_epochs", [0, 1], [-1]),
-    ("digest_synthesis", "server_momentum", [0.0, 0.999], [-0.1, 1.0]),
     ("digest_synthesis", "server_lr", [1e-9], [0.0, math.inf]),
     ("digest_synthesis", "guidance_lr", [1e-9], [0.0, math.inf]),
     ("feddisco", "a", [0.0], [-0.1, math.nan]),
@@ -55,7 +54,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("layer_attention", "temperature", [1e-9], [0.0, math.inf]),
     ("multi_factor", "alpha", [0.0], [-0.1, math.inf]),
     ("multi_factor", "kappa", [0.0], [-0.1, math.inf]),
-    ("multi_factor", "loss_floor", [1e-9], [0.0, math.inf]),
     ("multi_factor", "max_weight", [1e-9, 1.0], [0.0, 1.1]),
     ("multi_factor", "staleness", [0], [-1]),
     ("pfa", "layer", [1], [0]),
@@ -144,13 +142,9 @@ def test_words_are_told_apart_by_their_letters() -> None:
             build_strategy("contribution", yaml.safe_load(text))
 
 
-def test_the_part_of_the_sites_begins_the_names_of_some_tensors() -> None:
+def test_the_part_of_the_sites_is_the_first_layer() -> None:
     arrays = {name: torch.zeros(1) for name in ("first.weight", "first.bias", "second.weight")}
     assert SplitFed().server_part(arrays) == {"second.weight"}
-    assert SplitFed(client_part=("second.",)).server_part(arrays) == {"first.weight", "first.bias"}
-    assert SplitFed(client_part=("first.", "second.")).server_part(arrays) == frozenset()
-    with pytest.raises(ConfigError, match=r"client_part: third\. begin no tensor's name"):
-        SplitFed(client_part=("third.",)).server_part(arrays)
 
 
 def test_methods_with_a_correction_take_a_reply_whole_or_not_at_all() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from perennial.baselines.inversion import Inversion, _statistics_distance
+from perennial.baselines.inversion import _statistics_distance, synthesise
 from perennial.baselines.target import Target
 from perennial.client.data_free_distillation import DataFreeDistillation, open_data_free_distillation
 from perennial.client.site import Site
@@ -42,7 +42,7 @@ def teacher() -> nn.Module:
 def test_the_model_knows_what_it_is_shown() -> None:
     model = teacher()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    inputs, logits = Inversion(steps=60).synthesise(model, 2, (2,), 20, seed=1, task=2)
+    inputs, logits = synthesise(model, 2, (2,), 20, seed=1, task=2, steps=60)
     assert inputs.shape == (20, 2)
     assert logits.shape == (20, 2)
     assert torch.allclose(logits, model(inputs)[:, :2])
@@ -53,10 +53,10 @@ def test_the_model_knows_what_it_is_shown() -> None:
 
 
 def test_the_same_seed_makes_the_same_inputs_whatever_was_drawn_before() -> None:
-    first = Inversion(steps=3).synthesise(teacher(), 2, (2,), 6, seed=1, task=2)[0]
+    first = synthesise(teacher(), 2, (2,), 6, seed=1, task=2, steps=3)[0]
     torch.rand(5)
-    second = Inversion(steps=3).synthesise(teacher(), 2, (2,), 6, seed=1, task=2)[0]
-    other = Inversion(steps=3).synthesise(teacher(), 2, (2,), 6, seed=1, task=3)[0]
+    second = synthesise(teacher(), 2, (2,), 6, seed=1, task=2, steps=3)[0]
+    other = synthesise(teacher(), 2, (2,), 6, seed=1, task=3, steps=3)[0]
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
 

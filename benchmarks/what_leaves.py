@@ -1,4 +1,4 @@
-"""Writes docs/what_leaves_a_site.md from the messages: `python -m perennial.protocol.document`."""
+"""Writes docs/what_leaves_a_site.md from the messages: `python -m perennial.benchmarks.what_leaves`."""
 
 import ast
 import dataclasses
@@ -7,53 +7,26 @@ import textwrap
 import typing
 from pathlib import Path
 
-from perennial.privacy.exposure_table import as_table
+from perennial.privacy.exposure_table import ADVERSARIES, PROTECTIONS, TABLE
 from perennial.protocol import messages, receipts, secure_messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import MEASUREMENTS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "what_leaves_a_site.md"
-UP = (
-    messages.DescribeReply,
-    messages.TrainReply,
-    messages.FinishTaskReply,
-    messages.EvaluateReply,
-    messages.DigestReply,
-    messages.SparsityReply,
-    messages.PersonalModelReply,
-    messages.StatisticsReply,
-    messages.ClassCountsReply,
-    messages.CompareHeadsReply,
-    secure_messages.MaskedReply,
-    secure_messages.IntroduceReply,
-    secure_messages.ShareReply,
-    secure_messages.VoteReply,
-    secure_messages.OpenReply,
-    messages.Refusal,
-    receipts.LedgerTip,
-)
-DOWN = (
-    messages.DescribeRequest,
-    messages.TrainRequest,
-    messages.FinishTaskRequest,
-    messages.EvaluateRequest,
-    messages.DigestRequest,
-    messages.SparsityRequest,
-    messages.PersonalModelRequest,
-    messages.StatisticsRequest,
-    messages.ClassCountsRequest,
-    messages.CompareHeadsRequest,
-    secure_messages.IntroduceRequest,
-    secure_messages.ShareRequest,
-    secure_messages.VoteRequest,
-    secure_messages.OpenRequest,
-    receipts.LedgerReceipt,
-)
+MESSAGES = [
+    message
+    for module in (messages, secure_messages, receipts)
+    for message in vars(module).values()
+    if getattr(message, "message_type", None) and message.__module__ == module.__name__
+]
+"""Every message, in the order of the files."""
+DOWN = [message for message in MESSAGES if message.__name__.endswith(("Request", "Receipt"))]
+UP = [message for message in MESSAGES if message not in DOWN]
 HEAD = """# What leaves a site
 
 After this page you can say what each message of a site holds, field by field.
 
-`python -m perennial.protocol.document` writes this page from the messages in `protocol/`; a test fails
+`python -m perennial.benchmarks.what_leaves` writes this page from the messages in `protocol/`; a test fails
 when the two differ. Nothing else crosses the wire: each side refuses a message with a field that is not
 listed here, and no other part of Perennial builds the records that travel. A site's own `site.yaml` decides
 which requests it answers, and which protection must be on before anything leaves
@@ -75,6 +48,19 @@ def page() -> str:
     parts += ["\n## From the server to a site\n"]
     parts += [_section(message) for message in DOWN]
     return "\n".join(parts)
+
+
+def as_table() -> str:
+    """The table as Markdown, for the documents."""
+    lines = [
+        f"| channel | protection | {' | '.join(ADVERSARIES)} |",
+        f"| --- | --- |{' --- |' * len(ADVERSARIES)}",
+    ]
+    for cell in TABLE.values():
+        verdicts = " | ".join(cell.verdict(adversary) for adversary in ADVERSARIES)
+        lines.append(f"| {cell.channel} | {cell.protection} | {verdicts} |")
+    meanings = [f"- {name}: {words}" for name, words in PROTECTIONS.items()]
+    return "\n".join([*lines, "", *meanings]) + "\n"
 
 
 def _measurements() -> str:

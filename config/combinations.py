@@ -1,0 +1,184 @@
+"""Which settings of an experiment cannot go together, each with what is allowed in its place."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from perennial.config.analytic import shrinkage_of
+from perennial.config.evaluation import require_calibration, require_covered_counts
+from perennial.config.learner import NO_LEARNER
+from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
+from perennial.config.stopping import require_validation
+from perennial.config.strategies import ASKS, nested
+
+if TYPE_CHECKING:
+    from perennial.config.experiment import Experiment
+
+
+def _learner(experiment: "Experiment") -> None:
+    strategy = experiment.strategy
+    if not strategy.trains and experiment.learner != NO_LEARNER:
+        raise ValueError(
+            f"learner: found one, but nothing is trained under strategy {strategy.name}; leave it out"
+        )
+
+
+def _asynchronous(experiment: "Experiment") -> None:
+    """Sites answer whenever they can, which only sums of features allow."""
+    if not experiment.rounds.asynchronous:
+        return
+    strategy = experiment.strategy
+    keys = strategy.parameters
+    if isinstance(keys.get("base"), dict):
+        keys = keys["base"]
+    for refused, why in (
+        (strategy.trains, f"strategy {strategy.name} trains in rounds that all sites share"),
+        (experiment.secure is not None, "a masked sum waits for a whole cohort"),
+        (keys.get("head") == "balanced_ridge", "balanced_ridge weighs by the counts of all sites"),
+        (shrinkage_of(keys) == "validation", "shrinkage 'validation' asks all sites at once"),
+    ):
+        if refused:
+            raise ValueError(
+                f"rounds.asynchronous: found true, but {why}; allowed with analytic, heads gaussian and "
+                "ridge, and a shrinkage that no validation samples choose"
+            )
+
+
+def _release(experiment: "Experiment") -> None:
+    """The privacy block is about what leaves, and maps are chosen only where a head can choose."""
+    privacy, strategy, model = experiment.privacy, experiment.strategy, experiment.model
+    if privacy.enabled and not strategy.trains and privacy.release != "sums":
+        raise ValueError(
+            f"privacy: found mode {privacy.mode!r} with release 'updates', and strategy {strategy.name} "
+            "sends sums of features; allowed: mode sample or sample_shared, release sums"
+        )
+    heads = [keys.get("head") for _, keys in nested(strategy.name, strategy.parameters)]
+    if model.choices and "auto" not in heads:
+        raise ValueError(
+            "model.features: found a choice between maps, which head auto of strategy analytic makes; "
+            "allowed: head: auto, or one of the maps by itself"
+        )
+    if privacy.release == "sums" and any(map_.name == "model" for map_ in model.features or ()):
+        raise ValueError(
+            "privacy.release: found 'sums' with a map of a finished run, which learnt from samples: one "
+            "release hides a sample only behind a map that no private data shaped; allowed: random, "
+            "patches, pretrained"
+        )
+    if privacy.release == "sums" and strategy.trains:
+        raise ValueError(
+            f"privacy.release: found 'sums', and strategy {strategy.name} sends updates; allowed "
+            f"with {', '.join(name for name, asks in ASKS.items() if asks.statistics)}"
+        )
+
+
+def _masks(experiment: "Experiment") -> None:
+    if experiment.secure is not None:
+        refuse_what_needs_single_updates(experiment)
+    if experiment.privacy.shared:
+        require_shared_noise(experiment)
+
+
+def _sites(experiment: "Experiment") -> None:
+    names = [adversary.site for adversary in experiment.adversaries]
+    if len(set(names)) < len(names):
+        raise ValueError(f"adversaries: a site is listed twice: {', '.join(names)}")
+    if experiment.data.shares is not None:
+        experiment.require_sites(experiment.data.shares)
+
+
+def _pretraining(experiment: "Experiment") -> None:
+    mode = experiment.privacy.mode
+    why = {
+        "client_central": "plain averaging adds no noise at the server",
+        "client_shared": "its rounds have no masked sum",
+        "sample": "which samples of a class are chosen depends on the others",
+    }
+    if experiment.pretraining is not None and mode in why:
+        raise ValueError(
+            f"pretraining: not with privacy.mode {mode!r}, because {why[mode]}; allowed with none and "
+            "client_local"
+        )
+
+
+def _class_means(experiment: "Experiment") -> None:
+    mode = experiment.privacy.mode
+    if experiment.learner.means == "global" and mode in ("client_central", "client_shared", "sample"):
+        raise ValueError(
+            f"learner.means: found 'global' with privacy.mode {mode!r}, under which no accountant covers "
+            "what a site would send; allowed with none and client_local"
+        )
+
+
+def _learnt_features(experiment: "Experiment") -> None:
+    learner, privacy = experiment.learner, experiment.privacy
+    if learner.classifier == "gaussian" and (privacy.enabled or experiment.secure is not None):
+        found = "secure" if experiment.secure is not None else f"privacy.mode {privacy.mode!r}"
+        raise ValueError(
+            f"learner.classifier: found 'gaussian' with {found}; sums of features that learn on are neither "
+            "noised nor masked: a sample would be in a release of each task; allowed: head, or strategy "
+            "analytic"
+        )
+    if learner.freeze_after is not None and experiment.model.name == "dual_backbone":
+        raise ValueError(
+            "learner.freeze_after: model dual_backbone begins each task with a network that has to train; "
+            "allowed with the other models"
+        )
+
+
+def _patients(experiment: "Experiment") -> None:
+    data = experiment.data
+    named = data.patient is not None or data.only_at_sites or "patient" in data.arrays
+    if experiment.privacy.unit == "patient" and not named:
+        raise ValueError("data.patient: missing; privacy.unit is patient, so the data must name the patients")
+
+
+def _precision(experiment: "Experiment") -> None:
+    precision = experiment.learner.precision
+    if experiment.privacy.mode == "sample" and precision != "float32":
+        raise ValueError(
+            f"learner.precision: found {precision!r} with privacy.mode 'sample', which clips gradients of "
+            "one sample and computes them in float32 alone; allowed: float32"
+        )
+
+
+def _bayesian_figure(experiment: "Experiment") -> None:
+    if experiment.learner.means == "global" and experiment.privacy.bayesian_estimate is not None:
+        raise ValueError(
+            "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
+            "figure would leave it out; allowed with learner.means 'site'"
+        )
+
+
+def _dual_backbone(experiment: "Experiment") -> None:
+    """Parts of a learner that need an old backbone beside a new one."""
+    distillation, consolidation = experiment.learner.distillation, experiment.learner.consolidation
+    model = experiment.model.name
+    dual = model == "dual_backbone"
+    if distillation is not None and distillation.teacher == "old_backbone" and not dual:
+        raise ValueError(
+            "learner.distillation.teacher: found 'old_backbone', which is a part of model dual_backbone; "
+            f"the model is {model}; allowed: full"
+        )
+    if consolidation is not None and not dual:
+        raise ValueError(
+            f"learner.consolidation: found with model {model}, which has one backbone and no fused features; "
+            "allowed with dual_backbone"
+        )
+    if consolidation is not None and experiment.stopping is not None and consolidation.share < 1:
+        raise ValueError(
+            f"learner.consolidation.share: found {consolidation.share:g} with `stopping`, which may end a "
+            "task before its last rounds; allowed: 1"
+        )
+
+
+def _bounds(experiment: "Experiment") -> None:
+    names = [name for name, _ in nested(experiment.strategy.name, experiment.strategy.parameters)]
+    experiment.bounds.require_fit("analytic" in names)
+
+
+CHECKS: tuple[Callable[["Experiment"], None], ...] = (
+    *(_learner, _asynchronous, _release),
+    *(require_covered_counts, require_calibration, require_validation),
+    *(_masks, _sites, _pretraining, _class_means, _learnt_features),
+    *(_patients, _precision, _bayesian_figure, _dual_backbone, _bounds),
+)
+"""Each raises ValueError naming the key; the first that does is what a person reads."""
