@@ -165,7 +165,8 @@ def withdraw(
         Path | None, typer.Option(help="withdraw nothing; write what the site needs for --records")
     ] = None,
     shrinkage: Annotated[
-        float | None, typer.Option(help="of the new head, where validation samples chose the old one")
+        float | None,
+        typer.Option(help="of the new head, where validation chose the old one; else the sites choose again"),
     ] = None,
 ) -> None:
     """Withdraw a site, or some of its records, from a closed-form model, exactly; writes a certificate."""
