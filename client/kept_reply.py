@@ -106,8 +106,7 @@ class KeptReply:
             value = getattr(reply, field.name)
             if isinstance(value, Tensors):
                 named[field.name] = list(value)
-                for key, tensor in value.items():
-                    tensors[f"{field.name}/{key}"] = tensor.detach().cpu().contiguous()
+                tensors |= {f"{field.name}/{key}": tensor for key, tensor in value.items()}
             else:
                 values[field.name] = value
         content = {"key": self._key, "kind": type(reply).__name__, "fields": values, "tensors": named}

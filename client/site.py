@@ -171,9 +171,8 @@ class Site:
             return
         while len(held) >= HELD_MODELS:
             del held[next(iter(held))]
-        device, order = self.models.device, torch.contiguous_format
         held[sha256] = {
-            name: tensor.detach().to(device, copy=True, memory_format=order)
+            name: tensor.detach().to(self.models.device).clone(memory_format=torch.contiguous_format)
             for name, tensor in tensors.items()
         }
 

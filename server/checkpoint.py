@@ -189,9 +189,7 @@ def load_model(path: Path, sha256: str) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise StateError(
-            f"{path}: missing, damaged or cut short ({error}); resume from a copy of the run"
-        ) from error
+        raise StateError(f"{path}: missing or damaged ({error}); resume from a copy of the run") from error
     if content_sha256(arrays) != sha256:
         raise StateError(f"{path}: damaged: its content is not what its name says")
     return arrays

@@ -145,7 +145,7 @@ class Curriculum:
 
     def _begin_task(self, task: int) -> None:
         position, sites = self.position, tuple(self.attendance.roster.connected())
-        position.model.begin_task(task, position.previous_arrays())
+        position.model.begin_task(task, position.previous.read())
         classes = position.schedule.classes_of(task)
         self.strategy.begin_task(TaskStart(task, classes.stop, classes, position.model.arrays, sites))
         self.history.task_begun()

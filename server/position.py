@@ -48,8 +48,8 @@ class Position:
             return position
         position.class_means = checkpoint.class_means
         if progress.previous:
-            position._previous_is(progress.previous, folder)
-        previous = position.previous_arrays()
+            position.previous = _kept(folder, progress.previous)
+        previous = position.previous.read()
         if progress.round_in_task:
             model.restore(progress.task, checkpoint.arrays, previous)
         elif progress.task > registry.schedule.count and previous is not None:
@@ -92,10 +92,6 @@ class Position:
             num_classes=self.num_classes,
         )
 
-    def previous_arrays(self) -> Mapping[str, Tensor] | None:
-        """The complete model of the task before, read from the disk; None in task 1."""
-        return None if self.previous.read is None else self.previous.read()
-
     def needed_previous(self) -> PreviousModel:
         """The model of the task before and who holds it; nothing if no site needs it."""
         if not self.experiment.needs_previous:
@@ -130,8 +126,9 @@ class Position:
     ) -> None:
         """Keep the complete model of the task that is over, and go on to the next one."""
         save_previous(folder.checkpoint_folder, sha256, arrays, self.progress.previous)
-        self._previous_is(sha256, folder)
+        self.previous = _kept(folder, sha256)
         self.progress.task_learnt(sha256, holders)
 
-    def _previous_is(self, sha256: str, folder: RunFolder) -> None:
-        self.previous = PreviousModel(sha256, partial(load_previous, folder.checkpoint_folder, sha256))
+
+def _kept(folder: RunFolder, sha256: str) -> PreviousModel:
+    return PreviousModel(sha256, partial(load_previous, folder.checkpoint_folder, sha256))

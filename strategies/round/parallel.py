@@ -86,7 +86,6 @@ def collect(
             else:
                 waiting.add(reply)
 
-    # none is held while the next one is made
     deque(map(take, replies), maxlen=0)
     if waiting is not None:
         for reply in waiting.counting():
