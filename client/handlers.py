@@ -55,7 +55,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
-    finished = {name: tensor.detach().clone() for name, tensor in complete_state(model).items()}
+    finished = complete_state(model)
     sha256 = content_sha256(finished)
     site.keep_model(request.run, sha256, finished)
     learner = site.experiment.learner

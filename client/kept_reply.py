@@ -19,6 +19,7 @@ from perennial.client.state import read_safetensors
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.foundation.site_log import log
+from perennial.foundation.tensor_file import pieces
 from perennial.protocol import messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import DigestRequest, StatisticsRequest
@@ -100,24 +101,21 @@ class KeptReply:
 
     def keep(self, reply: WireMessage) -> None:
         """Keep a reply before it leaves, and forget those of other rounds; without room it leaves unkept."""
-        from safetensors.torch import save
-
         tensors, values, named = {}, {}, dict[str, list[str]]()
         for field in fields(cast(Any, reply)):
             value = getattr(reply, field.name)
             if isinstance(value, Tensors):
                 named[field.name] = list(value)
-                for key, tensor in value.items():
-                    tensors[f"{field.name}/{key}"] = tensor.detach().cpu().contiguous().clone()
+                tensors |= {f"{field.name}/{key}": tensor for key, tensor in value.items()}
             else:
                 values[field.name] = value
         content = {"key": self._key, "kind": type(reply).__name__, "fields": values, "tensors": named}
         try:
             # as it is read back: a tuple becomes a list
             content["sha256"] = _digest(tensors, json.loads(json.dumps(values)))
-            data = save(tensors, {"facts": json.dumps(content)})
+            data = list(pieces(tensors, {"facts": json.dumps(content)}))
             if self._state.quota is not None:
-                self._state.quota.require(self._state.folder, len(data))
+                self._state.quota.require(self._state.folder, sum(map(len, data)))
             make_folder(self._folder)
             replace_file(self.path, data, durable=False)
             for old in self._folder.glob("*.safetensors"):

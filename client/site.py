@@ -155,6 +155,9 @@ class Site:
             if tensors is None:
                 raise ProtocolError(f"previous: this site does not hold model {sha256:.12}; send it along")
             self.keep_model(request.run, sha256, tensors)
+        # whoever asks for a model needs none that was kept before it
+        for earlier in [*held][: [*held].index(sha256)]:
+            del held[earlier]
         return sha256, held[sha256]
 
     def keep_model(self, run: str, sha256: str, tensors: dict[str, Tensor]) -> None:
@@ -164,10 +167,13 @@ class Site:
             raise ProtocolError(f"previous: content {found:.12}, promised {sha256:.12}")
         self.state(run).put_model(sha256, tensors)
         held = self.process.earlier_models
+        if sha256 in held:
+            return
         while len(held) >= HELD_MODELS:
             del held[next(iter(held))]
         held[sha256] = {
-            name: tensor.detach().to(self.models.device, copy=True) for name, tensor in tensors.items()
+            name: tensor.detach().to(self.models.device).clone(memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
         }
 
 

@@ -45,6 +45,7 @@ class SiteModels:
         """
         sha256, tensors = previous or ("", None)
         if self._model is None or self._model.num_classes != num_classes or self._previous_in_model != sha256:
+            self._model = self._flat = None
             model = self._built(num_classes)
             model.begin_task(tensors)
             self._model = self._placed(model)
@@ -68,13 +69,10 @@ class SiteModels:
         """The complete frozen model of the task before, in evaluation mode."""
         sha256, tensors = previous
         if self._teacher is None or self._teacher[0] != sha256:
-            rows = len(tensors["head.weight"])
-            model = self._built(rows)
+            self._teacher = None
+            model = self._built(len(tensors["head.weight"]))
             load_complete(model, tensors)
-            model = self._placed(model).eval()
-            for parameter in model.parameters():
-                parameter.requires_grad_(False)
-            self._teacher = (sha256, model)
+            self._teacher = (sha256, self._placed(model).eval().requires_grad_(False))
         return self._teacher[1]
 
     def fixed_features(self) -> FixedFeatures:

@@ -142,11 +142,12 @@ def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
 
     The model must have been built with as many classes as the state has head rows. Modules that only one of
     the two has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
-    Raises StateError naming the key that is missing, unknown, or of another shape or dtype;
-    no value is copied.
+    The model lies in the memory of state, with no copy: whoever trains the one writes to the other. Raises
+    StateError naming the key that is missing, unknown, or of another shape or dtype.
     """
     model.restructure(state)
-    copy_state(complete_state(model), state)
+    check_state({key: value.shape for key, value in complete_state(model).items()}, state)
+    model.load_state_dict(state, strict=False, assign=True)
 
 
 @torch.no_grad()

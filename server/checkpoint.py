@@ -180,12 +180,16 @@ def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor], still
 
 def load_previous(folder: Path, sha256: str) -> dict[str, Tensor]:
     """The model kept by save_previous. Raises StateError naming the file."""
-    path = _previous_path(folder, sha256)
+    return load_model(_previous_path(folder, sha256), sha256)
+
+
+def load_model(path: Path, sha256: str) -> dict[str, Tensor]:
+    """The tensors of a file, which have this content hash. Raises StateError naming the file."""
     try:
         with safe_open(path, framework="pt") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise StateError(f"{path}: missing, damaged or cut short ({error})") from error
+        raise StateError(f"{path}: missing or damaged ({error}); resume from a copy of the run") from error
     if content_sha256(arrays) != sha256:
         raise StateError(f"{path}: damaged: its content is not what its name says")
     return arrays

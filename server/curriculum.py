@@ -33,7 +33,6 @@ from perennial.server.stopping import Stopping
 from perennial.server.task_end import TaskEnd
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.secure.masked_sums import MaskedSums
@@ -146,7 +145,7 @@ class Curriculum:
 
     def _begin_task(self, task: int) -> None:
         position, sites = self.position, tuple(self.attendance.roster.connected())
-        position.model.begin_task(task, position.previous.arrays)
+        position.model.begin_task(task, position.previous.read())
         classes = position.schedule.classes_of(task)
         self.strategy.begin_task(TaskStart(task, classes.stop, classes, position.model.arrays, sites))
         self.history.task_begun()
@@ -228,10 +227,10 @@ class Curriculum:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
         position, progress, end = self.position, self.position.progress, self._task_end
         arrays = position.model.frozen()
-        finished = PreviousModel(content_sha256(arrays), arrays)
+        sha256 = content_sha256(arrays)
         sites = self.attendance.available(progress.round)
         end.begin(progress.run, progress.round, sites, position.asking)
-        holders, means = end.finish(finished.sha256, position.model.feature_width)
+        holders, means = end.finish(sha256, position.model.feature_width)
         position.class_means = means
         reported = end.counts(position.num_classes, means)
         scored = self._evaluation.scored(means, reported.temperature)
@@ -241,7 +240,7 @@ class Curriculum:
         unlearnt = never_predicted(arrays["head.bias"], means, position.model.feature_width)
         patients = self._evaluation.patients
         write_task_measures(self.folder.path, position, scored, patients, reported, unlearnt)
-        position.task_learnt(finished, holders, self.folder)
+        position.task_learnt(sha256, arrays, holders, self.folder)
         self.journal.write("task_finished", task=task, **facts)
         if signs := facts.get("stopped"):
             tries = partial(what_to_try, position.experiment)

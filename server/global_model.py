@@ -70,12 +70,8 @@ class GlobalModel:
 
     def frozen(self) -> dict[str, Tensor]:
         """Every tensor of the model, its frozen parts too: the previous model of the next task."""
-        found = {
-            name: tensor.detach().clone(memory_format=torch.contiguous_format)
-            for name, tensor in complete_state(self.loaded()).items()
-        }
-        self._rest()
-        return found
+        complete = complete_state(self._model)
+        return {name: self.arrays.get(name, tensor) for name, tensor in complete.items()}
 
     def loaded(self) -> IncrementalModel:
         """The model holding the arrays, in evaluation mode."""

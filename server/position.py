@@ -1,6 +1,8 @@
 """Where a run stands: its progress and its model, and what requests say of both."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_hex
 from typing import Any, Self
 
@@ -46,13 +48,13 @@ class Position:
             return position
         position.class_means = checkpoint.class_means
         if progress.previous:
-            arrays = load_previous(folder.checkpoint_folder, progress.previous)
-            position.previous = PreviousModel(progress.previous, arrays)
+            position.previous = _kept(folder, progress.previous)
+        previous = position.previous.read()
         if progress.round_in_task:
-            model.restore(progress.task, checkpoint.arrays, position.previous.arrays)
-        elif progress.task > registry.schedule.count and position.previous.arrays is not None:
+            model.restore(progress.task, checkpoint.arrays, previous)
+        elif progress.task > registry.schedule.count and previous is not None:
             # nothing is left to do but to write down what there is
-            model.stand_after(position.previous.arrays)
+            model.stand_after(previous)
         return position
 
     @property
@@ -119,9 +121,14 @@ class Position:
             progress.aggregated()
             self.model.arrays = outcome.arrays
 
-    def task_learnt(self, finished: PreviousModel, holders: list[str], folder: RunFolder) -> None:
+    def task_learnt(
+        self, sha256: str, arrays: Mapping[str, Tensor], holders: list[str], folder: RunFolder
+    ) -> None:
         """Keep the complete model of the task that is over, and go on to the next one."""
-        assert finished.arrays is not None
-        save_previous(folder.checkpoint_folder, finished.sha256, finished.arrays, self.progress.previous)
-        self.previous = finished
-        self.progress.task_learnt(finished.sha256, holders)
+        save_previous(folder.checkpoint_folder, sha256, arrays, self.progress.previous)
+        self.previous = _kept(folder, sha256)
+        self.progress.task_learnt(sha256, holders)
+
+
+def _kept(folder: RunFolder, sha256: str) -> PreviousModel:
+    return PreviousModel(sha256, partial(load_previous, folder.checkpoint_folder, sha256))

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load
 from torch import Tensor
 
 from perennial.config.stopping import StoppingConfig
-from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256
+from perennial.server.checkpoint import load_model
 from perennial.server.metrics import balanced_accuracy
 
 
@@ -60,16 +59,7 @@ class Stopping:
         """
         if self.config is None or self.config.keep == "last" or not self.state.get("since"):
             return None
-        path, sha256 = self._path(self.state["model"]), self.state["model"]
-        try:
-            arrays = load(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise StateError(
-                f"{path}: missing or damaged ({error}); resume from a copy of the run"
-            ) from error
-        if content_sha256(arrays) != sha256:
-            raise StateError(f"{path}: damaged: its content is not what its name says")
-        return arrays
+        return load_model(self._path(self.state["model"]), self.state["model"])
 
     def in_words(self, task: int, last: int, planned: int) -> str:
         """What the journal says at the end of a task, or ''. last: the last round that was run."""

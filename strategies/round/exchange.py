@@ -93,9 +93,10 @@ class Exchange:
         The late update of a site that is asked again comes last, because a newer one counts before it.
         """
         asked = {site for site, _, _ in requests}
-        for site, reply in self.run(grid, requests, deadline, meanwhile):
+        for answer in self.run(grid, requests, deadline, meanwhile):
             yield from self._take_late(but_of=asked)
-            yield site, reply
+            yield answer
+            del answer
         yield from self._take_late()
 
     def run(
@@ -133,6 +134,8 @@ class Exchange:
                     yield sites[0], reply
                 else:
                     found |= self._let_in([reply])
+                # in a simulation the next look trains the next site, and an update is as large as a model
+                del reply
             if found:
                 pause = FIRST_POLL
             elif waiting:

@@ -1,8 +1,10 @@
 """A round in which all sites train side by side: one exchange, whose replies go to one aggregator."""
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from flwr.app import Message
@@ -41,7 +43,7 @@ def parallel_round(strategy: "IncrementalStrategy", ctx: RoundContext) -> RoundO
     requests = [(site, node, made[site]) for site, node in asked.items()]
     outcome.bytes_down += sum(message.tensor_bytes for _, _, message in requests)
     replies = exchange.train(ctx.grid, requests, request.deadline, aggregator.while_waiting)
-    count = collect(ctx, aggregator, strategy.traits, exchange, (reply for _, reply in replies))
+    count = collect(ctx, aggregator, strategy.traits, exchange, map(itemgetter(1), replies))
     if count >= request.quorum:
         outcome.arrays = unpack(pack(aggregator.result()), "aggregate")
     outcome.absent = outcome.without_answer(request.sites)
@@ -70,19 +72,21 @@ def collect(
             outcome.dropped.append((site, str(rejection)))
         return []
 
-    for message in replies:
+    def take(message: Message) -> None:
         if (stack := stack_of(message)) is None:
             admitted = admit(message)
         else:
             admitted, apart = gate.admit_stack(stack, exchange.sites_of(message))
             if waiting is None and not apart and _take_stack(ctx, aggregator, admitted, stack):
-                continue
+                return
             admitted += [reply for place in apart for reply in admit(stack.apart(place))]
         for reply in admitted:
             if waiting is None:
                 _take(ctx, aggregator, traits, reply)
             else:
                 waiting.add(reply)
+
+    deque(map(take, replies), maxlen=0)
     if waiting is not None:
         for reply in waiting.counting():
             _take(ctx, aggregator, traits, reply)

@@ -1,6 +1,6 @@
 """The model of the task before: sites that do not hold it get it with their request."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,18 @@ from perennial.protocol.tensors import Tensors
 class PreviousModel:
     """The previous task's model, and who holds it.
 
-    sha256, arrays: of the complete model; empty in task 1, and if no site needs it.
+    sha256, read: of the complete model, which stays on the disk; empty in task 1, and if no site needs it.
     holders: names of the sites that are known to hold it.
     """
 
     sha256: str = ""
-    arrays: Mapping[str, Tensor] | None = None
+    read: Callable[[], Mapping[str, Tensor] | None] = lambda: None
     holders: frozenset[str] = frozenset()
 
     def fields(self, *, held: bool) -> dict[str, Any]:
         """What a request says of it: `previous`, and `previous_arrays` unless the site holds it."""
-        send = self.arrays is not None and not held
-        return {"previous": self.sha256, "previous_arrays": Tensors(self.arrays or {}) if send else None}
+        arrays = None if held else self.read()
+        return {"previous": self.sha256, "previous_arrays": None if arrays is None else Tensors(arrays)}
 
     def fields_of(self, site: str) -> dict[str, Any]:
         """As fields, for one site."""
@@ -34,5 +34,5 @@ class PreviousModel:
         """(sites, what their requests say of it): those that hold it, then the others."""
         held: dict[bool, list[str]] = {}
         for site in sites:
-            held.setdefault(self.arrays is None or site in self.holders, []).append(site)
+            held.setdefault(not self.sha256 or site in self.holders, []).append(site)
         return [(held[key], self.fields(held=key)) for key in (True, False) if key in held]

@@ -40,8 +40,10 @@ def test_a_round_begins_with_nothing_sent_and_takes_no_time() -> None:
 
 
 def test_the_previous_model_travels_whole_to_a_site_that_lacks_it() -> None:
-    previous = PreviousModel("0" * 64, {"weight": torch.ones(2)})
+    read = []
+    previous = PreviousModel("0" * 64, lambda: read.append(1) or {"weight": torch.ones(2)})
     assert previous.fields(held=True)["previous_arrays"] is None
+    assert read == []
     sent = previous.fields(held=False)["previous_arrays"]
     assert sent is not None
     assert set(sent) == {"weight"}
