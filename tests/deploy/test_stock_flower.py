@@ -31,10 +31,9 @@ def test_the_clientapp_imports_nothing_heavy_before_a_request_needs_it() -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("way", ["stock", "warm"])
-def test_plain_superlink_and_supernodes_make_the_model_of_one_process(way: str) -> None:
+def test_plain_superlink_and_supernodes_make_the_model_of_one_process() -> None:
     content = experiment("idle", {"name": "mlp"}, len(SITES), 2)
-    with started(way, content, turns=1) as federation:
+    with started("warm", content, turns=1) as federation:
         there = finished(federation, 0)
         path, runs = federation.folder / "idle-0.yaml", federation.folder / "here"
         here = run_in_process(RunSettings(str(path), runs=str(runs)))
