@@ -91,7 +91,7 @@ def sums(site: Hospital, run: str) -> StatisticsReply | None:
     """The sums of task 1 in a run."""
     client_site._processes.clear()
     features = site.site.models.fixed_features().content
-    stamp = site.stamp() | {"run": run, "split_key": "11" * 32}
+    stamp: dict[str, Any] = site.stamp() | {"run": run, "split_key": "11" * 32}
     reply = site.ask(StatisticsRequest(**stamp, of_task=1, features=features))
     return reply if isinstance(reply, StatisticsReply) else None
 
