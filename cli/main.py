@@ -179,11 +179,8 @@ def withdraw(
     elif (certificate := withdrawal.withdraw(run, site, shrinkage, receipt)) is not None:
         typer.echo(certificate)
     else:
-        typer.echo(
-            f"{site} is out of {run}; its model, which samples of all sites chose or weighed, is removed"
-        )
-        typer.echo(f"the sites that are left are asked again by: perennial run --resume {run}")
-        typer.echo("of a deployment by: perennial deploy resume NAME")
+        for line in withdrawal.until_resumed(run, site):
+            typer.echo(line)
 
 
 @app.command()
@@ -194,7 +191,7 @@ def certify(
     ] = None,
 ) -> None:
     """Write a certificate of a closed-form model: it follows from these signed sums, and nothing else."""
-    from perennial.server.withdrawal import certify as certify_run
+    from perennial.server.certification import certify as certify_run
 
     typer.echo(certify_run(run, version))
 
@@ -206,7 +203,7 @@ def merge(
     output: Annotated[Path, typer.Option(help="folder for the model of both")] = Path("merged"),
 ) -> None:
     """Make one closed-form model of two runs on disjoint data."""
-    from perennial.server.withdrawal import merge as merge_runs
+    from perennial.server.certification import merge as merge_runs
 
     typer.echo(merge_runs(first, second, output))
 

@@ -37,6 +37,9 @@ def revoke(folder: OperatorFolder, name: str) -> None:
     folder.write_names()
 
 
+COMPLETED = "finished:completed"
+
+
 @dataclass(frozen=True)
 class Done:
     """What a command did. said: what is now, in words."""
@@ -56,6 +59,8 @@ class Standing:
     status: str
     """Flower's, of the start that counts; '' before the first."""
     paused: bool
+    begun_again: bool
+    """Whether it had finished, and asks its sites again when it is resumed."""
 
     @classmethod
     def of(cls, folder: OperatorFolder, name: str) -> "Standing":
@@ -64,11 +69,15 @@ class Standing:
         going = tuple(run for run in started if not statuses.get(run, "unknown").startswith(over))
         counts = (going or tuple(started))[-1:]
         status = statuses.get(counts[0], "unknown") if counts else ""
-        return cls(name, going, status, read_request(folder.state / "runs" / name) == "pause")
+        from perennial.server.checkpoint import is_begun_again
+
+        run = folder.state / "runs" / name
+        again = status == COMPLETED and not going and is_begun_again(run)
+        return cls(name, going, status, read_request(run) == "pause", again)
 
     @property
     def finished(self) -> bool:
-        return not self.going and self.status == "finished:completed"
+        return not self.going and self.status == COMPLETED and not self.begun_again
 
     def unchanged(self) -> Done:
         """What is, where a command has nothing to change."""
@@ -80,6 +89,8 @@ class Standing:
             return Done(f"{name}: {self.status} ({flower}); nothing was changed")
         if self.finished:
             return Done(f"{name}: finished; to run the experiment once more, submit it under another --name")
+        if self.begun_again:
+            return Done(f"{name}: without a site that withdrew; `perennial deploy resume {name}` goes on")
         if not self.status:
             return Done(f"{name}: staged, and not started yet; start it with `perennial deploy submit`")
         return Done(f"{name}: ended early ({self.status}); `perennial deploy resume {name}` goes on with it")

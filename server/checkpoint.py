@@ -152,6 +152,14 @@ def stored_cohort(folder: Path) -> int:
         return 1
 
 
+def is_begun_again(run: Path) -> bool:
+    """Whether a run's folder says that it is to go on, as a finished one does after a withdrawal."""
+    try:
+        return not load_checkpoint(run / CHECKPOINT)[0].progress.finished
+    except StateError:
+        return False
+
+
 def set_damaged_aside(folder: Path) -> None:
     """Take the newest file out of the way of a run that goes on from the one before it.
 

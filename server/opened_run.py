@@ -109,13 +109,8 @@ class OpenedRun:
     def statements(self, given: Mapping[int, Sequence[str]] | None = None) -> list[Statement]:
         """What sites signed of their sums. given: task -> sites; None: of all.
 
-        Raises ConfigError where a site signed nothing, or where the model's maps were chosen among several.
+        Raises ConfigError where a site signed nothing.
         """
-        if self.strategy.maps.there or self.strategy.head == "auto":
-            raise ConfigError(
-                f"{self.folder}: validation samples of all sites chose head or maps; allowed: a head and "
-                "maps that no site's samples chose"
-            )
         found = []
         for task, sites in sorted(self.strategy.kept_sums.contributions.items()):
             for site in sorted(sites) if given is None else given.get(task, ()):
@@ -149,6 +144,14 @@ class OpenedRun:
     def total(self) -> Statistics:
         assert self.strategy.kept_sums.total is not None
         return self.strategy.kept_sums.total
+
+    def require_certifiable(self) -> None:
+        """Raises ConfigError where sums alone do not show why head or maps are what they are."""
+        if self.strategy.head == "auto":
+            raise ConfigError(
+                f"{self.folder}: validation samples of all sites chose head or maps; allowed: a head and "
+                "maps that no site's samples chose"
+            )
 
     def require_features_of_nobody(self) -> None:
         """Raises ConfigError where samples shaped the features, which a subtraction leaves as they are."""

@@ -199,7 +199,7 @@ class Analytic(IncrementalStrategy):
         if judged.work(len(self.sums.sites), self.width) > judged.DEAR and task < self.run.schedule.count:
             return []
         before, able = judged.marked(self.cross_site), self._masked is None and not self._privacy.enabled
-        self.compare_again(classes, able, self._so_far(task))
+        self.compare_again(classes, able, self._plain.until(task))
         return judged.sentences(self.cross_site) if judged.marked(self.cross_site) - before else []
 
     def compare_again(self, classes: range, able: bool = True, of: KeptSums | None = None) -> None:
@@ -279,14 +279,6 @@ class Analytic(IncrementalStrategy):
                 "nothing can be subtracted or merged; allowed: gaussian, ridge"
             )
         return self._plain
-
-    def asks_again(self, shrinkage: float | None) -> bool:
-        """Whether samples of all sites chose or weighed the head, so that without one it must be asked for.
-
-        shrinkage: that somebody gives in place of the chosen one.
-        """
-        chosen = self.settings.shrinkage == "validation" and shrinkage is None
-        return chosen or self.head in ("balanced_ridge", "auto")
 
     def choose_again(self) -> None:
         """Forget what samples chose or weighed, with sums that are of the chosen maps or by such weights."""
@@ -372,11 +364,6 @@ class Analytic(IncrementalStrategy):
         """Those that are there, plain or weighted."""
         return self._balanced if self.head == "balanced_ridge" else self._plain
 
-    def _so_far(self, task: int) -> KeptSums:
-        """The plain sums of tasks up to this one; a run that goes through them again has later ones too."""
-        later = any(sites for number, sites in self._plain.contributions.items() if number > task)
-        return self._plain.until(task) if later else self._plain
-
     def _classes(self, task: int) -> range:
         return self.run.schedule.classes_of(task)
 
@@ -384,7 +371,7 @@ class Analytic(IncrementalStrategy):
 
     def _solved(self, asking: StatisticsRound) -> LinearHead:
         task = asking.request.stamp.task
-        plain = self._so_far(task)
+        plain = self._plain.until(task)
         total = self._balanced.total if self.head == "balanced_ridge" else plain.total
         if total is None:
             raise DataError("no site has sent sums yet")

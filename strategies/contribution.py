@@ -8,7 +8,7 @@ assumes. The worth of a model is the mean over the classes of its utility on eac
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, Literal
@@ -31,8 +31,9 @@ from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
+from perennial.strategies.valuation.null_updates import NULL_UPDATE, NullUpdates
 from perennial.strategies.valuation.rollback import Rollback
-from perennial.strategies.valuation.shapley import MOST_EXACT, Sampling, Value, over_judges, shares
+from perennial.strategies.valuation.shapley import MOST_EXACT, Sampling, Value, over_judges, shares_by_site
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
 from perennial.strategies.valuation.solved import (
     JudgedBySites,
@@ -45,10 +46,6 @@ from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
 """Seconds, in which the cost of a valuation is stated."""
-NULL_UPDATE = 1e-8
-"""Norm of an update as a share of the model's, below which the update counts as zero."""
-NULL_UPDATES = 5
-"""Updates after which a site whose every update was zero is flagged."""
 
 
 class Contribution(Wrapper):
@@ -119,7 +116,7 @@ class Contribution(Wrapper):
         self.sampling = Sampling(exact, permutations, cheap=estimator == "solve")
         self.every = every
         self.held_out = held_out
-        self._nulls: dict[str, list[int]] = {}
+        self._nulls = NullUpdates()
         self._rollback = Rollback()
         self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
@@ -162,7 +159,7 @@ class Contribution(Wrapper):
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round, then its valuation."""
-        start, valued, before = clock(), self._seconds["valuing"], self._flags()
+        start, valued, before = clock(), self._seconds["valuing"], {*self._nulls.flags}
         self._updates = {}
         self._least_norm = NULL_UPDATE * Tensors(request.arrays).norm
         request = replace(
@@ -175,8 +172,8 @@ class Contribution(Wrapper):
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
-            outcome.warnings += self._newly_flagged(before)
-            if self.closed_form is None:
+            if self.closed_form is None:  # which says itself whom it marks
+                outcome.warnings += self._nulls.newly_flagged(before)
                 self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
         outcome.details["valuing_seconds"] = round(self._seconds["valuing"] - valued, 4)
@@ -196,11 +193,9 @@ class Contribution(Wrapper):
         )
 
     def _valued(self, number: int) -> bool:
-        """Whether a sweep or round is valued: one of every `every`, drawn at random.
+        """Whether a sweep or round, numbered from 1, is valued: one of every `every`, drawn at random.
 
         No site can know which one, so none can behave well in the valued ones alone.
-
-        number: of the sweep or round, from 1.
         """
         block, place = divmod(number - 1, self.every)
         drawn = stream(self.run.secret_seed, "valued-sweeps", block).integers(self.every)
@@ -238,35 +233,21 @@ class Contribution(Wrapper):
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
         if self.ring is None:
-            self._count_null(reply.site, null)
+            self._nulls.count(reply.site, null)
         # of a ring's turns it is kept with its hops, so that a stop inside a round loses none
         return {"null": null}
-
-    def _count_null(self, site: str, null: bool) -> None:
-        zero, updates = self._nulls.get(site, (0, 0))
-        self._nulls[site] = [zero + null, updates + 1]
 
     def _flags(self) -> dict[str, str]:
         """site -> why it is flagged: as the cross-site table of a closed form says, or for null updates."""
         if self.closed_form is not None:
             rows = self.closed_form.cross_site.get("sites", {})
             return {site: row["marked"] for site, row in rows.items() if row["marked"]}
-        nulls = self._nulls.items()
-        return {site: "null update" for site, (zero, n) in nulls if zero == n >= NULL_UPDATES}
-
-    def _newly_flagged(self, before: Container[str]) -> list[str]:
-        if self.closed_form is not None:
-            return []  # the closed form has said it
-        return [
-            f"site {site}: flagged ({flag}): every update it sent was zero"
-            for site, flag in self._flags().items()
-            if site not in before
-        ]
+        return self._nulls.flags
 
     def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
         for turn in turns:
-            self._count_null(turn["site"], turn["null"])
+            self._nulls.count(turn["site"], turn["null"])
         if self.estimator == "online":
             self._rows += sweep_marginals(turns, outcome.details.get("worth"), self._weighed)
             for turn in turns:
@@ -326,12 +307,7 @@ class Contribution(Wrapper):
 
     def _shares(self) -> dict[str, tuple[float, float, float]]:
         """site -> (share, low, high) of the run so far."""
-        sites = sorted({site for row in self._rows for site in row})
-        if not sites:
-            return {}
-        marginals = np.array([[row.get(site, 0.0) for site in sites] for row in self._rows])
-        found = np.stack(shares(marginals), axis=1).tolist()
-        return {site: (share, low, high) for site, (share, low, high) in zip(sites, found, strict=True)}
+        return shares_by_site(self._rows)
 
     def _roll_back(self, request: RoundRequest, outcome: RoundOutcome) -> None:
         """Keep the model that the round began with where the new one is worth too little."""
@@ -399,7 +375,7 @@ class Contribution(Wrapper):
             "contribution_rows": torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(sites)),
             "contribution": {
                 "sites": sites,
-                "null": self._nulls,
+                "null": self._nulls.counts,
                 "rollback": asdict(self._rollback),
                 "seconds": self._seconds,
                 "leave_one_out": self._leave_one_out,
@@ -415,7 +391,7 @@ class Contribution(Wrapper):
             {site: value for site, value in zip(facts["sites"], row, strict=True) if not math.isnan(value)}
             for row in state["contribution_rows"].tolist()
         ]
-        self._nulls = facts["null"]
+        self._nulls = NullUpdates(facts["null"])
         self._rollback = Rollback(**facts["rollback"])
         self._seconds = facts["seconds"]
         self._leave_one_out = facts.get("leave_one_out", {})

@@ -63,6 +63,14 @@ class HeadSettings:
         chosen = shrinkage_of({"head": head, "shrinkage": shrinkage})
         return cls(head, chosen, tuple(sorted(tried)), criterion, prior, standardise, shrinkage)
 
+    def asks_again(self, shrinkage: float | None) -> bool:
+        """Whether samples of all sites choose or weigh the head, so that without a site the others are asked.
+
+        shrinkage: that somebody gives in place of the chosen one.
+        """
+        chosen = self.shrinkage == "validation" and shrinkage is None
+        return chosen or self.head in ("balanced_ridge", "auto")
+
     def require_noisable(self, products: bool) -> None:
         """Raises ConfigError for what sums with noise do not allow.
 

@@ -151,7 +151,9 @@ class KeptSums:
                 write_statistics(self.folder / file_name(task, site), statistics - part, facts)
 
     def until(self, task: int) -> "KeptSums":
-        """The sums of tasks up to this one, from the kept files."""
+        """The sums of tasks up to this one: these, or where later ones are in them, from the kept files."""
+        if not any(sites for number, sites in self.contributions.items() if number > task):
+            return self
         found = KeptSums(self.folder)
         for number, sites in sorted(self.contributions.items()):
             for site in sites if number <= task else ():

@@ -5,7 +5,7 @@ truncation: Ghorbani and Zou 2019 (arXiv 1904.02868).
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -152,3 +152,12 @@ def over_judges(values: Sequence[float]) -> tuple[float | None, float, float | N
         return None, mean, None
     half = float(stdtrit(count - 1.0, 0.975)) * float(np.std(values, ddof=1)) / count**0.5
     return mean - half, mean, mean + half
+
+
+def shares_by_site(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float, float]]:
+    """site -> (share, low, high) as shares has them. rows: site -> marginal, one for each sweep."""
+    sites = sorted({site for row in rows for site in row})
+    if not sites:
+        return {}
+    found = np.stack(shares(np.array([[row.get(site, 0.0) for site in sites] for row in rows])), axis=1)
+    return {site: (share, low, high) for site, (share, low, high) in zip(sites, found.tolist(), strict=True)}

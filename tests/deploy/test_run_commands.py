@@ -1,5 +1,6 @@
 """submit, pause, resume and stop, in every order: one run at a time, and words for what is."""
 
+import shutil
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,10 @@ from perennial.deploy.operations import Done, pause, resume, stop, submit
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.heartbeat import beating
 from perennial.server.control import ALIVE, read_request, write_request
+from perennial.server.withdrawal import withdraw
+from tests.strategies.test_analytic_runs import own_cache, run
 
+__all__ = ["own_cache"]
 NAME = "trial"
 
 
@@ -132,6 +136,25 @@ def test_a_run_that_goes_on_is_not_started_again_and_can_still_be_stopped(
     ):
         assert "trial: finished; " in done.said
     assert len(flower.runs) == 2
+
+
+def test_a_finished_run_that_a_site_left_is_resumed_once(
+    operator: OperatorFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chooses = {"data": {"validation_fraction": 0.2}, "strategy": {"head": "auto", "shrinkage": None}}
+    run(tmp_path, NAME, **chooses)
+    shutil.copytree(tmp_path / "runs" / NAME, operator.state / "runs" / NAME)
+    flower = Flower(operator)
+    monkeypatch.setattr(operations, "flwr_json", flower.answer)
+    monkeypatch.setattr(operations, "flwr", flower.command)
+    submit(operator, Path("x.yaml"), [], NAME, "cpu")
+    flower.end("finished:completed")
+    assert "trial: finished; " in resume(operator, NAME, "cpu").said
+    assert withdraw(operator.state / "runs" / NAME, "site-2") is None
+    for command in (stop, pause):
+        assert "without a site that withdrew; `perennial deploy resume trial`" in command(operator, NAME).said
+    assert resume(operator, NAME, "cpu").said == "trial: resumed as Flower's run 2"
+    assert "trial: running (Flower's run 2)" in resume(operator, NAME, "cpu").said
 
 
 def test_a_run_on_this_machine_is_paused_resumed_and_stopped_by_the_same_words(tmp_path: Path) -> None:

@@ -76,3 +76,40 @@ def test_signed_sums_of_real_sites_convince_who_brings_their_node_keys() -> None
         other = json.loads(second.read_text()) | {"time": "2020-01-01T00:00:00+00:00"}
         second.write_text(json.dumps(other))
         assert "signature" in deployment.perennial("site", "verify", second, "--site", third, fails=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_real_sites_choose_again_when_one_has_withdrawn() -> None:
+    with Deployment(SITES) as deployment:
+        deployment.init()
+        path = deployment.folder / "experiment.yaml"
+        data = EXPERIMENT["data"] | {"validation_fraction": 0.2}
+        rounds = EXPERIMENT["rounds"] | {"quorum": 2}
+        path.write_text(
+            yaml.safe_dump(
+                EXPERIMENT
+                | {"data": data, "rounds": rounds, "strategy": {"name": "analytic", "head": "auto"}}
+            )
+        )
+        answers = ["statistics", "evaluate"]
+        policy = {"answers": answers, "require_privacy": "none", "max_epsilon": None, "min_samples": 1}
+        deployment.prepare(path, lambda site: {"data": None, "policy": policy})
+        deployment.start_sites()
+        running = Running(deployment, {})
+        running.submit()
+        assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
+        folder = running.run_folder
+        token = json.loads((folder / "events.jsonl").read_text().splitlines()[0]).get("run")
+        token = token or next((deployment.folder / "site-1").rglob("statements.json")).parent.name
+        said = deployment.perennial("site", "withdraw", deployment.site_file("site-1"), "--run", token)
+        receipt = said.split("--receipt ")[1].split()[0]
+        said = deployment.perennial("withdraw", folder, "--site", "site-1", "--receipt", receipt)
+        assert "perennial deploy resume hospitals" in said and not (folder / "model.safetensors").exists()
+        assert "resumed as" in deployment.perennial(
+            "deploy", "resume", "hospitals", "--folder", deployment.operator
+        )
+        assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
+        assert (folder / "model.safetensors").exists()
+        found = sorted(path.name for path in (folder / "statistics").iterdir())
+        assert found == [f"site-{site}-task-000{task}.safetensors" for site in (0, 2) for task in (1, 2)]

@@ -122,3 +122,9 @@ def test_the_package_folder_links_to_every_room() -> None:
     assert {f"!{room}" for room in {*rooms, "src", "perennial"} - {"benchmarks"}} <= set(context)
     typed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["include"])
     assert typed == {"perennial"} | {f"perennial/{room}" for room in rooms - {"experiments"}}
+
+
+def test_no_file_of_the_product_has_more_than_400_lines() -> None:
+    rooms = (ROOT / room for room in ROOMS if room not in ("perennial", "benchmarks"))
+    files = [path for room in rooms for path in room.rglob("*.py")]
+    assert files and [str(path) for path in files if len(path.read_text().splitlines()) > 400] == []

@@ -20,8 +20,9 @@ from perennial.learning.analytic.statistics import Statistics
 from perennial.privacy.secure.keys import new_secret, sign, signing_key
 from perennial.privacy.signed_sums import Statement, Withdrawal, lists
 from perennial.protocol.certificates import Certificate, read_certificate
+from perennial.server.certification import certify, operator_secret
 from perennial.server.verification import verify
-from perennial.server.withdrawal import certify, operator_secret, withdraw
+from perennial.server.withdrawal import withdraw
 from perennial.strategies.statistics.kept import file_name
 from tests.strategies.test_analytic_runs import own_cache, run
 

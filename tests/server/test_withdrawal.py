@@ -1,6 +1,7 @@
 """Taking a site back out of a closed-form run, merging two, and certificates that somebody else can check."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from safetensors.torch import load_file
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.saved import load_saved
 from perennial.protocol.certificates import Certificate
+from perennial.server.certification import certify, merge, operator_secret
 from perennial.server.verification import verify
-from perennial.server.withdrawal import merge, operator_secret, withdraw
+from perennial.server.withdrawal import until_resumed, withdraw
 from tests.strategies.test_analytic_runs import run
 from tests.strategies.test_secure_runs import run as secure_run
 
@@ -175,16 +177,49 @@ def test_a_head_that_samples_chose_is_chosen_again_without_the_site(
     run(tmp_path, "run", **said)
     folder = tmp_path / "runs" / "run"
     before = sorted((folder / "checkpoint").glob("previous-*"))
+    (folder / "exported.onnx").write_bytes(b"")
+    os.utime(folder / "exported.onnx", (0, 0))
     assert withdraw(folder, "site-2") is None
     assert withdraw(folder, "site-2") is None, "said twice, it is done once"
     left = [*folder.glob("statistics/site-2-*"), *folder.glob("versions/*.safetensors"), *before]
     assert not [path for path in (folder / "model.safetensors", *left) if path.exists()]
+    told = " ".join(until_resumed(folder, "site-2"))
+    assert (
+        f"perennial run --resume {folder}" in told and f"{folder / 'exported.onnx'}: may still hold" in told
+    )
     found = run(tmp_path, "run", resume="yes", **said)
     never = run(tmp_path, "never", absence=[{"site": "site-2", "first_round": 1}], **said)
     assert found["model_sha256"] == never["model_sha256"]
+    saved, other = (load_saved(tmp_path / "runs" / name / "model.safetensors") for name in ("run", "never"))
+    assert saved.confidence == other.confidence
     assert withdraw(folder, "site-2") is None and (folder / "model.safetensors").exists()
+    assert "nothing was changed" in " ".join(until_resumed(folder, "site-2"))
     with pytest.raises(StateError, match="its sums are in no task"):
         withdraw(folder, "site-9")
+
+
+def test_a_withdrawal_after_which_too_few_are_left_says_so(tmp_path: Path) -> None:
+    said = {"data": CHOOSES, "tasks": TASKS, "strategy": {"head": "auto", "shrinkage": None}}
+    run(tmp_path, "run", rounds={"quorum": 4}, **said)
+    folder = tmp_path / "runs" / "run"
+    assert withdraw(folder, "site-0") is None
+    assert "rounds.quorum is 4, and 3 sites are left: begin a new run" in " ".join(
+        until_resumed(folder, "site-0")
+    )
+
+
+def test_a_site_s_receipt_counts_where_samples_chose_the_shrinkage(tmp_path: Path) -> None:
+    said = {"data": CHOOSES, "tasks": TASKS, "strategy": {"shrinkage": "validation"}}
+    run(tmp_path, "run", **said)
+    folder = tmp_path / "runs" / "run"
+    (tmp_path / "receipt.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no receipt of `perennial site withdraw`"):
+        withdraw(folder, "site-2", receipt=tmp_path / "receipt.json")
+    assert (folder / "model.safetensors").exists(), "nothing was changed"
+    withdraw(folder, "site-2")
+    run(tmp_path, "run", resume="yes", **said)
+    held = " ".join(verify(certify(folder)))
+    assert "the withdrawal of site-2 is signed by site-2 and the operator" in held
 
 
 def test_nobody_is_left_or_the_run_has_not_finished(tmp_path: Path) -> None:
