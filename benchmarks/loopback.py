@@ -232,7 +232,7 @@ class Deployment:
     def running(self, name: str) -> bool:
         return self._processes[name].poll() is None
 
-    def wait_for_end(self, name: str, seconds: float = 60) -> int:
+    def wait_for_end(self, name: str, seconds: float = 300) -> int:
         """The exit status of a process that is expected to end."""
         return self._processes[name].wait(timeout=seconds)
 

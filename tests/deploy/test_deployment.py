@@ -19,6 +19,7 @@ from tests.live_pages import until
 
 SITES = ["graz", "linz"]
 CLASSES = [f"digit-{digit}" for digit in range(10)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 EXPERIMENT = {
     "name": "hospitals",
     "data": {"source": "folder", "classes": CLASSES, "image_size": 8, "color": "gray"}
