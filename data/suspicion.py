@@ -77,8 +77,7 @@ def suspicions(
 ) -> Iterator[Suspicion]:
     """Questions about data that were read.
 
-    sites: one, or all that are simulated. test: of a simulation's server. Between sites that exist nothing is
-    compared.
+    sites: one, or all that are simulated. test: of a simulation's server. Sites that exist are not compared.
     """
     first = next(iter(sites.values()))
     if config.source == "csv" and config.path is not None and first.columns is not None:
