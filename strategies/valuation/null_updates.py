@@ -8,7 +8,7 @@ NULL_UPDATES = 5
 """Updates after which a site whose every update was zero is flagged."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class NullUpdates:
     """counts: site -> [updates that were zero, all of its updates]."""
 
