@@ -30,11 +30,11 @@ CONTROL = "control/"
 
 
 class CorrectionOrder(FiniteBlock):
-    """An order that names the site's last round whose update is in the server's vector.
+    """What the server asks of a stateful correction; roll back what the site stored after round `folded`.
 
-    What the site stored for later rounds is rolled back: those replies were lost, late or refused.
-
-    folded: that round; 0 before the first.
+    folded: last round of this site whose update is in the server's vector, 0 before the first. The replies of
+    later
+    rounds were lost, late or refused.
     """
 
     folded: int = Field(ge=0)

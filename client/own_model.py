@@ -26,7 +26,7 @@ RECORD = "own-layers"
 
 
 def answer_personal_model(site: Site, request: PersonalModelRequest) -> PersonalModelReply:
-    """Keep the personalised model in the state folder; tell how good it is only where sites evaluate."""
+    """Keep the site's personalised model on its disk; reply with its right answers if sites evaluate."""
     policy = site.identity.policy
     check_answer(policy, "train" if site.experiment.strategy.trains else "statistics")
     site.check_experiment(request)

@@ -57,7 +57,7 @@ class SecureState:
         self._met: dict[str, str] | None = None
 
     def one_at_a_time(self) -> AbstractContextManager[None]:
-        """From the look at an attempt to what is written of it: two requests would overwrite each other."""
+        """Context manager for reading an attempt and writing it back, one request at a time."""
         return one_at_a_time(self.folder)
 
     @property
@@ -149,14 +149,14 @@ class SecureState:
         replace_file(self.folder / f"sent-{number:08d}.bin", data)
 
     def sent(self, number: int) -> Words:
-        """Masked values as they were sent."""
+        """The masked values of an attempt, (N,), as keep_sent() stored them."""
         data = (self.folder / f"sent-{number:08d}.bin").read_bytes()
         return np.frombuffer(data, dtype=np.dtype(data[:3].decode()), offset=3)
 
     # what was opened
 
     def check_closed(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Raises PolicyRefusal when this site has helped another attempt to open its value of one of these.
+        """Raises PolicyRefusal if another attempt opened this site's value about one of closes.
 
         closes: what the value tells of, such as a model's SHA-256.
         """
@@ -168,7 +168,7 @@ class SecureState:
             )
 
     def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Remember it, before the shares leave.
+        """Record, before the shares leave, that this attempt opens the site's value about each of closes.
 
         Raises PolicyRefusal when another attempt opened one of these: two runs of an experiment may both have
         masked the same value before either asked for its shares, and each has a process of its own here.

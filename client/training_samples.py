@@ -56,7 +56,10 @@ def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previo
 def choose_exemplars(
     site: Site, store: ExemplarStore, model: IncrementalModel, labels: Iterable[int], known: int, version: int
 ) -> None:
-    """Keep exemplars of some classes. known: how many classes are known in all."""
+    """Choose and store exemplars of the classes in labels, within the memory's budget.
+
+    known: classes known in all, which share the budget. version: the round after which the choice holds.
+    """
     memory = site.experiment.learner.memory
     assert memory is not None
     quota = memory.quota(known, site.process.sites)

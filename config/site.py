@@ -112,7 +112,7 @@ class SitePolicy(Block):
 
     @property
     def limit(self) -> "Limit | None":
-        """The lifetime budget."""
+        """The lifetime privacy budget of all the site's releases; None without max_epsilon: no limit."""
         from perennial.privacy.ledger import Limit
 
         return None if self.max_epsilon is None else Limit(self.max_epsilon, self.delta, self.unit)

@@ -73,7 +73,7 @@ class SimulatedFederation:
         return tuple(self.sites)
 
     def site(self, name: str) -> SiteData:
-        """Raises ConfigError on a site that is not there."""
+        """The data of one site. Raises ConfigError when there is no site of this name."""
         if name not in self.sites:
             raise ConfigError(
                 f"no site {name!r} in the data{nearest(name, self.sites)}; it has {len(self.sites)}"

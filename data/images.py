@@ -60,7 +60,7 @@ class ImageReading:
 
     @classmethod
     def of(cls, config: DataConfig) -> "ImageReading":
-        """As a data block says; colour unless it says gray."""
+        """The reading that a data block asks for; in colour unless it says gray."""
         color = config.color or "rgb"
         return cls(config.size, color, config.resize, config.window, config.frame, config.unreadable)
 

@@ -34,7 +34,7 @@ class Registry:
         return class_order_hash(self.classes, range(len(self.classes)))
 
     def as_tasks(self) -> TasksConfig:
-        """The tasks block that says this registry outright, whatever run it was continued from."""
+        """The `tasks` block that lists this registry's class order, task sizes and rounds."""
         boundaries = self.schedule.boundaries
         sizes = tuple(high - low for low, high in pairwise(boundaries))
         return TasksConfig(increments=sizes, order=self.classes, rounds=self.schedule.rounds)

@@ -8,7 +8,7 @@ from perennial.data.config import Window
 
 
 def full_range(dtype: np.dtype) -> tuple[float, float] | None:
-    """(least, greatest) of an integer type; None for floats, which have none."""
+    """(least, greatest) value of an integer type; None for floats, which have no full range."""
     if dtype.kind not in "iu":
         return None
     limits = np.iinfo(dtype)

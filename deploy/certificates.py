@@ -119,7 +119,7 @@ class Validity:
 
     @property
     def identified(self) -> str:
-        """The same with what two people read to each other on the telephone."""
+        """The certificate's validity in words, with its fingerprint."""
         return f"{self}; SHA-256 {self.fingerprint}"
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ def read_validity(path: Path) -> list[Validity]:
 
 
 def signers_of(certificate: bytes, authorities: bytes) -> bytes:
-    """Those authorities of a PEM file that signed a certificate."""
+    """PEM of those authorities that signed a certificate. Both arguments are PEM too."""
     signed = x509.load_pem_x509_certificate(certificate)
     found = b""
     for authority in x509.load_pem_x509_certificates(authorities):
@@ -162,7 +162,7 @@ def signers_of(certificate: bytes, authorities: bytes) -> bytes:
 
 
 def write_issued(issued: Issued, certificate: Path, key: Path) -> None:
-    """Both files, each replaced in one step; the key is readable by its owner alone."""
+    """Write certificate and key, each replaced in one step; only the owner can read the key."""
     replace_file(key, issued.key, mode=0o600)
     replace_file(certificate, issued.certificate, mode=0o644)
 

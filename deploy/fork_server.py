@@ -174,7 +174,7 @@ def load(folder: Path) -> None:
 
 
 def settle() -> None:
-    """Leave the memory that exists now out of garbage collection, so that forked processes share it."""
+    """Exclude all present memory from garbage collection, so that forked processes share it."""
     gc.collect()
     gc.freeze()
 

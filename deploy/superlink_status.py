@@ -107,14 +107,14 @@ def keep_status(
 
 
 class SilentSites:
-    """Since when each registered site is silent, by Flower's LinkState. online: Flower's word."""
+    """Finds since when registered sites are silent. state: Flower's LinkState. online: its status word."""
 
     def __init__(self, state: Any, online: str) -> None:
         self._state, self._online = state, online
         self._since: dict[str, float] = {}
 
     def look(self, names: Mapping[str, str]) -> dict[str, float | None]:
-        """As in SuperLinkStatus. names: site by Flower's id of its node, as text."""
+        """SuperLinkStatus.sites as of now. names: site name by Flower's id of its node, as text."""
         nodes = {str(node.node_id): node for node in self._state.get_node_info()}
         now = time.time()
         found = {name: self._silent_since(nodes.get(node), now) for node, name in names.items()}

@@ -35,7 +35,7 @@ class SiteSetup:
     apps: list[ApprovedApp]
 
     def path(self, relative: Path) -> Path:
-        """A path of the connection section, absolute."""
+        """Absolute path for one of the connection section."""
         return self.folder / relative
 
 
@@ -64,12 +64,12 @@ def read_setup(path: Path) -> SiteSetup:
 
 
 def health_address(connection: Connection) -> str:
-    """Where the SuperNode answers health checks."""
+    """HOST:PORT of the SuperNode's health server."""
     return f"127.0.0.1:{connection.runtime_port + 1}"
 
 
 def require_free_ports(connection: Connection) -> None:
-    """Raises StateError when another process, a second SuperNode say, has a port that this one needs."""
+    """Raises StateError when another process, such as a second SuperNode, uses a port that this one needs."""
     for port in (connection.runtime_port, connection.runtime_port + 1):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,7 +84,7 @@ def require_free_ports(connection: Connection) -> None:
 
 
 def ports_are_free(connection: Connection) -> bool:
-    """Whether no other program has a port that the SuperNode needs, which does not run."""
+    """Whether the ports that the SuperNode needs are unused; False too while it runs itself."""
     try:
         require_free_ports(connection)
     except StateError:
@@ -93,7 +93,7 @@ def ports_are_free(connection: Connection) -> bool:
 
 
 def runs_here(connection: Connection) -> bool:
-    """Whether this site's SuperNode runs and serves."""
+    """Whether this site's SuperNode runs, and its health server says that it serves."""
     try:
         check_health(health_address(connection))
     except StateError:
@@ -114,16 +114,16 @@ def check_superlink(setup: SiteSetup) -> None:
 
 
 def deregister_dead_node(setup: SiteSetup) -> None:
-    """Sign off for this site's last SuperNode if it was killed. Raises Unreachable."""
+    """Sign off from the SuperLink for this site's last SuperNode if it was killed. Raises Unreachable."""
     if (node := left_node(setup.config.state_dir)) is not None:
         key = read_node_key(setup.path(setup.connection.key))
         sign_off(setup.connection.superlink, setup.path(setup.connection.ca), key, node)
 
 
 def ports_in_words(connection: Connection) -> str:
-    """Whether this site's SuperNode runs already, or could start.
+    """A sentence: the SuperNode runs already, or its ports are free for it.
 
-    Raises StateError when something else has its ports.
+    Raises StateError when another program uses its ports.
     """
     try:
         require_free_ports(connection)
