@@ -95,7 +95,7 @@ class BayesianAccountant:
         self._costs = np.zeros(len(ORDERS))
 
     def resume(self, invocations: int, costs: NDArray[np.float64]) -> None:
-        """Go on after so many invocations. costs: (orders,) what they have come to."""
+        """Set the number of invocations so far and their accumulated costs, (orders,) float64."""
         self.invocations, self._costs = invocations, costs
 
     def accumulate(

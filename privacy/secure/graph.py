@@ -46,7 +46,7 @@ class Graph:
         return sorted(self.order[(place + step) % count] for step in range(-half, half + 1) if step)
 
     def threshold(self) -> int:
-        """Shares that open a secret, of the degree + 1 that there are."""
+        """Number of shares that open a secret, of the degree + 1 shares in a neighbourhood."""
         return self.parameters.threshold(self.degree + 1)
 
 
