@@ -62,7 +62,7 @@ TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
 def answer_in_kind(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Answer a parcel with a parcel."""
+    """Open a request that came as a parcel, and send the reply to it as a parcel too."""
     if not message.has_content() or not is_parcel(message.content):
         return call_next(message, context)
     try:

@@ -27,7 +27,7 @@ class Consent:
 
 
 def read_consent(state_dir: Path) -> Consent:
-    """What the hospital decided. Raises StateError for a damaged file: a decision must not be forgotten."""
+    """The hospital's decisions. Raises StateError for a damaged file: a decision must not be forgotten."""
     paused = _read(state_dir / PAUSED)
     withdrawn = _read(state_dir / WITHDRAWN)
     return Consent(str(paused.get("since", "")), {run: str(when) for run, when in withdrawn.items()})

@@ -30,11 +30,11 @@ CONTROL = "control/"
 
 
 class CorrectionOrder(FiniteBlock):
-    """What the server asks of a stateful correction; roll back what the site stored after round `folded`.
+    """Settings of a correction for which the server keeps a vector too.
 
-    folded: last round of this site whose update is in the server's vector, 0 before the first. The replies of
-    later
-    rounds were lost, late or refused.
+    folded: last round of this site whose update is in the server's vector, 0 before the first. What the site
+    stored in
+    later rounds is rolled back: those replies were lost, late or refused.
     """
 
     folded: int = Field(ge=0)

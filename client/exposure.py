@@ -88,7 +88,7 @@ def channels(policy: SitePolicy) -> Iterator[Channel]:
 
 
 def protections(policy: SitePolicy) -> dict[str, Protection]:
-    """What protects each channel, from the policy alone."""
+    """The protection of each channel under the policy, by the channel's name."""
     answers, demand, budget = policy.answers, policy.require_privacy, policy.max_epsilon is not None
     clear: Protection = "masks" if policy.require_secure else "clear"
     shared: Protection = "shared" if policy.peers else "unpinned"

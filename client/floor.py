@@ -76,7 +76,7 @@ def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within
 
 
 def samples_of_digest(config: DigestConfig) -> int:
-    """How many samples one digest is really made of: 1 / (sum of squared weights), rounded down.
+    """Effective number of samples in one digest: 1 / (sum of squared weights), rounded down.
 
     Drawn weights can be all but one sample's, so they count as one.
     """

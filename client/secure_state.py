@@ -111,7 +111,7 @@ class SecureState:
     # attempts
 
     def session(self, number: int) -> SiteSession | None:
-        """What this site knows of an attempt; None for one that it has not begun."""
+        """This site's session for an attempt; None if it has not begun the attempt."""
         values = self._read(f"attempt-{number:08d}", None)
         return None if values is None else SiteSession.from_json(values)
 

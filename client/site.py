@@ -121,7 +121,7 @@ class Site:
 
     @property
     def feature_folder(self) -> BoundedFolder:
-        """Where features of this site's samples may be kept; simulated sites share the machine's cache."""
+        """The folder for features of this site's samples; simulated sites share the machine's cache."""
         limits = self.identity.limits
         return machine_features() if limits is None else kept_features(self.identity.state_dir, limits)
 

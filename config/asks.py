@@ -29,7 +29,7 @@ class Between(FiniteBlock):
 
 
 class OneOf(Block):
-    """One of these values."""
+    """The values that a setting may have."""
 
     values: tuple[Scalar, ...] = Field(min_length=1)
 

@@ -39,7 +39,7 @@ Demand = Mode | Literal["patient"]
 
 
 class SitePolicy(Block):
-    """What may leave the building."""
+    """The hospital's policy: what the site answers, and what may leave it."""
 
     answers: list[Answer] = Field(default_factory=lambda: ["train", "evaluate"])
     min_samples: int = Field(default=1, ge=1)

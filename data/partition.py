@@ -42,10 +42,12 @@ def partition(
 ) -> Partition:
     """Divide samples with these internal labels, (n,) int64, among sites.
 
-    boundaries: of the schedule; each task is divided on its own. names: of the classes, for notes.
-    site_of: (n,) who holds each sample, for the kind "natural", where the data decides. patients: (n,) whose
-    each sample is; then the division is close to the one asked for, and every patient is at one site.
-    Raises ConfigError where the division asked for is impossible.
+    boundaries: of the schedule; each task is divided on its own. names: of the classes, for notes. site_of:
+    (n,) index of
+    each sample's site, for the kind "natural". patients: (n,) patient number of each sample; then the
+    division is close to
+    the one asked for, and every patient is at one site. Raises ConfigError where the division asked for is
+    impossible.
     """
     if config.kind == "natural":
         if site_of is None:

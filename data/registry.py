@@ -43,7 +43,7 @@ class Registry:
 def build_registry(
     names: Sequence[str], tasks: TasksConfig, seed: int, earlier: Registry | None = None
 ) -> Registry:
-    """The registry of these classes (in raw order); an earlier one stays its prefix, in classes and in tasks.
+    """The registry of these classes (in raw order), which begins with those and the tasks of `earlier`.
 
     Raises ConfigError where names, tasks and the earlier registry do not fit one another.
     """

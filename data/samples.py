@@ -25,12 +25,12 @@ class Samples:
 
     x: uint8 (N, C, H, W), or float32 (N, C, H, W) or (N, D); contiguous.
     y: (N,) int64 raw labels.
-    site: (N,) int64 index into site_names, where the data says who holds it.
-    keys: what the source calls each sample (a path, say), where it calls them anything.
+    site: (N,) int64 index into site_names, where the data names the sites.
+    keys: the source's name of each sample (such as a path), where it has names.
     groups: (N, 32) uint8, what decides the part that a sample falls into (data/splits.py), where that is not
     its x.
     patients: whether groups are patients.
-    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None where nobody asks.
+    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None without data.subgroup.
     """
 
     x: Tensor
@@ -100,7 +100,7 @@ class Source:
     classes: names; a raw label is an index into them.
     test: the official test split, where there is one.
     mean, std: (C,) or (D,) float32 constants of (x - mean) / std, after 8-bit images are scaled to 0..1; NaN
-    where nobody has said, so that the training part of a simulation decides.
+    where the experiment has none, so that the training part of a simulation decides.
     columns: of a table, feature column -> "numeric", "date" or its categories, as used.
     fill: (D,) what stands for a missing number of a table, NaN where the training part
     decides; None: the mean.

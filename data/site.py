@@ -29,8 +29,8 @@ class SiteData:
     columns: of a table, feature column -> "numeric", "date" or its categories.
     fill: (D,) what stands for its missing numbers; None: the mean.
     notes: what a person should know about this data.
-    patients: whether the data says whose each sample is.
-    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None where nobody asks.
+    patients: whether the data name each sample's patient.
+    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None without data.subgroup.
     contents: (N, 32) uint8 of record_identity.record_contents, for data of a site's own; None elsewhere.
     places: (N,) where each record was read; None where the source has no name for it.
     """

@@ -230,7 +230,7 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
 
 
 def feature_ranges(columns: Mapping[str, str | Sequence[str]]) -> dict[str, range]:
-    """Where each column's values lie among the D features of encode."""
+    """Indices of each column's features among the D features of encode()."""
     found, start = {}, 0
     for name, kind in columns.items():
         found[name] = range(start, start + feature_count({name: kind}))

@@ -94,7 +94,7 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
 
 
 def require_hash(offer: Offer, expected: str) -> None:
-    """Raises ConfigError unless an app has the SHA-256 that the operator told by another channel."""
+    """Raises ConfigError unless an app has the SHA-256 that the operator gave through another channel."""
     if len(expected) != 64 or offer.digest != expected.lower():
         raise ConfigError(
             f"{offer.fab}: SHA-256 is {offer.digest}, allowed {expected}; ask the operator which is right"

@@ -104,7 +104,7 @@ def general_name(host: str) -> x509.GeneralName:
 
 @dataclass(frozen=True)
 class Validity:
-    """What a person asks of a certificate. fingerprint: SHA-256 as openssl prints it, AA:BB:..."""
+    """Subject, hosts and times of a certificate. fingerprint: SHA-256 as openssl prints it, AA:BB:..."""
 
     subject: str
     fingerprint: str
@@ -114,7 +114,7 @@ class Validity:
 
     @property
     def days_left(self) -> int:
-        """Whole days until it expires; negative when it has."""
+        """Whole days until the certificate expires; negative if it has expired."""
         return (self.ends - datetime.datetime.now(datetime.UTC)).days
 
     @property

@@ -63,7 +63,7 @@ class Federation(Block):
 
 
 class SiteRecord(Block):
-    """How one site stands. node: Flower's id once registered, as text."""
+    """The state of one site. node: Flower's id once registered, as text."""
 
     state: Literal["added", "registered", "revoked"] = "added"
     node: str = ""
@@ -231,7 +231,10 @@ def owner_of_containers(path: Path) -> tuple[int, int]:
 
 
 def give_to_owner(path: Path, folder: Path) -> None:
-    """Where root made the folder, hand what a container must read or write to the user it runs as."""
+    """If root runs this, give `folder` and all in it to the user that containers run as.
+
+    path: the operator's folder.
+    """
     if os.getuid():
         return
     user, group = owner_of_containers(path)

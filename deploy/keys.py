@@ -97,7 +97,7 @@ def check_public_line(line: bytes, where: str) -> bytes:
 
 
 def fingerprint(public: bytes) -> str:
-    """What two people read to each other on the telephone: SHA-256 of the key, in groups of four."""
+    """SHA-256 of a public key, in groups of four, for two people to compare on the telephone."""
     digest = hashlib.sha256(b" ".join(public.split()[:2])).hexdigest()[:32]
     return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
 

@@ -28,13 +28,14 @@ log = logging.getLogger("perennial.deploy")
 
 @dataclass(frozen=True)
 class SuperLinkStatus:
-    """What is known of a SuperLink.
+    """The state of a SuperLink.
 
-    silent_for: seconds since its last sign of life.
-    certificate_ends: when the certificate that it serves with expires, in seconds since 1970.
-    sites: of every registered site, None while it is connected, else since when it is silent, in seconds
-    since 1970; 0 where it never was connected.
-    others: `added` or `revoked` of every site of the operator's record that is not registered.
+    silent_for: seconds since its last heartbeat. certificate_ends: when the certificate that it serves with
+    expires, in
+    seconds since 1970. sites: of every registered site, None while it is connected, else the time since which
+    it is silent,
+    in seconds since 1970; 0 if it was never connected. others: `added` or `revoked` of every other site on
+    record.
     """
 
     silent_for: float
@@ -48,7 +49,7 @@ class SuperLinkStatus:
 
 
 def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
-    """What the SuperLink says in the folder of all runs; None where nothing can be read."""
+    """The status that the SuperLink wrote into the folder of all runs; None if none can be read."""
     path = runs / STATUS
     silent_for = last_beat(path)
     try:

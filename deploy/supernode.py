@@ -48,7 +48,7 @@ def read_connection(path: Path) -> Connection:
 
 
 def read_setup(path: Path) -> SiteSetup:
-    """Everything that can be checked without the network.
+    """Read a site's set-up and check all of it that needs no network. path: site.yaml.
 
     Raises ConfigError or StateError naming the file and what to do.
     """

@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 
 
 def machine_features() -> BoundedFolder:
-    """Where the features of simulated samples are kept.
+    """The folder for features of simulated samples.
 
     Raises ConfigError when $PERENNIAL_CACHE_GIGABYTES is no number above 0.
     """

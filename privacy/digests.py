@@ -45,11 +45,13 @@ class Digests:
 
 @dataclass(frozen=True)
 class DigestGuarantee:
-    """What the noise is worth. scale: of Laplace noise, or standard deviation of Gaussian noise.
+    """The guarantee that the noise on digests gives. scale: of Laplace noise, or Gaussian standard deviation.
 
     nominal: the epsilon that was asked for. epsilon: what replacing one sample can really cost, for features
-    alone; infinite without a proof. if_public: the epsilon that the published scale would have, were its
-    bound public. label_epsilon: of the labels; infinite when they leave in the clear.
+    alone;
+    infinite without a proof. if_public: the epsilon that the published scale would have, were its bound
+    public.
+    label_epsilon: of the labels; infinite when they leave in the clear.
     """
 
     scale: float

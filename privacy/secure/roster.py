@@ -29,10 +29,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Subject:
-    """What the values of a sum are.
+    """The subject of a sum: which values of a site are added up.
 
-    statistic: update, class_sums or evaluation.
-    model: SHA-256 of the model that the values are about.
+    statistic: update, class_sums or evaluation. model: SHA-256 of the model that the values are about.
     """
 
     round: int

@@ -48,7 +48,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True)
 class Advert:
-    """What a site sends ahead of an attempt.
+    """A site's membership and sealed shares, sent ahead of an attempt.
 
     shares: neighbour -> its shares of the mask key and of the self mask's seed, sealed for it.
     """
