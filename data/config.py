@@ -184,7 +184,7 @@ class DataConfig(FiniteBlock):
     encoding, decimal (csv): of the file, where what is found by itself is wrong.
     unreadable: refuse (the default) or skip; {action: skip, at_most: 20} sets how many, or which share.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
-    patient: where the data names each sample's patient: the column of a table or manifest, the array of a pack
+    patient: where the data names each sample's patient: a column of a table or manifest, the array of a pack
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
         group, searched in the file's name, or PatientID, the element of DICOM files, of which no more than a
         keyed hash is kept. All samples of a patient are in one part and at one site.
