@@ -22,8 +22,7 @@ def check_resume_command(run: Path, experiment: Path | None) -> None:
     """Print what a run has learnt, what its data add to it, and what it needs of the old data.
 
     run: its folder. experiment: a file with more classes; None: the run's own. Raises a PerennialError that
-    says why
-    the run cannot go on.
+    says why the run cannot go on.
     """
     import torch
 
@@ -110,8 +109,7 @@ def brought_up_to_date(run: Path, experiment: Experiment) -> str:
     """Mark the sums of a finished closed-form run whose records changed, so that a resume asks for them.
 
     Returns a sentence on what becomes of changed records, also for a run that cannot learn them; '' if
-    nothing changed,
-    the run is not finished, or the data are at the sites.
+    nothing changed, the run is not finished, or the data are at the sites.
     """
     from perennial.config.simulation import simulated_federation
     from perennial.engine.growth import changes_of, correct_sums

@@ -32,8 +32,7 @@ class Pictures:
     """Pictures of each digest shown, with values in [0, 1].
 
     samples, attacked: (S, C, H, W) of each digest: its samples, and what an attacker gets back. guidance: (C,
-    H, W) of
-    each: what the server makes of it. similarity: SSIM of the attacker's best picture of any sample.
+    H, W) of each: what the server makes of it. similarity: SSIM of the attacker's best picture of any sample.
     """
 
     samples: "list[Tensor]"

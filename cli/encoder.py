@@ -14,8 +14,8 @@ def train_encoder_command(
     """Train an encoder, write it to output (.safetensors), and return the text to print.
 
     settings_file: of EncoderTraining. overrides: KEY=VALUE. say: called with a line on the loss of each
-    epoch. Raises
-    ConfigError or DataError naming what is wrong with the settings, the output's suffix or the data.
+    epoch. Raises ConfigError or DataError naming what is wrong with the settings, the output's suffix or the
+    data.
     """
     if output.suffix != ".safetensors":
         raise ConfigError(f"{output}: found suffix {output.suffix or 'none'!r}, allowed .safetensors")

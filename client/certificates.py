@@ -16,8 +16,8 @@ def check_certificate(path: Path, state_dir: Path) -> list[str]:
     """Check an operator's certificate, and say in lines of text which of this site's sums are in it.
 
     The site remembers the certificate as seen. Raises StateError when it is not sound, holds a statement that
-    this site did not
-    sign, or contradicts a certificate of the same number or the one before that this site saw.
+    this site did not sign, or contradicts a certificate of the same number or the one before that this site
+    saw.
     """
     found, key = read_certificate(path), own_key(state_dir)
     require_sound(found)

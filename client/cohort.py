@@ -59,8 +59,7 @@ def answer_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
     """The replies to training requests of one round, each from the site at the same index of contexts.
 
     Sites that trained in one pass share one reply message (a Stack). A site that cannot take part sends a
-    Refusal;
-    the others train without it.
+    Refusal; the others train without it.
     """
     door = _Door()
     opened = [door.open(message, context) for message, context in zip(messages, contexts, strict=True)]

@@ -33,8 +33,7 @@ class CorrectionOrder(FiniteBlock):
     """Settings of a correction for which the server keeps a vector too.
 
     folded: last round of this site whose update is in the server's vector, 0 before the first. What the site
-    stored in
-    later rounds is rolled back: those replies were lost, late or refused.
+    stored in later rounds is rolled back: those replies were lost, late or refused.
     """
 
     folded: int = Field(ge=0)

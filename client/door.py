@@ -105,9 +105,8 @@ def bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Iterator[
     """Yield every limit of the policy that applies to the experiment, with the experiment's own value.
 
     rounds: of the whole run. Clip norm and noise multiplier are limited in mode client_central alone, where
-    the
-    site has to trust the server with its update; in other modes the site adds noise, and the ledger counts
-    its cost.
+    the site has to trust the server with its update; in other modes the site adds noise, and the ledger
+    counts its cost.
     """
     learner, privacy = experiment.learner, experiment.privacy
     yield Bound("max_rounds", "rounds of all tasks", rounds, policy.max_rounds)

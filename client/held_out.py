@@ -52,9 +52,8 @@ def held_out_counts(
 
     Counted are the site's test samples, or its validation samples if it has no test samples; with noise both
     together, because which part has samples would reveal something of them. scored: those samples under the
-    model,
-    if they were scored already. Raises PolicyRefusal when no count may leave, PrivacyError when the budget is
-    too small.
+    model, if they were scored already. Raises PolicyRefusal when no count may leave, PrivacyError when the
+    budget is too small.
     """
     check_evaluation(site.identity.policy, site.experiment)
     noise = count_noise(site.experiment)

@@ -86,8 +86,7 @@ def counts_beside(
     """Integers beside the counts of a masked sum: tables, 1 if there are any, 1 if a class is withheld.
 
     Returns [] if the request is for no tables. A site without tables (reported None) sends as many zeros, so
-    that a sum
-    does not tell which sites sent theirs.
+    that a sum does not tell which sites sent theirs.
     """
     if not with_tables(site, request):
         return []

@@ -81,8 +81,7 @@ def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None)
     """Note once for each task which records the site trains on or adds up, and which it judges with.
 
     rows: indices of the records trained on. task: whose records they are; None: the stamp's task. A site that
-    joins
-    late gives earlier ones. Does nothing if the task is noted already, or the data are a benchmark's.
+    joins late gives earlier ones. Does nothing if the task is noted already, or the data are a benchmark's.
     """
     if not site.experiment.data.kind.collected:
         return

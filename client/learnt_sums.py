@@ -35,9 +35,8 @@ def release_learnt_sums(site: Site, request: FinishTaskRequest, model: Increment
     """Sums of features, charged to the ledger, of the task's samples and of samples of earlier classes.
 
     Of earlier classes the exemplars count, or all of the site's samples once the network trains no more.
-    Classes below
-    the policy's floor are left out. Raises PolicyRefusal if sums may not leave, or all classes are below the
-    floor.
+    Classes below the policy's floor are left out. Raises PolicyRefusal if sums may not leave, or all classes
+    are below the floor.
     """
     check_learnt_sums(site)
     if site.experiment.learner.trains_in(request.task + 1):

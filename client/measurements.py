@@ -29,9 +29,8 @@ def measured(
     """The measurements that the request's settings ask for, by name.
 
     model: as trained. indices: of the samples that it was trained on. result: of that training. Raises
-    ProtocolError on
-    an unknown measurement, PrivacyError if no accountant covers those asked for, PolicyRefusal below the
-    floor.
+    ProtocolError on an unknown measurement, PrivacyError if no accountant covers those asked for,
+    PolicyRefusal below the floor.
     """
     names, privacy = asked(request.settings), site.experiment.privacy
     if names and privacy.enabled and not privacy.allow_unaccounted_metrics:

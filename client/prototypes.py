@@ -44,10 +44,8 @@ def prototype_gradients(
     """Gradients of the encoder for k prototypes, by parameter name, stacked in random order.
 
     None if the request does not ask for them, or if the site sees no transition to a new task.
-
     model: as received.
     new: (n,) indices of this task's own samples.
-
     Raises PrivacyError with any protection on, PolicyRefusal unless the policy names prototypes, DataError if
     samples are no 8-bit images, ProtocolError naming what is wrong with the order.
     """

@@ -20,8 +20,7 @@ class RecordFigures:
     """Privacy costs of the records that any release was computed from.
 
     records: how many they are. dearest, median: cost of such records. spent: records that another release
-    like the
-    newest would leave out; None without a limit.
+    like the newest would leave out; None without a limit.
     """
 
     records: int

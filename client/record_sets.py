@@ -23,8 +23,7 @@ class Chosen:
     """The records of one release. rows: (n,) int64 in the site's data.
 
     ids: of the records or patients that are charged; None: all are. version: of the record book's payments,
-    by which
-    they were chosen.
+    by which they were chosen.
     """
 
     rows: Tensor
@@ -36,12 +35,9 @@ def choose(site: Site, entry: Entry, rows: Tensor) -> Chosen:
     """Those of rows, (n,) int64, from which a release may be computed, and the records that are charged.
 
     entry: the release's charge. Records that have spent the site's limit, and repeated contents, are left out
-    if the
-    release hides a sample or patient. At a simulated site, and for a release that hides the whole site, all
-    rows stay and
-    every record pays. Raises PrivacyError where public facts alone refuse the release, StateError when the
-    record
-    book cannot be read.
+    if the release hides a sample or patient. At a simulated site, and for a release that hides the whole
+    site, all rows stay and every record pays. Raises PrivacyError where public facts alone refuse the
+    release, StateError when the record book cannot be read.
     """
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
         return Chosen(rows)

@@ -42,7 +42,6 @@ def release_update(
 
     When this returns, the update and the returned fields may leave. A simulated site without protection keeps
     no ledger, because nobody's data leaves.
-
     Raises PrivacyError when the site's lifetime budget does not cover the release, StateError when the ledger
     cannot be written.
     """
@@ -97,7 +96,6 @@ def check_reply(site: Site, reply: TrainReply) -> TrainReply:
     """The reply, unless it carries data-dependent values that no accountant covers.
 
     Tensors never may; numbers may if the experiment allows them.
-
     Raises PrivacyError naming them; a strategy that asks for them does not go with this privacy mode.
     """
     privacy = site.experiment.privacy

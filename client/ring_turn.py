@@ -59,8 +59,7 @@ def segment_of(
     """(indices of the segment that this sweep trains on, how many of them are exemplars).
 
     indices, labels: (n,), exemplars last; exemplars: how many. seed: the experiment's. With one segment all
-    indices are
-    returned.
+    indices are returned.
     """
     if turn.segments == 1:
         return indices, exemplars

@@ -53,17 +53,13 @@ def masked_reply(
     """The reply with this site's integers under masks, kept so that the same reply leaves if asked again.
 
     All integers enter masked sums here; MaskedSums.collect() is the server's side.
-
     statistic: one word for what they are. about: SHA-256 of what they describe, such as the model. words:
-    computes
-    them, (N,) uint64 or uint32; not called if this attempt was answered before. closes: names of the facts
-    that they tell
-    of this site; once a sum is opened, no value about the same names is put into another. () stands for
-    `about`. kept:
+    computes them, (N,) uint64 or uint32; not called if this attempt was answered before. closes: names of the
+    facts that they tell of this site; once a sum is opened, no value about the same names is put into
+    another. () stands for `about`. kept:
     hash of the model that the site keeps as the teacher.
     Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
-    attempt is over;
-    ProtocolError when this site has prepared no masks for it.
+    attempt is over; ProtocolError when this site has prepared no masks for it.
     """
     secure, state = secure_state(site.identity, request)
     assert request.attempt is not None
@@ -103,8 +99,7 @@ def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
     """A reply's update and weight as integers for a masked sum, with this site's share of the noise.
 
     Clips the update to sums.largest_norm, because the server cannot check single updates. Raises
-    ProtocolError without
-    request.sum_updates, PolicyRefusal for an update that is not finite.
+    ProtocolError without request.sum_updates, PolicyRefusal for an update that is not finite.
     """
     if request.sum_updates is None:
         raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")

@@ -187,8 +187,7 @@ def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "
     """The site of this identity, with its data read and its models built, both once per process.
 
     stamp: of the request; its split_key divides the data of a deployed site. split_key: that key where there
-    is no
-    request. Without either, data are divided as in a simulation.
+    is no request. Without either, data are divided as in a simulation.
     """
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)

@@ -51,8 +51,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     """Answer with the sums of features of one task's training samples, masked under `secure`.
 
     Classes below the policy's floor are left out. Raises PolicyRefusal if sums may not leave, or all classes
-    are
-    below the floor; ProtocolError when the request does not fit the experiment.
+    are below the floor; ProtocolError when the request does not fit the experiment.
     """
     policy = site.identity.policy
     check_answer(policy, "statistics")
@@ -186,8 +185,7 @@ def summed(
     """Exact sums of features, weighted by class if weights are given.
 
     Without weights: over the samples at rows. With weights, one for each of classes: over all training
-    samples of the
-    classes in `shown`.
+    samples of the classes in `shown`.
     """
     if weights is None:
         return collected(site, backbone, classes, rows)

@@ -23,7 +23,6 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     """Indices of the samples to train on in this task, new ones first, and how many of them are exemplars.
 
     In a run that goes on, new records of earlier classes count among the exemplars.
-
     Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
     """
     classes = site.task_range(stamp)

@@ -47,14 +47,12 @@ class TrainingTurn:
     """An opened turn: the site has agreed, and everything that training needs is at hand.
 
     model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
-    indices: (n,)
-    of the samples, exemplars last. chosen: the records that the update is charged to. teacher: frozen model
-    of the
-    task before, or None if no term needs it. turn: the site's turn in a ring, or None. neighbours: measures
-    for Bayesian
-    accounting how far one record more would move the update. own: names of the layers that stay here.
-    prototypes: what
-    is sent beside the update, if asked for. start: the tensors that the model holds, as they were received.
+    indices: (n,) of the samples, exemplars last. chosen: the records that the update is charged to. teacher:
+    frozen model of the task before, or None if no term needs it. turn: the site's turn in a ring, or None.
+    neighbours: measures for Bayesian accounting how far one record more would move the update. own: names of
+    the layers that stay here.
+    prototypes: what is sent beside the update, if asked for. start: the tensors that the model holds, as they
+    were received.
     """
 
     site: Site
@@ -153,8 +151,7 @@ class TrainingTurn:
         """This site's part in a cohort's training; None if it must train alone. start: (P,), as received.
 
         A ring's turn follows the one before it, DP-SGD clips samples and not batches, and a Bayesian estimate
-        trains on
-        halves too.
+        trains on halves too.
         """
         private = self.site.experiment.privacy.mode == "sample"
         if self.turn is not None or self.neighbours is not None or private:

@@ -18,8 +18,7 @@ def with_maps(
     """The experiment with feature maps chosen for its data in place of `features: auto`.
 
     content: of its file, named `where` in errors. read: validates such content. Raises ConfigError where it
-    is faulty, or
-    with privacy, under which validation samples may not choose.
+    is faulty, or with privacy, under which validation samples may not choose.
     """
     model = dict(content["model"])
     privacy = content.get("privacy")

@@ -24,8 +24,7 @@ def read_document(text: str, where: str, folder: Path, plugins: Mapping[str, str
     """The experiment in the text of a document; its digest is the document's. where: names it in errors.
 
     folder: of the encoder's text, if the document has one. plugins: package -> SHA-256 of its source, the
-    packages that
-    may be imported for it; None: any. Raises ConfigError naming what is wrong.
+    packages that may be imported for it; None: any. Raises ConfigError naming what is wrong.
     """
     content = parse_yaml(text, where)
     _locate_encoder(content, where, folder)
@@ -42,8 +41,8 @@ def require_digest(experiment: Experiment, content: dict[str, Any], expected: st
     """Set the experiment's digest to the one that a run or an approval expects.
 
     content: what the experiment was read from. The digest must be that of content as a document, or of the
-    settings with
-    all defaults, since a file that a person wrote leaves settings out. Raises ConfigError when it is neither.
+    settings with all defaults, since a file that a person wrote leaves settings out. Raises ConfigError when
+    it is neither.
     """
     if expected not in (found := {experiment.digest, document_digest(content)}):
         raise ConfigError(

@@ -16,11 +16,8 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     """(content with plug-ins named `module:Class`, SHA-256 of each plug-in's source by that name).
 
     So the content means the same where the package's entry points are not installed, as inside a FAB. A
-    plug-in
-    strategy's Asks are written beside its name, where sites read them; a target that content["plugins"] lists
-    was resolved
-    before, and keeps those written then.
-
+    plug-in strategy's Asks are written beside its name, where sites read them; a target that
+    content["plugins"] lists was resolved before, and keeps those written then.
     Raises ConfigError when a plug-in is not installed.
     """
     found: dict[str, str] = {}

@@ -47,8 +47,7 @@ def private_sums(
     shape: of one record, images (C, H, W) or (D,). records: training records of all sites, roughly, as a
     public number.
     tasks: releases of each site. epsilon, delta: of each record. Raises ConfigError for fewer than one
-    record, class,
-    site or task.
+    record, class, site or task.
     """
     if min(records, classes, sites, tasks) < 1:
         raise ConfigError(

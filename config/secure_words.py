@@ -30,8 +30,7 @@ class UpdateWords:
     """Conversion of updates to the integers of a masked sum, and back: P values, then the weight.
 
     Under adaptive clipping one more word says whether the update was within the clip norm. Tensors are in the
-    order of
-    their names. updates: most updates in the sum. clip_norm: of this round, in mode client_shared.
+    order of their names. updates: most updates in the sum. clip_norm: of this round, in mode client_shared.
     """
 
     experiment: Experiment
@@ -168,8 +167,7 @@ def counts_of(
     """(right answers, samples, other counts) from a sum of count_words(), the first two by class.
 
     noised: of cell_words() instead, without other counts. beside: number of other counts. Raises ValueError
-    when words
-    are no such sum.
+    when words are no such sum.
     """
     if len(words) != 2 * classes + beside:
         raise ValueError(f"words: found {len(words)}, expected {2 * classes + beside}")

@@ -147,7 +147,6 @@ class Connection(Block):
     """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
     Paths are relative to the folder of the file.
-
     flower_home: Flower's folder; its apps/ holds the apps that may run here.
     any_app: run every app that the operator sends, with the settings that it sends, without approval. Its
     code is what keeps the policy, so that nothing in this file then binds an operator who sends other code.

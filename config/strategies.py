@@ -94,8 +94,7 @@ def asks_of(name: str, keys: Mapping[str, Any]) -> Asks:
     """What the strategy of this name asks of sites.
 
     keys: its section of an experiment; a plug-in's asks are written there. Raises ValueError (pydantic's) if
-    these
-    are not valid.
+    these are not valid.
     """
     if name in STRATEGIES:
         return ASKS.get(name, Asks())

@@ -23,10 +23,9 @@ class Turn(Block):
     """One turn, sent in TrainRequest.settings under the key "turn".
 
     sweep: number of this pass of the model over all sites in its round, from 1 to segments. least: fewest
-    samples in a
-    segment; None: 32, or fewer where the site has less. stratify: every segment has its part of each class.
-    frozen: tensors
-    that the site must return as they were.
+    samples in a segment; None: 32, or fewer where the site has less. stratify: every segment has its part of
+    each class.
+    frozen: tensors that the site must return as they were.
     """
 
     sweep: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]

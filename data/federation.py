@@ -91,10 +91,8 @@ def build(
     """Read the data of an experiment, order and cut its classes, and divide it among the simulated sites.
 
     earlier: the registry of the run that is continued, with which this one begins. source: what reading would
-    give, if that
-    was done already or is not to be taken as it is; its tables are filled. Raises ConfigError or DataError
-    naming what is
-    wrong with the experiment or its data.
+    give, if that was done already or is not to be taken as it is; its tables are filled. Raises ConfigError
+    or DataError naming what is wrong with the experiment or its data.
     """
     source = load(config, seed) if source is None else source
     registry = build_registry(source.classes, tasks, seed, earlier)

@@ -276,8 +276,7 @@ def files_inside(
     """Yield the files inside a folder and its subfolders, sorted by folder and name, following links.
 
     refuse: called with the error of what cannot be read. looped: with each link to a folder around it,
-    left_out: with each
-    hidden folder; both are skipped.
+    left_out: with each hidden folder; both are skipped.
     """
     seen: set[Path] = set()
     waiting = deque([folder])

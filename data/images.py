@@ -126,7 +126,6 @@ def decoded(cache: Path | None, paths: Sequence[Path], reading: ImageReading) ->
 
     A deployed site answers each message in a fresh process; decoding a folder of photographs again every time
     would cost more than training on them.
-
     cache: a private folder on the site's own disk, one file in it; None decodes always. A file counts as the
     same while its path, its length and its time of change are. A damaged cache is decoded anew.
     """

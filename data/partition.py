@@ -43,11 +43,9 @@ def partition(
     """Divide samples with these internal labels, (n,) int64, among sites.
 
     boundaries: of the schedule; each task is divided on its own. names: of the classes, for notes. site_of:
-    (n,) index of
-    each sample's site, for the kind "natural". patients: (n,) patient number of each sample; then the
-    division is close to
-    the one asked for, and every patient is at one site. Raises ConfigError where the division asked for is
-    impossible.
+    (n,) index of each sample's site, for the kind "natural". patients: (n,) patient number of each sample;
+    then the division is close to the one asked for, and every patient is at one site. Raises ConfigError
+    where the division asked for is impossible.
     """
     if config.kind == "natural":
         if site_of is None:
@@ -104,10 +102,8 @@ def share_out(
     """Divide the rows of a central test set among N sites in proportion to their training samples.
 
     Returns sorted row indices for each site. labels: (n,), internal; rows: (n,) int64. held: (classes, N)
-    training samples;
-    a class that no site trains on is divided equally. names: of the classes. patients: (n,) patient number of
-    each row;
-    each patient stays at one site.
+    training samples; a class that no site trains on is divided equally. names: of the classes. patients: (n,)
+    patient number of each row; each patient stays at one site.
     """
     shares: list[list[np.ndarray]] = [[] for _ in range(held.shape[1])]
     for label in map(int, np.unique(labels)):

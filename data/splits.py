@@ -55,8 +55,7 @@ def patient_groups(
     """(N, 32) uint8: the group of each sample, the same for all samples of one patient.
 
     names: of patients, one a sample. where(i): file and row, for errors. missing: texts that name nobody.
-    Raises
-    DataError on a sample without a patient.
+    Raises DataError on a sample without a patient.
     """
     if nobody := {*names} & {*missing}:
         row = min(names.index(name) for name in nobody)
@@ -104,8 +103,7 @@ class KeyedHash:
         """Choose about `limit` of the rows if it is a whole number, otherwise about that share of them.
 
         The threshold of a whole number is limit / n, so one more record can push out those whose hash lies
-        between two
-        thresholds; with a share it pushes out none.
+        between two thresholds; with a share it pushes out none.
         """
         share = limit if isinstance(limit, float) else min(1.0, limit / max(len(rows), 1))
         return self.hold_out(rows, share, purpose)[0]

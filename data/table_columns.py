@@ -38,10 +38,8 @@ def discover(
     given: column -> numeric, date, category, or ignore, which leaves it out. missing: texts of missing
     values.
     A column is numeric if at least MOSTLY of its cells that hold something are numbers, and likewise for
-    dates; reading
-    then names the other cells. Otherwise its distinct texts are categories. Raises DataError on a column that
-    is none of
-    these, or without any feature.
+    dates; reading then names the other cells. Otherwise its distinct texts are categories. Raises DataError
+    on a column that is none of these, or without any feature.
     """
     columns: Columns = {}
     for name in names:

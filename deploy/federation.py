@@ -134,8 +134,7 @@ class OperatorFolder:
         """Add a site, or give an unregistered one a new key; returns the key's fingerprint.
 
         public_key: ECDSA P-384, an OpenSSH line. Raises ConfigError when the name or key is not valid, or
-        another site has
-        the key; StateError when the site is registered.
+        another site has the key; StateError when the site is registered.
         """
         if not re.fullmatch(SITE_NAME, name):
             raise ConfigError(

@@ -22,7 +22,6 @@ def write_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
     """Make a node's key pair and write it to two files.
 
     path: the private key in OpenSSH form, for its owner alone; path.pub: the public one.
-
     Raises StateError when path exists: a key that a SuperLink knows is not overwritten by accident.
     """
     if path.exists():

@@ -43,8 +43,7 @@ def start_fork_server(apps: Path, killed: int) -> socket.socket:
     """Start the fork server (once a process) and return the socket that takes its requests.
 
     apps: folder of unpacked apps. killed: as in ForkServer. This process ends when the server has ended, or
-    was stopped for
-    STOPPED_FOR seconds.
+    was stopped for STOPPED_FOR seconds.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # -P: the folder of the script is no place for the app's imports
@@ -59,8 +58,7 @@ def launch_by_forking(channel: Callable[[], socket.socket]) -> None:
     """Let the SuperExec of this process send every ClientApp's start to a fork server.
 
     channel: gives the socket of start_fork_server(). Nothing is installed for an app at run time, whatever
-    the SuperNode
-    was started with.
+    the SuperNode was started with.
     """
     launch = subprocess_executor.SubprocessExecutor.launch
 

@@ -31,11 +31,9 @@ class SuperLinkStatus:
     """The state of a SuperLink.
 
     silent_for: seconds since its last heartbeat. certificate_ends: when the certificate that it serves with
-    expires, in
-    seconds since 1970. sites: of every registered site, None while it is connected, else the time since which
-    it is silent,
-    in seconds since 1970; 0 if it was never connected. others: `added` or `revoked` of every other site on
-    record.
+    expires, in seconds since 1970. sites: of every registered site, None while it is connected, else the time
+    since which it is silent, in seconds since 1970; 0 if it was never connected. others: `added` or `revoked`
+    of every other site on record.
     """
 
     silent_for: float

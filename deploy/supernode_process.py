@@ -121,7 +121,6 @@ def refuse_unapproved_apps(site: Path) -> None:
 
     Their code is not even unpacked; log and page say it, once an hour for each app. What is approved is
     looked up each time, so an approval counts from the next message on.
-
     site: site.yaml.
     """
     pull = start_client_internal._pull_and_store_message

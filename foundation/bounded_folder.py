@@ -36,8 +36,7 @@ class BoundedFolder:
         """Whether this many bytes more fit, after removing other entries if needed.
 
         The longest unused go first, and none that was used within an hour: two processes would take turns to
-        remove each
-        other's.
+        remove each other's.
         """
         others = sorted((_last_use(other), other) for other in self._entries() if other != entry)
         sizes = {other: size_of(other) for _, other in others}

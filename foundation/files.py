@@ -24,7 +24,6 @@ def replace_file(
     The bytes are on the disk before the old file disappears. On any error (a full disk, say) the old file
     stays as it was and the partial one is removed; what a killed writer left of its own is removed by the
     next one.
-
     data: the bytes, or pieces of them. durable: False does not wait for the disk, so that a power cut may
     leave a damaged file.
     Raises StateError naming the path.

@@ -17,8 +17,7 @@ def transaction(path: Path, tables: tuple[str, ...], otherwise: str) -> Iterator
     """Context manager: one SQLite transaction, for this process alone, written wholly or not at all.
 
     path: mode 0600, made if missing. tables: each as CREATE TABLE takes it. otherwise: what does not happen
-    if the file
-    cannot be used, in words for the StateError.
+    if the file cannot be used, in words for the StateError.
     """
     make_folder(path.parent)
     try:

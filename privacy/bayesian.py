@@ -110,7 +110,6 @@ class BayesianAccountant:
 
         largest: what clipping allows a distance to be at most; the cost at that distance bounds the mean for
         certain, so the bound from few pairs need not be above it.
-
         Raises PrivacyError when the plan is used up, on bad distances, or where noise_std is not above 0.
         """
         if self.invocations == self.planned:

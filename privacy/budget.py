@@ -54,10 +54,9 @@ class Budget:
         """Compute the number that is None from the other four.
 
         The claim stays true: the accountant confirms the answer, so a noise multiplier or delta is rounded
-        up, steps and a
-        sample rate are rounded down, by a relative 1e-3 at most; epsilon is the accountant's own bound.
-        Raises PrivacyError
-        when no value reaches the goal.
+        up, steps and a sample rate are rounded down, by a relative 1e-3 at most; epsilon is the accountant's
+        own bound.
+        Raises PrivacyError when no value reaches the goal.
         """
 
         missing = next(field.name for field in fields(self) if getattr(self, field.name) is None)

@@ -36,8 +36,7 @@ def clip_tensors(tensors: Iterable[Tensor], clip_norm: float) -> float:
     """Clip several tensors together in place, as clip() clips one vector; returns the norm before.
 
     tensors: any shapes, 0-d ones included. Integer and boolean tensors are neither measured nor changed: a
-    step counter is
-    no contribution of the data, and would otherwise use up the norm.
+    step counter is no contribution of the data, and would otherwise use up the norm.
     """
     if not 0 < clip_norm < math.inf:
         raise PrivacyError(f"clip norm is {clip_norm}; allowed: a finite number above 0")

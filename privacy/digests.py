@@ -48,9 +48,8 @@ class DigestGuarantee:
     """The guarantee that the noise on digests gives. scale: of Laplace noise, or Gaussian standard deviation.
 
     nominal: the epsilon that was asked for. epsilon: what replacing one sample can really cost, for features
-    alone;
-    infinite without a proof. if_public: the epsilon that the published scale would have, were its bound
-    public.
+    alone; infinite without a proof. if_public: the epsilon that the published scale would have, were its
+    bound public.
     label_epsilon: of the labels; infinite when they leave in the clear.
     """
 
@@ -123,10 +122,8 @@ def make_digests(
     """The digests that may leave, with their noise, and what that guarantees.
 
     classes: the task's labels, which are public. features: (n, ...) float32, 0 or more; labels: (n,) int64
-    inside
-    classes. Label columns: all classes up to the task's last. Raises DataError on too few samples,
-    PrivacyError on
-    features that are negative or not finite.
+    inside classes. Label columns: all classes up to the task's last. Raises DataError on too few samples,
+    PrivacyError on features that are negative or not finite.
     """
     if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
         raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")

@@ -84,8 +84,7 @@ def read_on(descriptor: int, tip: Tip, path: Path, entries: list[Entry] | None =
     """Read and check the ledger from a tip to its end. entries: a list to which the releases are added.
 
     Only what follows the last newline may be torn: a newline is on the disk before its charge returns. Raises
-    StateError
-    naming the line that breaks the chain.
+    StateError naming the line that breaks the chain.
     """
     totals, mark, newest = tip.totals, tip.mark, tip.newest
     tail = b""

@@ -61,8 +61,7 @@ class CountNoise:
         """(cells,) int64 samples of one site's share of the noise, in grid steps.
 
         honest: number of shares whose sum has the whole variance. Raises PrivacyError when a share is too
-        narrow for their sum
-        to be near a Gaussian.
+        narrow for their sum to be near a Gaussian.
         """
         std = math.ceil(self._steps / math.sqrt(honest))
         if std < LEAST_STD:

@@ -41,12 +41,10 @@ def replacement(width: int, blocks: Blocks = BLOCKS, *, signed: bool = True) -> 
     """L2 change of (a G, b S, c n) when one sample is replaced by another, of the same class or not.
 
     signed: features can be negative. Between classes the square is at most 2 (a^2 + b^2 + c^2). Within a
-    class, for
-    features of length 1 whose cosine is t, it is a^2 (2 - 2 t^2) + b^2 (2 - 2 t), which is less for t >= 0,
-    as features that
-    are never negative have. Signed ones reach t = -1: at the default weights 4 against 2.58. Shorter features
-    move less
-    where b^2 >= 2 a^2, because the square is then convex in either length; otherwise a^2 + 4 b^2 bounds them.
+    class, for features of length 1 whose cosine is t, it is a^2 (2 - 2 t^2) + b^2 (2 - 2 t), which is less
+    for t >= 0, as features that are never negative have. Signed ones reach t = -1: at the default weights 4
+    against 2.58. Shorter features move less where b^2 >= 2 a^2, because the square is then convex in either
+    length; otherwise a^2 + 4 b^2 bounds them.
     """
     a, b, c = blocks
     within = 0.0
@@ -78,8 +76,7 @@ class SumsNoise:
         """The noise of one release that hides adding or removing a sample.
 
         multiplier: standard deviation over sensitivity. width: features. radius_squared: square of the
-        greatest length of a
-        sample's features.
+        greatest length of a sample's features.
         """
         a, b, c = blocks
         std = multiplier * sensitivity(width, blocks)

@@ -107,8 +107,7 @@ class RecordBook:
         """(N,) id under which each record's payments are counted; new records are added to the book.
 
         records, places: (N, 16) uint8, keyed hashes of content and of where it was read. A record that is not
-        known
-        continues the payments of the record that was at its place before, if any.
+        known continues the payments of the record that was at its place before, if any.
         """
         own, lying = as_ids(records).tolist(), as_ids(places).tolist()
         with self._open() as book:
@@ -146,10 +145,8 @@ class RecordBook:
         """Charge a release to the ledger and to the records with these ids.
 
         version: of the Payments by which the records were chosen; None: they were not chosen by payments.
-        Raises StateError
-        when another set was charged since, or the set cannot be stored, and whatever Ledger.charge() raises;
-        then the release
-        must not leave.
+        Raises StateError when another set was charged since, or the set cannot be stored, and whatever
+        Ledger.charge() raises; then the release must not leave.
         """
         members = np.unique(ids)
         name = self._name(members)

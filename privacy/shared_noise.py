@@ -29,8 +29,7 @@ class SharedNoise:
     """One site's share of the noise on a sum of updates.
 
     multiplier: sigma of the update. clip_norm: C. honest: m. std: s, in grid steps. count_multiplier: of the
-    noise on
-    adaptive clipping's count, 0 without one.
+    noise on adaptive clipping's count, 0 without one.
     """
 
     multiplier: float
@@ -70,8 +69,7 @@ class SharedNoise:
         """Add this site's share of the noise to words, in place.
 
         words: (P + 1 or 2,) uint64 or uint32: P values, the weight, which is equal at every site and gets no
-        noise, and with
-        counts_within a word for adaptive clipping.
+        noise, and with counts_within a word for adaptive clipping.
         """
         beside = 1 + counts_within
         values = words[: len(words) - beside]
@@ -87,7 +85,6 @@ def scale(multiplier: float, sites: int, honest: int, bits: int) -> int:
     """The largest scale s at which a sum with noise fits into its words.
 
     s is the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of the words.
-
     Raises PrivacyError when the values would not fit, or s is too small for the sum to be near a Gaussian.
     """
     if not multiplier > 0 or honest < 1:

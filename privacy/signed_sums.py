@@ -171,8 +171,7 @@ class Withdrawal:
     """A receipt that withdraws statements of sums, signed by the site and the operator.
 
     withdrawn: hashes of the statements that count no more. remaining: of those that replace them, none if the
-    whole site
-    is withdrawn. operator: public key.
+    whole site is withdrawn. operator: public key.
     """
 
     site: str

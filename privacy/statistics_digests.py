@@ -40,8 +40,7 @@ def drawn_digests(
     features: (n, ...) float32, 0 or more; labels: (n,) int64 inside classes, the task's, which are public.
     Label columns:
     all classes up to the task's last. generator: of the drawn features; words: of the noise. Raises
-    PrivacyError on
-    features that are negative, not finite or too long, and if noise leaves no class.
+    PrivacyError on features that are negative, not finite or too long, and if noise leaves no class.
     """
     if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
         raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")

@@ -70,10 +70,9 @@ class Certificate(Block):
     """An operator's signed certificate of a closed-form model: what the model follows from.
 
     number, previous: place in the operator's chain, and the hash of the certificate before. about: the site
-    whose sums were
-    withdrawn, or the version. classes: in the order of the model; the head may know the first of them only.
-    says: what
-    nobody but the operator vouches for. operator: public key.
+    whose sums were withdrawn, or the version. classes: in the order of the model; the head may know the first
+    of them only.
+    says: what nobody but the operator vouches for. operator: public key.
     """
 
     kind: Kind

@@ -20,8 +20,7 @@ class Stack(RecordDict):
     """The content of one message that replies to K requests of one round.
 
     requests: the K messages. replies: one for each, with one stamp; they hold no tensors but the update.
-    rows: (K, P); each
-    update's tensors are views of its row, in order and without gaps.
+    rows: (K, P); each update's tensors are views of its row, in order and without gaps.
     """
 
     def __init__(self, requests: Sequence[Message], replies: Sequence[TrainReply], rows: "Tensor") -> None:

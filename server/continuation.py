@@ -27,8 +27,7 @@ def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Regi
     """The registry of the experiment's classes and tasks, which continues that of an earlier run, if any.
 
     Reads the data, unless they are at the sites alone. Raises ConfigError if data.classes is missing then, or
-    the earlier
-    registry does not fit.
+    the earlier registry does not fit.
     """
     data = experiment.data
     if data.only_at_sites:

@@ -98,10 +98,8 @@ class CentralEvaluation:
         """Scores of the global model on the server's samples of all classes seen so far.
 
         means: (M, d) class means, if the nearest one classifies. temperature: for probabilities, fitted on
-        the sites'
-        validation samples, or None. Returns None without samples, with evaluation.measures false, or with
-        more than
-        MOST_CLASSES classes; counts of right answers then suffice.
+        the sites' validation samples, or None. Returns None without samples, with evaluation.measures false,
+        or with more than MOST_CLASSES classes; counts of right answers then suffice.
         """
         classes, samples = self._position.num_classes, self._samples
         if samples is None or not self._position.experiment.evaluation.measures or classes > MOST_CLASSES:

@@ -42,8 +42,7 @@ def known_content(what: str, file: str | None, sha256: str) -> bytes:
     """The bytes with this SHA-256: of the file if it is there, otherwise from the cache.
 
     file: None looks in the cache alone. Raises ConfigError, which calls the weights `what`, when neither
-    exists or the one
-    that was read has another hash.
+    exists or the one that was read has another hash.
     """
     kept = cache_folder() / "weights" / f"{sha256}.safetensors"
     path = Path(file) if file is not None else kept

@@ -99,8 +99,7 @@ def seal(secret: bytes, info: bytes, content: bytes, to: str) -> str:
     """Encrypt content for the holder of the public key `to`; the server can neither read nor change it.
 
     secret: the sender's private agreement key. info: names run, round, attempt, purpose and the ordered pair;
-    also the
-    associated data.
+    also the associated data.
     """
     nonce = os.urandom(_NONCE_BYTES)
     return (nonce + AESGCM(agree(secret, to, info)).encrypt(nonce, content, info)).hex()

@@ -14,8 +14,7 @@ class Parameters:
     """The numbers of secure aggregation that an experiment fixes.
 
     colluders: sites that may collude with the server, c. least: fewest values in a sum. quorum: fewest
-    survivors for
-    opening; 0: as many as t. honest: honest survivors that shared noise is sized for, m.
+    survivors for opening; 0: as many as t. honest: honest survivors that shared noise is sized for, m.
     """
 
     colluders: int = 0

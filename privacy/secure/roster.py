@@ -86,8 +86,7 @@ class Member:
         """The signed membership of a site in the roster of an attempt.
 
         peers: peers_hash(). mask: its public mask key (hex). seed: 32 secret bytes of its self mask, of which
-        the membership
-        holds commit(seed) alone. identity: its private signing key.
+        the membership holds commit(seed) alone. identity: its private signing key.
         """
         commitment = commit(seed)
         content = attempt.bound("membership", peers, name, mask, commitment)
@@ -115,7 +114,6 @@ def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> by
     """SHA-256 of the peers, of the members that send masked values, and of what the values are.
 
     Every pair mask, self mask and vote depends on it.
-
     peers: peers_hash().
     """
     said = [part for member in members for part in (member.name, member.mask, member.commitment)]

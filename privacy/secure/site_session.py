@@ -146,9 +146,8 @@ class SiteSession:
         """Accept the attempt's roster, and what its sum is about; the same ones again change nothing.
 
         members: those peers that will send masked values, by name. Raises PolicyRefusal for another roster or
-        subject than
-        before, or a roster too small to be opened; ProtocolError when it is malformed, not signed, or lacks
-        this site.
+        subject than before, or a roster too small to be opened; ProtocolError when it is malformed, not
+        signed, or lacks this site.
         """
         if self.subject is not None:
             require(
@@ -236,7 +235,6 @@ class SiteSession:
         """The shares that take the masks off the sum: for each neighbour one kind, never both.
 
         A site opens once for an attempt; the same request again gets the same shares.
-
         votes: signatures by survivor. Raises PolicyRefusal without a threshold of valid ones over this set.
         """
         require(self.stage in ("signed", "opened"), "nothing of this attempt was signed")

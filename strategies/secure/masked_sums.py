@@ -101,10 +101,9 @@ class MaskedSums:
         """Ask sites for masked words and open their sum, or return it again if it was opened before.
 
         stamp: of the round. statistic: kind of the words, such as update. model: SHA-256 of what they
-        describe. sites: name ->
-        node id of those to ask. deadline: seconds for each exchange. requests: from the roster's fields to
-        (site, node id, request)
-        of each. note: called with a site and the reason why it gave no answer.
+        describe. sites: name -> node id of those to ask. deadline: seconds for each exchange. requests: from
+        the roster's fields to (site, node id, request) of each. note: called with a site and the reason why
+        it gave no answer.
         Raises NotEnough, saying what is missing, when the sum cannot be opened.
         """
         subject = Subject(stamp.round, statistic, model)

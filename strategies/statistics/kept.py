@@ -49,8 +49,7 @@ class KeptSums:
         """Add sums of one task to the total. Never call it twice for a site and task: they would count twice.
 
         sites: one, or those whose sums came as one masked sum, of which nobody knows a single site's.
-        statement: the site's
-        signed statement of these sums, if it signs.
+        statement: the site's signed statement of these sums, if it signs.
         """
         alone = len(sites) == 1
         if self.folder is not None and alone:
