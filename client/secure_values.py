@@ -56,8 +56,7 @@ def masked_reply(
     statistic: one word for what they are. about: SHA-256 of what they describe, such as the model. words:
     computes them, (N,) uint64 or uint32; not called if this attempt was answered before. closes: names of the
     facts that they tell of this site; once a sum is opened, no value about the same names is put into
-    another. () stands for `about`. kept:
-    hash of the model that the site keeps as the teacher.
+    another. () stands for `about`. kept: hash of the model that the site keeps as the teacher.
     Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
     attempt is over; ProtocolError when this site has prepared no masks for it.
     """

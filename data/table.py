@@ -122,8 +122,7 @@ def table_constants(config: DataConfig, columns: Mapping[str, str | Sequence[str
     """(mean, std), each (D,), that standardise an encoded table.
 
     columns: feature column -> "numeric", "date" or its categories. Numbers and dates take data.normalise, NaN
-    without it:
-    the training rows decide; indicators and one-hot codes take 0 and 1.
+    without it: the training rows decide; indicators and one-hot codes take 0 and 1.
     """
     mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
     indices = numeric_indices(columns)

@@ -38,9 +38,8 @@ def drawn_digests(
     """Draw digests from noised sums, as many of each class as the noised counts say; with their guarantee.
 
     features: (n, ...) float32, 0 or more; labels: (n,) int64 inside classes, the task's, which are public.
-    Label columns:
-    all classes up to the task's last. generator: of the drawn features; words: of the noise. Raises
-    PrivacyError on features that are negative, not finite or too long, and if noise leaves no class.
+    Label columns: all classes up to the task's last. generator: of the drawn features; words: of the noise.
+    Raises PrivacyError on features that are negative, not finite or too long, and if noise leaves no class.
     """
     if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
         raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")
