@@ -102,8 +102,7 @@ def counts_beside(
 def fitted_tables(site: Site, request: EvaluateRequest, model: IncrementalModel) -> ReportedTables | None:
     """Summed likelihoods of the validation samples at each temperature; None if no table may leave.
 
-    They are 0 if the site has fewer validation samples than the policy's floor, or no test samples beside
-    them.
+    They are 0 if the site has no test samples, or fewer validation samples than the policy's floor.
     """
     policy = site.identity.policy
     if not with_tables(site, request) or "measures" not in policy.answers:

@@ -133,7 +133,7 @@ class RequestCount:
 
 
 def question(request: Stamp) -> str:
-    """SHA-256 of what a request asks: equal for requests that differ in run, round or attempt alone."""
+    """SHA-256 of what a request asks: equal for requests that differ in stamp or attempt alone."""
     whose = {field.name for kind in (Stamp, Maskable) for field in fields(kind)}
     found = []
     for field in fields(request):

@@ -30,6 +30,6 @@ def heads_compared(keys: Mapping[str, Any] | None) -> int:
 
 
 def shrinkage_of(keys: Mapping[str, Any]) -> float | str:
-    """The strategy's shrinkage: a number, or "validation"; the head's default if keys do not set it."""
+    """The shrinkage in keys, a number or "gcv" or "validation"; the head's default if keys have none."""
     given = keys.get("shrinkage")
     return DEFAULT_SHRINKAGE[keys.get("head") or "gaussian"] if given is None else given

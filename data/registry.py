@@ -43,7 +43,7 @@ class Registry:
 def build_registry(
     names: Sequence[str], tasks: TasksConfig, seed: int, earlier: Registry | None = None
 ) -> Registry:
-    """The registry of these classes (in raw order), which begins with those and the tasks of `earlier`.
+    """The registry of these classes (in raw order), after the classes and tasks of `earlier`, if it is given.
 
     Raises ConfigError where names, tasks and the earlier registry do not fit one another.
     """

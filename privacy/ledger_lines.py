@@ -71,7 +71,7 @@ def newest_line(descriptor: int, tip: Tip) -> bytes | None:
 
 
 def commits(descriptor: int, tip: Tip) -> bool:
-    """Whether the tip's totals are those in its newest line; False for lines of version 0.1.0."""
+    """Whether the tip's totals are those of its newest line; False for lines of earlier versions."""
     line = newest_line(descriptor, tip) if tip.mark != TipPosition() else None
     try:
         values = json.loads(line) if line is not None else {}

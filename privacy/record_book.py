@@ -97,7 +97,7 @@ class Payments:
 
 
 class RecordBook:
-    """The record book in a site's state_dir, safe for several processes. key: keys the hashes of sets."""
+    """The record book: folder records/ of a site's state_dir, safe for several processes. key: for hashes."""
 
     def __init__(self, state_dir: Path, key: bytes) -> None:
         self.folder, self._key = state_dir / FOLDER, key

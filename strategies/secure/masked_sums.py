@@ -102,9 +102,9 @@ class MaskedSums:
 
         stamp: of the round. statistic: kind of the words, such as update. model: SHA-256 of what they
         describe. sites: name -> node id of those to ask. deadline: seconds for each exchange. requests: from
-        the roster's fields to (site, node id, request) of each. note: called with a site and the reason why
-        it gave no answer.
-        Raises NotEnough, saying what is missing, when the sum cannot be opened.
+        the roster's fields to (site, node id, request) of each. note: called with the name of a site that is
+        not in the sum, or did not help to open it, and the reason. Raises NotEnough, saying what is missing,
+        when the sum cannot be opened.
         """
         subject = Subject(stamp.round, statistic, model)
         for done in reversed(self.store.all_opened(statistic, model)):
