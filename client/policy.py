@@ -61,7 +61,7 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
 
 
 def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) -> None:
-    """Refuse a sparsity vector, with or without noise, unless it may leave; errors as check_update()."""
+    """Refuse a sparsity vector, noised or not, unless it may leave; errors as check_update()."""
     check_claim(experiment, sparsity="sample" if noised else "none")
     _refuse_beside_sums(policy, "sparsity vectors")
     if noised:

@@ -92,7 +92,7 @@ def perturbed_prototype(
 
 @torch.no_grad()
 def mean_entropy(model: IncrementalModel, data: TrainingSet) -> float:
-    """Nats, over the samples, of the model's answer."""
+    """Mean entropy (nats) of the model's predictions for these samples."""
     model.eval()
     log_probability = outputs(model, data).log_softmax(dim=1)
     return float(-(log_probability.exp() * log_probability).sum(dim=1).mean())

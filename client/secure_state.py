@@ -104,7 +104,7 @@ class SecureState:
             )
 
     def keep_peers(self) -> None:
-        """Write down the keys that were met for the first time."""
+        """Store the keys of peers that trust() met for the first time."""
         if self._met is not None and self._met != self._read("peers", {}):
             self._write("peers", self._met)
 
@@ -134,16 +134,16 @@ class SecureState:
                     path.unlink(missing_ok=True)
 
     def check_new(self, number: int) -> None:
-        """Raises PolicyRefusal for an attempt that is not newer than the last one with masked values."""
+        """Raises PolicyRefusal unless attempt `number` is newer than the last one with masked values."""
         last = max((int(path.stem.split("-")[1]) for path in self.folder.glob("sent-*.bin")), default=0)
         require(number > last, f"attempt {number} is over; this site has taken part in {last}")
 
     def has_sent(self, number: int) -> bool:
-        """Whether masked values of an attempt are on the disk."""
+        """Whether masked values of attempt `number` are on the disk."""
         return (self.folder / f"sent-{number:08d}.bin").exists()
 
     def keep_sent(self, number: int, words: Words) -> None:
-        """Write masked values before they leave, so that the same ones leave again after a crash."""
+        """Store the masked values of attempt `number` before they leave, so that they can leave again."""
         data = words.dtype.str.encode() + words.tobytes()
         self._make_room(len(data))
         replace_file(self.folder / f"sent-{number:08d}.bin", data)

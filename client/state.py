@@ -87,7 +87,7 @@ class SiteState:
         return tensors, _facts(path, metadata)
 
     def forget(self, name: str, after: int, before: int) -> None:
-        """Remove the records of versions between the two, exclusive: rounds that the server did not count."""
+        """Remove a record's versions above `after` and below `before`: rounds that did not count."""
         for version in self._versions(name):
             if after < version < before:
                 self._path(name, version).unlink(missing_ok=True)

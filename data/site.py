@@ -98,7 +98,7 @@ class SiteData:
         return rows[torch.from_numpy(np.sort(order[first]))]
 
     def sample_hash(self, place: int) -> str:
-        """sha256 (hex) of a sample's raw bytes: the same wherever the sample is found again."""
+        """sha256 (hex) of the raw bytes of the sample at index `place`, by which it is found again."""
         return hashlib.sha256(self.x[place].cpu().contiguous().numpy().data).hexdigest()
 
     def fingerprint(self, part: Part, classes: Sequence[str]) -> str:

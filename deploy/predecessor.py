@@ -28,10 +28,10 @@ def note_node(state_dir: Path, node: int) -> None:
 
 
 def left_node(state_dir: Path) -> int | None:
-    """Flower's node id of the site's last SuperNode, if that one has certainly ended.
+    """Flower's node id of the site's last SuperNode, if that one has certainly ended; None otherwise.
 
-    None while it lives, and where it lived on another machine, before this one was started anew, or in a
-    folder of which this one is a copy: it could live on there.
+    It may still live if it ran on another machine, before this machine's last start, or in a folder of which
+    this one is a copy.
     """
     folder = place(state_dir)
     try:

@@ -32,7 +32,7 @@ STEPS = 1 << 16
 
 
 def sensitivity(width: int, blocks: Blocks = BLOCKS) -> float:
-    """L2 change of (a G, b S, c n) when one sample is added or removed. width: features, D."""
+    """L2 change of (a G, b S, c n) when one sample is added or removed. width: D. blocks: (a, b, c)."""
     a, b, c = blocks
     return math.hypot(a * (1 + width / STEPS), b, c)
 

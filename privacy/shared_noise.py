@@ -84,7 +84,8 @@ class SharedNoise:
 def scale(multiplier: float, sites: int, honest: int, bits: int) -> int:
     """The largest scale s at which a sum with noise fits into its words.
 
-    s is the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of the words.
+    It is the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of words of so
+    many bits, for n sites, m honest ones and sigma, the multiplier.
     Raises PrivacyError when the values would not fit, or s is too small for the sum to be near a Gaussian.
     """
     if not multiplier > 0 or honest < 1:

@@ -111,10 +111,9 @@ def peers_hash(attempt: Attempt, peers: Sequence[Peer]) -> bytes:
 
 
 def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> bytes:
-    """SHA-256 of the peers, of the members that send masked values, and of what the values are.
+    """SHA-256 of the peers, of the members that send masked values, and of the sum's subject.
 
-    Every pair mask, self mask and vote depends on it.
-    peers: peers_hash().
+    Every pair mask, self mask and vote depends on it. peers: peers_hash().
     """
     said = [part for member in members for part in (member.name, member.mask, member.commitment)]
     about = (subject.round, subject.statistic, subject.model)
@@ -122,7 +121,7 @@ def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> by
 
 
 def check_order(names: Sequence[str], what: str) -> None:
-    """Raises ProtocolError unless names ascend, each once."""
+    """Raises ProtocolError unless names ascend, each once. what: they are, for the error."""
     if list(names) != sorted(set(names)):
         raise ProtocolError(f"secure: {what}: names must ascend, each once")
 
