@@ -127,10 +127,7 @@ def bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Iterator[
 
 
 def check_bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> None:
-    """Raises PolicyRefusal naming the first limit of the policy that an experiment breaks.
-
-    rounds: of the whole run.
-    """
+    """Raises PolicyRefusal naming the first limit that an experiment breaks. rounds: of the whole run."""
     for bound in bounds(policy, experiment, rounds):
         if not bound.holds:
             raise PolicyRefusal(str(bound))

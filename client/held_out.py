@@ -174,10 +174,7 @@ def _protected(
 
 
 def sent_means(model: IncrementalModel, tensors: Tensors) -> Tensor:
-    """(M, d) class means of a request, or (M, d + 1) rows of a Gaussian head.
-
-    Raises ProtocolError when they are of another model.
-    """
+    """(M, d) class means or (M, d + 1) rows of a Gaussian head. Raises ProtocolError on a misfit."""
     classes, width = model.num_classes, model.feature_width
     allowed = {"means": (classes, width), "gaussian": (classes, width + 1)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -45,10 +45,7 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
 
 
 def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | None) -> None:
-    """Replace the site's model file.
-
-    class_means: (M, d), if the site classifies by the nearest mean of its own exemplars.
-    """
+    """Replace the site's model file. class_means: (M, d), if the site classifies by them."""
     folder = site.identity.state_dir
     make_folder(folder)
     data = site.data

@@ -24,10 +24,7 @@ USUAL_LEAST = 32
 
 
 def turn_of(request: TrainRequest) -> Turn | None:
-    """The turn that a request is about; None outside a ring.
-
-    Raises ProtocolError naming what is wrong with it.
-    """
+    """The turn in a request's settings; None outside a ring. Raises ProtocolError naming a fault in it."""
     turn = part_of_settings(request, "turn", Turn)
     if turn is not None and turn.sweep > turn.segments:
         raise ProtocolError(

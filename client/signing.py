@@ -29,10 +29,7 @@ def own_key(state_dir: Path) -> str:
 
 
 def certify_own_key(state_dir: Path, certified: Callable[[str], str]) -> None:
-    """Store the node key's certificate of the site's signing key.
-
-    certified: from a public signing key to its certificate.
-    """
+    """Store the node key's certificate of the signing key. certified: makes it from the public key."""
     own = certified(own_key(state_dir))
     replace_file(state_dir / CERTIFIED, own.encode(), mode=0o644)
 
@@ -44,10 +41,7 @@ def own_signer(identity: Identity) -> Signer:
 
 
 def kept_statements(folder: Path) -> dict[int, list[Statement]]:
-    """task -> all versions, the latest one last. folder: of a run, at the site.
-
-    Raises StateError when the file is damaged.
-    """
+    """task -> all versions, the latest last, in a run's folder. Raises StateError for a damaged file."""
     path = folder / FILE
     found: dict[int, list[Statement]] = {}
     try:

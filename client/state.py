@@ -137,10 +137,7 @@ class SiteState:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-    """Tensors and metadata of a safetensors file.
-
-    Raises StateError naming the file when it is cut short or damaged.
-    """
+    """Tensors and metadata of a safetensors file. Raises StateError naming a file that is damaged."""
     return _read(
         path,
         lambda file: ({key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}),  # noqa: SIM118

@@ -186,9 +186,6 @@ def class_sum_words(sums: Mapping[str, Tensor]) -> Words:
 
 
 def class_sums_of(words: Words, classes: int, width: int) -> tuple[Tensor, Tensor]:
-    """((M, d) float64 sums, (M,) int64 counts) from a sum of class_sum_words().
-
-    Raises ValueError on another number of words.
-    """
+    """((M, d) float64, (M,) int64) of a sum of class_sum_words(). Raises ValueError on another length."""
     sums, counts = integers_of(words, (classes, width), (classes,))
     return sums.to(torch.float64).mul_(CLASS_SUM_STEP), counts

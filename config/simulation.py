@@ -36,10 +36,7 @@ def data_key(experiment: "Experiment", own: DataConfig | None = None) -> DataKey
 
 
 def simulated_federation(experiment: "Experiment") -> SimulatedFederation:
-    """All sites' data and the central test set.
-
-    Raises ConfigError or DataError naming what is wrong with them.
-    """
+    """All sites' data and the central test set. Raises ConfigError or DataError naming a fault."""
     key = data_key(experiment)
     if key not in _held.built:
         _held.built.clear()
@@ -65,10 +62,7 @@ def forget_simulated() -> None:
 
 
 def forget_if_changed(experiment: "Experiment") -> None:
-    """Forget all data in memory if the experiment's files have changed since they were read.
-
-    Never call it within a run.
-    """
+    """Forget all data in memory if the experiment's files have changed. Never call it within a run."""
     path = experiment.data.path
     if path in _held.files and _held.files[path] != _as_it_is(path):
         forget_simulated()

@@ -155,10 +155,7 @@ def load_site(
 
 
 def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
-    """(C, H, W) or (D,) of the inputs by an experiment's own keys, without any data.
-
-    Raises ConfigError naming a missing key.
-    """
+    """(C, H, W) or (D,) of the inputs by an experiment's keys alone. Raises ConfigError for a missing key."""
     if config.source == "csv":
         if config.columns is None:
             raise ConfigError(

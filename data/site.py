@@ -102,10 +102,7 @@ class SiteData:
         return hashlib.sha256(self.x[place].cpu().contiguous().numpy().data).hexdigest()
 
     def fingerprint(self, part: Part, classes: Sequence[str]) -> str:
-        """sha256 (hex) of one part's records and class names, the same in any order.
-
-        classes: names by label.
-        """
+        """sha256 (hex) of one part's records and class names, in any order. classes: names by label."""
         rows = self.part(part)
         labels = self.y[rows].tolist()
         groups = self.keyed.groups[rows.cpu().numpy()]

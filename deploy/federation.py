@@ -230,10 +230,7 @@ def owner_of_containers(path: Path) -> tuple[int, int]:
 
 
 def give_to_owner(path: Path, folder: Path) -> None:
-    """If root runs this, give `folder` and all in it to the user that containers run as.
-
-    path: the operator's folder.
-    """
+    """If root runs this, give `folder` to the user that containers run as. path: the operator's folder."""
     if os.getuid():
         return
     user, group = owner_of_containers(path)

@@ -65,10 +65,7 @@ def unseal(data: bytes, passphrase: str, where: str) -> ec.EllipticCurvePrivateK
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a site's private key.
-
-    Raises StateError naming the file when it is missing, not such a key, or open to others.
-    """
+    """A site's private key. Raises StateError for a file that is missing, no such key, or open to others."""
     try:
         data = path.read_bytes()
         mode = path.stat().st_mode

@@ -110,10 +110,7 @@ def submit(folder: OperatorFolder, experiment: Path, overrides: list[str], name:
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
-    """Stage an experiment without running it, so that sites can approve it first.
-
-    It is signed if the publisher's key is there.
-    """
+    """Stage an experiment for sites to approve without running it, signed if the publisher's key is there."""
     application = stage_application(experiment, overrides, name, folder.apps)
     if folder.publisher_key.exists():
         sign_app(application.fab, folder.publisher_key)

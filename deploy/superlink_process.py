@@ -38,10 +38,7 @@ def wait_for_the_database() -> None:
 
 
 def say_who_is_connected(folder: Path) -> None:
-    """Let the SuperLink of this process write its status, with the connected sites, beside the runs.
-
-    folder: the operator's.
-    """
+    """Let the SuperLink of this process write its status beside the runs. folder: the operator's."""
     startup, operator = superlink_module.SuperLinkLifespan.startup, OperatorFolder(folder)
     ends = min(found.ends for found in read_validity(folder / "certificates" / "server.pem"))
 

@@ -102,10 +102,7 @@ def runs_here(connection: Connection) -> bool:
 
 
 def check_superlink(setup: SiteSetup) -> None:
-    """Do with the SuperLink what a SuperNode does, up to being let in.
-
-    Raises StateError that says what is wrong and what to do.
-    """
+    """Connect and prove this site's key, as a SuperNode does. Raises StateError that says what to do."""
     authority, address = setup.path(setup.connection.ca), setup.connection.superlink
     check_handshake(address, authority)
     key = read_node_key(setup.path(setup.connection.key))
@@ -121,10 +118,7 @@ def deregister_dead_node(setup: SiteSetup) -> None:
 
 
 def ports_in_words(connection: Connection) -> str:
-    """A sentence: the SuperNode runs already, or its ports are free for it.
-
-    Raises StateError when another program uses its ports.
-    """
+    """A sentence: the SuperNode runs, or its ports are free. Raises StateError if they are taken."""
     try:
         require_free_ports(connection)
     except StateError:

@@ -127,10 +127,7 @@ def flush_folder(folder: Path) -> None:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Context manager: wait until no other process is inside such a block for this folder.
-
-    A process that dies inside leaves it.
-    """
+    """Context manager: wait until no other living process is inside such a block for this folder."""
     with open_private(folder / "turn") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

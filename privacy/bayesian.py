@@ -143,10 +143,7 @@ class BayesianAccountant:
         return -math.expm1(self.invocations * math.log1p(-self.failure_probability))
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon for a typical record.
-
-        Raises PrivacyError when the failure probability of the bounds alone reaches delta.
-        """
+        """Epsilon for a typical record. Raises PrivacyError if the bounds' failure alone reaches delta."""
         left = delta - self.failure
         if not left > 0:
             raise PrivacyError(

@@ -59,10 +59,7 @@ def after(tip: Tip, line: bytes, totals: Totals) -> Tip:
 
 
 def newest_line(descriptor: int, tip: Tip) -> bytes | None:
-    """The line that ends at a tip, without newline; None if the file does not have it there.
-
-    descriptor: of the open ledger.
-    """
+    """The line that ends at a tip, without newline; None if the open ledger does not have it there."""
     start = tip.mark.bytes - tip.newest
     data = os.pread(descriptor, tip.newest, start) if start >= 0 else b""
     line = data[:-1]

@@ -148,10 +148,7 @@ class WireMessage:
 
     @classmethod
     def from_record(cls, record: RecordDict) -> Self:
-        """Read the message from a record.
-
-        Raises ProtocolError naming the first unknown, missing, mistyped or non-finite field.
-        """
+        """Read the message from a record. Raises ProtocolError naming the first faulty field."""
         layout = _layout(cls)
         found = read_kind(record)
         if found != cls.__name__:

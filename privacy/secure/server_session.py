@@ -57,10 +57,7 @@ class ServerSession:
     total: Words | None = field(default=None, repr=False)
 
     def enrol(self, adverts: Mapping[str, Advert], wanted: Sequence[str]) -> None:
-        """Put the wanted sites that sent an advert on the roster.
-
-        Raises NotEnough when they are too few for any sum.
-        """
+        """Put the wanted sites that sent an advert on the roster. Raises NotEnough for too few."""
         names = sorted(set(wanted) & adverts.keys() & {peer.name for peer in self.peers})
         self.members = [adverts[name].member for name in names]
         self.sealed = {name: dict(adverts[name].shares) for name in names}
