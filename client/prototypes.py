@@ -44,10 +44,8 @@ def prototype_gradients(
     """Gradients of the encoder for k prototypes, by parameter name, stacked in random order.
 
     None if the request does not ask for them, or if the site sees no transition to a new task.
-
     model: as received.
     new: (n,) indices of this task's own samples.
-
     Raises PrivacyError with any protection on, PolicyRefusal unless the policy names prototypes, DataError if
     samples are no 8-bit images, ProtocolError naming what is wrong with the order.
     """
@@ -94,7 +92,7 @@ def perturbed_prototype(
 
 @torch.no_grad()
 def mean_entropy(model: IncrementalModel, data: TrainingSet) -> float:
-    """Nats, over the samples, of the model's answer."""
+    """Mean entropy (nats) of the model's predictions for these samples."""
     model.eval()
     log_probability = outputs(model, data).log_softmax(dim=1)
     return float(-(log_probability.exp() * log_probability).sum(dim=1).mean())

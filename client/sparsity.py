@@ -57,7 +57,10 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
 
 
 def noise_std(length: int, samples: int, epsilon: float, delta: float) -> float:
-    """Standard deviation that hides one sample of a mean over `samples` vectors in [0, 1]^length."""
+    """Standard deviation that hides the replacement of one sample in a mean of vectors in [0, 1]^length.
+
+    samples: vectors in the mean.
+    """
     return sparsity_l2_sensitivity(length, samples) * gaussian_multiplier(epsilon, delta)
 
 

@@ -62,7 +62,11 @@ class SparsityPlan:
 
 
 def common_channels(model: nn.Module, sample: Tensor, layers: int, combine: Combine) -> int:
-    """Channels that all measured layers have. sample: (1, ...) input of any values."""
+    """Number of channels that a plan can choose from, of the first `layers` ReLU calls.
+
+    combine: "last" takes the last of these layers; otherwise the fewest channels of any. sample: (1, ...)
+    input of any values.
+    """
     widths = [output.shape[1] for output in _relu_outputs(model, sample, layers)]
     return widths[-1] if combine == "last" else min(widths)
 

@@ -104,10 +104,14 @@ def certified(
     other: OpenedRun | None = None,
     folder: Path | None = None,
 ) -> Path:
-    """Write the certificate of a model.
+    """Sign and write the certificate of a model whose sums are in a run, and return its path.
 
-    record: what is said of the withdrawal that made it. given: task -> sites whose sums are in it; None: all.
-    other: the run that was merged with this one.
+    kind: of certificate. about: the site whose sums were withdrawn, the version, or ''. head, shrinkage: of
+    the model.
+    record: facts of the withdrawal that made it; with it all kept versions of the run's model are deleted.
+    since: when the withdrawal began; older files that may hold the former model are listed. given: task ->
+    sites whose sums are in the model; None: all. other: the run merged with this one. folder: to write in;
+    None: the run's. Raises ConfigError when sums alone do not determine the model.
     """
     runs = [run] if other is None else [run, other]
     for one in runs:

@@ -24,7 +24,11 @@ from perennial.server.run_states import State
 
 
 def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Registry:
-    """The experiment's registry; earlier stays its prefix."""
+    """The registry of the experiment's classes and tasks, which continues that of an earlier run, if any.
+
+    Reads the data, unless they are at the sites alone. Raises ConfigError if data.classes is missing then, or
+    the earlier registry does not fit.
+    """
     data = experiment.data
     if data.only_at_sites:
         if data.classes is None:

@@ -95,9 +95,11 @@ class CentralEvaluation:
         return None if self._samples is None else self._counts(self._samples, self._model.arrays, means)
 
     def scored(self, means: Tensor | None, temperature: float | None) -> Scored | None:
-        """Every sample under the global model; None too where right answers are enough.
+        """Scores of the global model on the server's samples of all classes seen so far.
 
-        temperature: that the sites' validation samples chose, or None.
+        means: (M, d) class means, if the nearest one classifies. temperature: for probabilities, fitted on
+        the sites' validation samples, or None. Returns None without samples, with evaluation.measures false,
+        or with more than MOST_CLASSES classes; counts of right answers then suffice.
         """
         classes, samples = self._position.num_classes, self._samples
         if samples is None or not self._position.experiment.evaluation.measures or classes > MOST_CLASSES:
@@ -108,7 +110,7 @@ class CentralEvaluation:
 
     @property
     def patients(self) -> np.ndarray | None:
-        """Whose each sample of `scored` is; None where nobody names them, or before the last task."""
+        """Patient of each sample that scored() measures; None without patients, and before the last task."""
         samples, position = self._samples, self._position
         # the bootstrap over patients is worth its time for the figures that stay
         if samples is None or samples.patients is None or position.progress.task != position.schedule.count:

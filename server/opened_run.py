@@ -175,7 +175,14 @@ class OpenedRun:
         return tensors
 
     def commit(self, head: dict[str, Tensor], *, group: bool = False) -> None:
-        """The run's files with the new sums and model. The checkpoint decides; the rest can be repeated."""
+        """Write the run's files with this object's present sums and state, and a new head.
+
+        For a finished run whose `strategy` a withdrawal has changed; its kept sums are the new ones. head:
+        the new head's tensors. group: only some of a site's records were withdrawn, so the cross-site table
+        is dropped.
+        After a crash the checkpoint alone says whether the change was made; the same withdrawal, given again,
+        writes the other files.
+        """
         folder, progress = self.folder / CHECKPOINT, self.checkpoint.progress
         arrays = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
         sha256, former = content_sha256(arrays), progress.previous

@@ -39,9 +39,10 @@ def weights_of(network: str, weights: str | None = None, sha256: str | None = No
 
 
 def known_content(what: str, file: str | None, sha256: str) -> bytes:
-    """The bytes of a file that has this hash; without the file, those that lie in the cache by the hash.
+    """The bytes with this SHA-256: of the file if it is there, otherwise from the cache.
 
-    Raises ConfigError, which calls it `what`, where it is not here or another.
+    file: None looks in the cache alone. Raises ConfigError, which calls the weights `what`, when neither
+    exists or the one that was read has another hash.
     """
     kept = cache_folder() / "weights" / f"{sha256}.safetensors"
     path = Path(file) if file is not None else kept

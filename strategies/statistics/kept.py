@@ -46,10 +46,10 @@ class KeptSums:
     def add(
         self, task: int, sites: Sequence[str], statistics: Statistics, statement: Statement | None = None
     ) -> None:
-        """Take in sums of one task, once.
+        """Add sums of one task to the total. Never call it twice for a site and task: they would count twice.
 
-        sites: one, or those that gave theirs together under masks; nobody knows one's part then.
-        statement: what the site signed of them.
+        sites: one, or those whose sums came as one masked sum, of which nobody knows a single site's.
+        statement: the site's signed statement of these sums, if it signs.
         """
         alone = len(sites) == 1
         if self.folder is not None and alone:
