@@ -20,7 +20,10 @@ SURFACES = {
 
 @dataclass(frozen=True)
 class Kind:
-    """One fault. seen: letters of SURFACES. cause, command: with {site}, {run}, {key} and {resume}."""
+    """One kind of fault.
+
+    seen: letters of SURFACES. cause, command: texts with {site}, {run}, {key} or {resume}.
+    """
 
     cause: str
     owner: Owner
