@@ -36,7 +36,7 @@ Larger layers keep a core busy by themselves, and gain nothing from more sites."
 
 @dataclass(frozen=True)
 class Cohorts:
-    """Divides sites into cohorts. size: most sites of one, 2 or more. answer: replies for a whole cohort."""
+    """Cohorts of sites. size: most sites of one, 2 or more. answer: replies to one cohort's messages."""
 
     size: int
     answer: Together

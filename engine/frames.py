@@ -55,7 +55,7 @@ def frames(content: RecordDict) -> Iterator[Frame]:
 def content_of(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> RecordDict:
     """The content that frames() encoded.
 
-    frame: returns the next frame at each call. requests: those that a stack may answer, by message id.
+    frame: returns the next one. requests: by id, for a stack's answers.
     """
     silence_read_only_warning()
     told = json.loads(frame())

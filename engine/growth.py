@@ -154,7 +154,7 @@ def _counted(records: Noted, classes: range) -> Counter[tuple[int, int]]:
 
 
 def correct_sums(run: Path, experiment: Experiment, schedule: TaskSchedule, *, grows: bool) -> str:
-    """Make a run ask again for the sums that its records have changed; says in words which, or ''.
+    """Make a run ask again for sums of records that have changed; returns in words which, or ''.
 
     grows: whether a new task follows anyway, whose exchange asks for what is missing.
     """

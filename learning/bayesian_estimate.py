@@ -68,7 +68,7 @@ class NeighbourDistances:
     def of(
         cls, experiment: Experiment, state_dir: Path, site: str, run: str, round_number: int
     ) -> Self | None:
-        """Begin a round; None if the experiment asks for no estimate, or its mode allows no site one."""
+        """Begin a round; None if no estimate is asked for, or if only the server could make one."""
         privacy = experiment.privacy
         if privacy.bayesian_estimate is None or privacy.mode not in ("client_local", "sample"):
             return None

@@ -43,7 +43,7 @@ class CohortBatches:
         augmentation: AugmentationConfig,
         memory_format: torch.memory_format,
     ) -> None:
-        """Draw each site's order with its own one of `generators`. memory_format: of images."""
+        """Draw the order of each site's samples with its generator. memory_format: of images."""
         self._config, self._data, self._format = config, data, memory_format
         self._balanced = config.memory is not None and config.memory.balanced
         self._offsets = np.cumsum([0, *map(len, data)])[:-1].tolist()

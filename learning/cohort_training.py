@@ -35,10 +35,7 @@ from perennial.models.stacked import stack
 
 @dataclass(frozen=True)
 class Member:
-    """One site of a cohort.
-
-    start: (P,), the model received. generator: draws its batches. correction, extra: as in `train`.
-    """
+    """One site of a cohort. start: (P,), the model received. generator: of batches. Others: see `train`."""
 
     data: TrainingSet
     start: Tensor

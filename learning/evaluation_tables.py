@@ -85,7 +85,6 @@ class EvaluationTables:
 
     @property
     def classes(self) -> int:
-        """Number of classes, M."""
         return len(self.confusion)
 
     @property
@@ -95,12 +94,12 @@ class EvaluationTables:
 
     @property
     def correct(self) -> list[int]:
-        """(M) number of right answers for each class."""
+        """(M,) number of right answers for each class."""
         return self.confusion.diagonal().tolist()
 
     @property
     def total(self) -> list[int]:
-        """(M) number of samples of each class."""
+        """(M,) number of samples of each class."""
         return self.confusion.sum(axis=1).tolist()
 
     def by_class(self) -> np.ndarray:

@@ -173,7 +173,7 @@ _banks: dict[tuple[str, str, BoundedFolder | None], FeatureBank] = {}
 
 
 def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | None) -> FeatureBank:
-    """The feature bank of a backbone's maps, one for each backbone, kept for the life of this process.
+    """The feature bank of a backbone's maps; a process keeps the latest few banks.
 
     folder: where features may be stored on disk, unless the maps are cheap to compute; None: in memory.
     """

@@ -70,10 +70,7 @@ class FrozenOutputs:
                 self.old_logits = outputs(teacher, data)
 
     def beside(self, rows: Tensor, inputs: Tensor) -> Outputs:
-        """Outputs of the model and of the frozen networks for one batch.
-
-        rows: indices of the samples. inputs: (B, ...) what the model gets.
-        """
+        """Outputs of the model and the frozen networks for one batch. rows: indices of its samples."""
         old = self._old_of(rows, inputs)
         if self._dual is None or old is None:
             features, new = self._model.features(inputs), None

@@ -45,13 +45,13 @@ class Scored:
 
     @property
     def correct(self) -> list[int]:
-        """(M) number of right answers for each class."""
+        """(M,) number of right answers for each class."""
         right = self.label[self.label == self.predicted]
         return np.bincount(right, minlength=self.score.shape[1]).tolist()
 
     @property
     def total(self) -> list[int]:
-        """(M) number of samples of each class."""
+        """(M,) number of samples of each class."""
         return np.bincount(self.label, minlength=self.score.shape[1]).tolist()
 
     def pick(self, rows: np.ndarray) -> "Scored":
@@ -63,8 +63,7 @@ class Scored:
     ) -> EvaluationTables:
         """Count the samples into EvaluationTables; likelihood, validation and calibration stay 0.
 
-        weights: (n,) int64, how often each sample counts; None: once. subgroup: (n,) int64, -1 for none;
-        None: no subgroups.
+        weights: (n,) int64, how often each counts; None: once. subgroup: (n,) int64, -1 or None: in none.
         """
         classes = self.score.shape[1]
         each = np.ones(len(self), dtype=np.int64) if weights is None else weights

@@ -29,7 +29,7 @@ class Scores:
         return self.right.astype(np.float64) if utility == "accuracy" else self.probability
 
     def by_class(self, utility: Utility) -> list[float | None]:
-        """(M) mean value of each class's samples; None for a class without samples."""
+        """(M,) mean value of each class's samples; None for a class without samples."""
         samples = np.bincount(self.labels, minlength=self.classes)
         sums = np.bincount(self.labels, self.values(utility), minlength=self.classes)
         return [float(s / n) if n else None for s, n in zip(sums, samples, strict=True)]
@@ -53,5 +53,5 @@ def balanced(worth: Worth) -> float:
 
 
 def difference(after: Worth, before: Worth) -> list[float | None]:
-    """(M) after minus before for each class; None if either is None."""
+    """(M,) after minus before for each class; None if either is None."""
     return [None if a is None or b is None else a - b for a, b in zip(after, before, strict=False)]

@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass
 class Session:
-    """A signed-in person's session. until: monotonic time. form: the secret that its forms must carry."""
+    """A signed-in person's session. until: its end, monotonic. form: the secret that its forms carry."""
 
     until: float
     form: str = field(default_factory=lambda: secrets.token_urlsafe(24))
@@ -191,7 +191,7 @@ def _hashed(text: str) -> str:
 
 
 def allowed_hosts(host: str, more: Collection[str]) -> set[str]:
-    """Names that pages listening at `host` answer to, with `more`. Raises StateError for a bad one."""
+    """Host names that pages answer to: `host`, loopback and `more`. Raises StateError for a bad one."""
     for name in more:
         if not name or "/" in name or "@" in name:
             raise StateError(f"host name: found {name!r}, allowed a name without scheme and path")

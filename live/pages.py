@@ -20,10 +20,7 @@ from perennial.server.report.markup import Markup, escape
 
 
 class Pages:
-    """Pages that people watch, and steer by after they have signed in.
-
-    sessions: who has signed in.
-    """
+    """Pages that people watch, and steer after they have signed in. sessions: those who have."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions

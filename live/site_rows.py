@@ -13,7 +13,7 @@ MOST_ROWS = 40
 
 @dataclass(frozen=True)
 class SiteRow:
-    """One site. benefit: other site -> how much of this site's error its records take away, as a share."""
+    """One site. benefit: other site -> by how much its records lower this site's error, as a share of it."""
 
     skill: float | None = None
     given: float | None = None

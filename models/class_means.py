@@ -81,9 +81,6 @@ def never_predicted(bias: Tensor, rows: Tensor | None, width: int) -> list[int]:
 
 
 def over_features(model: IncrementalModel, rows: Tensor) -> NearestMean | GaussianHead:
-    """The classifier of these rows over the model's features, in evaluation mode on its device.
-
-    rows: (M, d) class means, or (M, d + 1) of a Gaussian head.
-    """
+    """The classifier with these rows, (M, d) means or (M, d + 1) of a Gaussian head, in evaluation mode."""
     kind = NearestMean if rows.shape[1] == model.feature_width else GaussianHead
     return kind(model, rows.to(model.head.weight.device)).eval()

@@ -59,8 +59,7 @@ class TwoBranchBackbone(nn.Module):
 class DigestTwoBranchModel(IncrementalModel):
     """A model C([F_R(x), F_D(P_R(x))]) with a frozen encoder P_R, which never travels.
 
-    Keys: "backbone.image.", "backbone.digest.", "backbone.fuse.", "head."; the complete state has "encoder."
-    too.
+    Keys: "backbone.image.", "backbone.digest.", "backbone.fuse.", "head.", in the complete state "encoder.".
     """
 
     def __init__(

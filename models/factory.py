@@ -38,8 +38,8 @@ def build_model(
 
     input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
     least 1. encoder: of the model digest_two_branch; None: a random one. constants: mean and std by which
-    inputs are normalised; fixed feature maps of images need them to restore the pixels. with_weights: False
-    leaves weights and constants unread, for a model that a saved one's tensors will fill.
+    inputs are normalised, for feature maps that undo it. with_weights: False does not read weights trained
+    elsewhere, for a model that a saved one's tensors will fill, which need no constants either.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
     """

@@ -31,8 +31,8 @@ class Inputs:
 
     stored: uint8 if the data are 8-bit pixels, float32 if they are numbers in a scale of their own.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
-    columns: of a table, feature column -> "numeric", "date" or its categories, in the order
-    of the D features.
+    columns: of a table, feature column -> "numeric", "date" or its categories, in the order of the D
+    features.
     fill: (D,) replaces missing numbers of a table; None: the mean does.
     """
 
@@ -167,10 +167,7 @@ def save_model(
 
 
 def load_saved(path: Path) -> SavedModel:
-    """Load a model from a model.safetensors.
-
-    Raises StateError naming the file when it is missing, damaged or incomplete.
-    """
+    """Load a model.safetensors. Raises StateError naming the file if missing, damaged or incomplete."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

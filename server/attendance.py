@@ -41,10 +41,7 @@ class Attendance:
         self._rest = FIRST_REST
 
     def wait_for_all(self, expected: int) -> dict[str, int]:
-        """Wait for the run's first sites; returns name -> node id.
-
-        Raises StateError if too few connect in time.
-        """
+        """Wait for the first sites; returns name -> node id. Raises StateError if too few connect in time."""
         rounds = self._experiment.rounds
         return self._wait(rounds.wait_for or expected)
 
@@ -64,8 +61,7 @@ class Attendance:
     def available(self, number: int) -> dict[str, int]:
         """name -> node id of the connected sites that are not declared absent in round `number`.
 
-        Waits for a quorum of connected sites. Raises StateError if none comes and the run does not wait for
-        sites.
+        Waits for a quorum. Raises StateError if none comes and the run does not wait for sites.
         """
         away = self.declared_away(number)
         sites = self.roster.connected()

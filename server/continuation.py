@@ -51,10 +51,7 @@ class Learnt:
 
     @classmethod
     def of(cls, folder: Path) -> "Learnt | None":
-        """Read the record in a run's folder; None if no site was asked anything.
-
-        Raises StateError when it is damaged.
-        """
+        """Read a run folder's record; None if no site was asked anything. Raises StateError if damaged."""
         if not any((folder / CHECKPOINT / name).exists() for name in (LATEST, BEFORE)):
             return None
         checkpoint = load_checkpoint(folder / CHECKPOINT)[0]

@@ -33,10 +33,9 @@ def withdrawable(run: Path) -> bool:
 
 
 def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> None:
-    """Take some sums out of a finished run, which then begins again with the others and asks for these.
+    """Take the sums of some (task, site) out of a finished run, which then begins again and asks for them.
 
-    stale: (task, site) of the sums. grows: whether it goes on with a new task instead. Raises StateError if
-    stored sums are missing.
+    grows: whether it goes on with a new task instead. Raises StateError if stored sums are missing.
     """
     checkpoint, _ = load_checkpoint(run / CHECKPOINT)
     strategy = _strategy(checkpoint)

@@ -95,10 +95,7 @@ class CentralEvaluation:
         self._latest: Judge | None = None
 
     def counts(self, means: Tensor | None = None) -> Counts | None:
-        """The global model's right answers and samples by class; None without samples.
-
-        means: class means or a Gaussian head, to classify with in place of the model's head; None: the head.
-        """
+        """The model's right answers and samples by class, or None. means: classify in place of its head."""
         return None if self._samples is None else self._counts(self._samples, self._model.arrays, means)
 
     def scored(self, means: Tensor | None, temperature: float | None) -> Scored | None:

@@ -109,10 +109,7 @@ class Outside:
 
     @classmethod
     def read(cls, saved: SavedModel, config: DataConfig, name: str) -> "Outside":
-        """Read the data that config describes. name: of the data, for errors.
-
-        Raises DataError if the model cannot take such samples.
-        """
+        """Read the data of config. name: for errors. Raises DataError if the model cannot take them."""
         source = load(config, seed=0)
         samples = source.train if source.test is None else joined(source.train, source.test)
         inputs = saved.inputs

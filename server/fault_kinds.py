@@ -20,10 +20,7 @@ SURFACES = {
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fault.
-
-    seen: letters of SURFACES. cause, command: texts with {site}, {run}, {key} or {resume}.
-    """
+    """A kind of fault. seen: letters of SURFACES. cause, command: texts with {site}, {run} and others."""
 
     cause: str
     owner: Owner

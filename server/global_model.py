@@ -69,7 +69,7 @@ class GlobalModel:
         self._adopt(self._complete(complete).to(self.device))
 
     def frozen(self) -> dict[str, Tensor]:
-        """A copy of all tensors, frozen parts too: the previous model of the next task."""
+        """All tensors by name, frozen parts too: the previous model of the next task."""
         complete = complete_state(self._model)
         return {name: self.arrays.get(name, tensor) for name, tensor in complete.items()}
 

@@ -29,10 +29,7 @@ def pause_in_words(event: dict[str, Any]) -> str:
 
 
 def waiting_in_words(sites: Mapping[str, int], shown: int = 5) -> str:
-    """'linz (4 min), graz (2 min)': the sites that a run waits for, longest first.
-
-    sites: site -> seconds. shown: how many are named.
-    """
+    """'linz (4 min), graz (2 min)': sites (site -> seconds) that a run waits for, the `shown` longest."""
     longest = sorted(sites.items(), key=lambda item: -item[1])
     words = [
         f"{site} ({f'{since} s' if since < 120 else f'{since // 60} min'})" for site, since in longest[:shown]

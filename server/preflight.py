@@ -46,8 +46,7 @@ class DataFacts:
 class Checked:
     """An experiment that passed all checks.
 
-    model: before task 1.
-    parameters: number that is trained, with all classes.
+    model: before task 1. parameters: number that is trained, with all classes.
     width: features that its head reads; if maps are still to be chosen, at most.
     alternatives: features of each map that is compared alone before.
     """
@@ -61,10 +60,7 @@ class Checked:
 
 
 def preflight(experiment: Experiment, device: torch.device) -> Checked:
-    """Check everything that can be checked before anything starts.
-
-    Raises a PerennialError that says what is wrong.
-    """
+    """Check all that can be checked before anything starts. Raises a PerennialError on what is wrong."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
     schedule, names = facts.registry.schedule, facts.registry.classes

@@ -95,7 +95,7 @@ class Releases:
         }
 
     def repeated(self, rounds: int) -> bool:
-        """Whether updates were asked for in more than `rounds` rounds, as after crashes."""
+        """Whether updates were asked for more often than `rounds` times, as after crashes."""
         times, run = 0, _Kept()
         for line in self._lines():
             if line.asked and any(entry.kind == UPDATE for entry in line.entries):

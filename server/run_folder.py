@@ -30,9 +30,7 @@ FREE_ON_RESUME = ("rounds", "evaluation", "absence")
 class RunFolder:
     """An open run folder.
 
-    checkpoint: None on a fresh start.
-    inputs: how data are read, as Progress keeps it.
-    note: for the journal.
+    checkpoint: None on a fresh start. inputs: how data are read, as Progress keeps it. note: for the journal.
     cohort: sites that train in one pass.
     """
 

@@ -43,7 +43,7 @@ class SharedClipping:
     observers = ()
 
     def finish_round(self, outcome: RoundOutcome, number: int) -> None:
-        """Move the clip norm towards its quantile by the round's noised count; a skipped round does not."""
+        """Move the clip norm towards its quantile by the round's noised count; a skipped round leaves it."""
         if outcome.arrays is None:
             return
         outcome.details = outcome.details | {"clip_norm": self.sent_clip_norm}

@@ -31,8 +31,7 @@ class SiteCounts:
     """Sites' counts of right answers. A cell is the right or the wrong answers of one class.
 
     by_site: what each site reported, or all together as ALL_SITES.
-    std: of the noise on a reported cell; 0: none.
-    tables: the tables that they reported beside it.
+    std: of the noise on a reported cell; 0: none. tables: the tables that they reported beside it.
     temperature: at which tables count probabilities, chosen by validation samples; None: 1.
     """
 

@@ -19,7 +19,7 @@ FAST_SGD = 0.02
 class LossCourse:
     """The training loss over the rounds of a task, in a fixed number of fields.
 
-    rounds: number that reported a loss. smallest: of the rounds after the first. finite: whether all were.
+    rounds: those that reported a loss. smallest: after the first round. finite: whether all losses were.
     """
 
     rounds: int = 0

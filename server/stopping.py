@@ -62,10 +62,7 @@ class Stopping:
         return load_model(self._path(self.state["model"]), self.state["model"])
 
     def in_words(self, task: int, last: int, planned: int) -> str:
-        """The journal's words at the end of a task, or ''.
-
-        last: the last round run. planned: number of rounds.
-        """
+        """The journal's words at a task's end, or ''. last: the last round run, of `planned` rounds."""
         if self.config is None or "value" not in self.state:
             return ""
         name = self.config.measure.replace("_", " ")

@@ -40,8 +40,7 @@ def verify(
     """Check a certificate; returns what was found to hold, line by line.
 
     keys: site -> keys that the verifier knows. model: file of the model; None: the one beside the
-    certificate, if that certificate is the newest. sums: folder of the sites' sums; None: beside the
-    certificate.
+    certificate, if that is the newest. sums: folder of the sites' sums; None: beside the certificate.
 
     Later withdrawals do not void a certificate: the newest one is checked in its place, and what became of
     each statement in between. Raises StateError or ConfigError naming what does not hold.

@@ -34,7 +34,7 @@ class SiteRow:
 
     apart: mean squared error of their head on its records; None: the site was not judged.
     skill: 1 - apart / error of a constant answer by the others' class frequencies.
-    benefit: other site -> how much of apart its records take away; negative: they add to it.
+    benefit: other site -> by how much its records lower the error, as a share of apart; negative: raise it.
     """
 
     apart: float | None

@@ -27,7 +27,7 @@ def level(counts: Sequence[int], share: float) -> float:
 
 
 def parts_by_share(counts: Sequence[int], share: float) -> list[int]:
-    """(K,) weights of the sites' sums in units of 1/PARTS, 1 to PARTS: floor(PARTS level / n) above level."""
+    """(K,) weights of the sites' sums in units of 1/PARTS: floor(PARTS level / n), from 1 to PARTS."""
     most = level(counts, share)
     return [PARTS if n <= most else max(1, int(PARTS * most / n)) for n in counts]
 

@@ -68,7 +68,7 @@ class NoisedSums:
 
     @property
     def uncertain(self) -> Tensor:
-        """(C,) bool: classes that were released with a count below twice its noise's deviation."""
+        """(C,) bool: released classes whose count is below two standard deviations of its noise."""
         return self.released & (self.counts < CERTAIN * self.counts_noise)
 
     def for_ridge(self) -> Sums:

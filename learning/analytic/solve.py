@@ -37,10 +37,8 @@ LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # pyright: ignore[re
 class Sums:
     """Statistics as float64.
 
-    gram: (D, D) sum of phi phi^T.
-    sums: (C, D) sum of phi over each class.
-    counts: (C,) samples of each class, weighted if the sums are.
-    constant: phi's last value.
+    gram: (D, D) sum of phi phi^T. sums: (C, D) sum of phi over each class.
+    counts: (C,) samples of each class, weighted if the sums are. constant: phi's last value.
     samples: number of samples behind weighted sums, whose counts do not say it; None for plain ones.
     """
 

@@ -43,7 +43,7 @@ def require_width(width: int) -> None:
 
 @dataclass(frozen=True)
 class SumsForm:
-    """Which tensors a site's sums have. width: of a row. products: whether gram, of products, has any."""
+    """The tensors of a site's sums. width: of a row. products: whether it sends sums of products."""
 
     width: int
     products: bool = True
@@ -93,7 +93,7 @@ class Statistics:
         return int(self.counts.sum())
 
     def over(self, classes: range) -> "Statistics":
-        """The same sums with zero rows for more classes. Raises DataError if `classes` lacks one."""
+        """The same sums with zero rows for more classes. Raises DataError if `classes` lacks its own."""
         if classes == self.classes:
             return self
         if not (classes.start <= self.classes.start and self.classes.stop <= classes.stop):
@@ -132,11 +132,10 @@ class Collector:
     def __init__(
         self, width: int, classes: range, *, constant: bool = True, device: torch.device | None = None
     ) -> None:
-        """Begin with no samples.
+        """Begin with no samples. width: features without the constant.
 
-        width: features without the constant. constant: whether to append it; without it every sample's
-        features have length 1/sqrt(2) at most, which noise is sized by. device: a CUDA GPU, or else the
-        processor adds.
+        constant: whether to append it; without it every sample's features have length 1/sqrt(2) at most,
+        which noise is sized by. device: a CUDA GPU adds; with any other or None the processor does.
         """
         require_width(width + constant)
         self.classes, self._rows = classes, with_constant if constant else without_constant
@@ -152,8 +151,7 @@ class Collector:
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add some samples to the sums.
 
-        features: (n, D - 1) float32 as on_grid gives them.
-        labels: (n,) int64, all among the classes.
+        features: (n, D - 1) float32 as on_grid gives them. labels: (n,) int64, all among the classes.
         Raises DataError if a feature is no multiple of the grid's step, or a row is too long.
         """
         for start in range(0, len(labels), EXACT_SAMPLES):

@@ -110,10 +110,7 @@ def _tensors_of(file: str | None, sha256: str) -> dict[str, Tensor]:
 
 
 def written_down(features: dict[str, Any]) -> None:
-    """Add a map's file's hash and layout to its keys, unless the experiment has them.
-
-    Raises ConfigError if the file cannot be read or used.
-    """
+    """Add a file's hash and layout to a map's keys if missing. Raises ConfigError if it cannot be used."""
     path = Path(features["file"])
     if features.get("sha256") is None:
         try:

@@ -39,10 +39,7 @@ BETWEEN = 3
 def ring_linkage(
     saved: SavedModel, experiment: Experiment, federation: SimulatedFederation
 ) -> dict[str, Any] | None:
-    """Attack the hand-overs of a ring; returns the report's entry.
-
-    None if no model goes round, or its layers are no chain.
-    """
+    """Attack the hand-overs of a ring; returns the report's entry, or None if the run has none to attack."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     if strategy.find(SerialRing) is None or not _is_chain(saved.model):
         return None

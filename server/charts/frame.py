@@ -40,8 +40,7 @@ class Axis:
     """One axis.
 
     low, high: its ends; None: as the values need. words: turns a number into a tick's text. names: stand at
-    0, 1, ... in place of numbers. whole: whether only whole numbers are marked. ticks, grid: whether they are
-    drawn.
+    0, 1, ... in place of numbers. whole: mark whole numbers only. ticks, grid: whether they are drawn.
     """
 
     title: str = ""

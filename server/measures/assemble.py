@@ -84,10 +84,7 @@ def whole_measures(
 def calibration(
     tables: EvaluationTables, intervals: Intervals | None = None, temperature: float | None = None
 ) -> Calibration:
-    """Calibration before and after scaling.
-
-    temperature: at which the tables' scores were binned; None: nobody fitted one.
-    """
+    """Calibration before and after scaling. temperature: of the tables' scores; None: nobody fitted one."""
     before, after = tables.confidence[0], None if temperature is None else tables.confidence[1]
     errors = {
         "error": calibration_error(before),

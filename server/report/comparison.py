@@ -105,10 +105,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows, best final figure first, and their paired differences, as text or as Markdown.
-
-    page: the HTML page.
-    """
+    """Rows, best final figure first, and their paired differences, as text or Markdown. page: in HTML."""
 
     rows: Sequence[Row]
     differences: Sequence[Difference]

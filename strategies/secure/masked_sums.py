@@ -98,10 +98,12 @@ class MaskedSums:
         requests: Requests,
         note: Note,
     ) -> Opened:
-        """The sum of the sites' words.
+        """Run the exchanges of one masked sum, or return the sum if it was opened before.
 
-        statistic: what the words are. model: SHA-256 of what they are about. sites: who is to be in the sum.
-        deadline: seconds for each exchange. Raises NotEnough, saying what is missing, when nothing is opened.
+        stamp: of the round. statistic: a word for what is summed. model: SHA-256 of what it is about. sites:
+        those to take part. deadline: seconds for each exchange. requests: makes the sites' requests from the
+        fields of the attempt. note: called with (site, reason) for faults. Raises NotEnough, saying what is
+        missing, when nothing is opened.
         """
         subject = Subject(stamp.round, statistic, model)
         for done in reversed(self.store.all_opened(statistic, model)):
