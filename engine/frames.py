@@ -53,10 +53,7 @@ def frames(content: RecordDict) -> Iterator[Frame]:
 
 
 def content_of(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> RecordDict:
-    """The content that frames() encoded.
-
-    frame: returns the next one. requests: by id, for a stack's answers.
-    """
+    """The content that frames() encoded. frame: returns the next one. requests: by id, for stacks."""
     silence_read_only_warning()
     told = json.loads(frame())
     tensors = (_read(frame, *layout) for layout in told["layout"])

@@ -31,8 +31,7 @@ class Inputs:
 
     stored: uint8 if the data are 8-bit pixels, float32 if they are numbers in a scale of their own.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
-    columns: of a table, feature column -> "numeric", "date" or its categories, in the order of the D
-    features.
+    columns: of a table, feature column -> "numeric", "date" or its categories, in the D features' order.
     fill: (D,) replaces missing numbers of a table; None: the mean does.
     """
 

@@ -112,10 +112,7 @@ class CentralEvaluation:
 
     @property
     def patients(self) -> np.ndarray | None:
-        """(n,) the patient of each sample that scored() evaluates.
-
-        None if the data name no patients, and before the last task, for which alone patients are drawn.
-        """
+        """Patient of each sample that scored() measures; None without patients, and before the last task."""
         samples, position = self._samples, self._position
         # the bootstrap over patients is worth its time for the figures that stay
         if samples is None or samples.patients is None or position.progress.task != position.schedule.count:

@@ -59,8 +59,7 @@ class Refused(Exception):
 class Gate:
     """The conditions that replies of one round must meet.
 
-    reference: the model that was sent. stamp: the round's; None under Flower's own start(), which stamps
-    nothing.
+    reference: the model that was sent. stamp: the round's; None under Flower's own start(), which has none.
     max_update_norm: L2 norm above which an update is dropped; None: no bound.
     staleness: rounds by which a reply may be late.
     max_samples: the most samples with which a site counts, whatever it claims.

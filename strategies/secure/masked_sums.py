@@ -98,12 +98,13 @@ class MaskedSums:
         requests: Requests,
         note: Note,
     ) -> Opened:
-        """Run the exchanges of one masked sum, or return the sum if it was opened before.
+        """Ask sites for masked words and open their sum, or return it again if it was opened before.
 
-        stamp: of the round. statistic: a word for what is summed. model: SHA-256 of what it is about. sites:
-        those to take part. deadline: seconds for each exchange. requests: makes the sites' requests from the
-        fields of the attempt. note: called with (site, reason) for faults. Raises NotEnough, saying what is
-        missing, when nothing is opened.
+        stamp: of the round. statistic: kind of the words, such as update. model: SHA-256 of what they
+        describe. sites: name -> node id of those to ask. deadline: seconds for each exchange. requests: from
+        the roster's fields to (site, node id, request) of each. note: called with the name of a site that is
+        not in the sum, or did not help to open it, and the reason. Raises NotEnough, saying what is missing,
+        when the sum cannot be opened.
         """
         subject = Subject(stamp.round, statistic, model)
         for done in reversed(self.store.all_opened(statistic, model)):
