@@ -82,7 +82,10 @@ def prototype_gradients(
 def perturbed_prototype(
     data: TrainingSet, features: Tensor, label: int, noise: float, draw: torch.Generator
 ) -> Tensor:
-    """(C, H, W) in [0, 1]: the sample of a class whose feature is nearest to the class's mean, plus noise."""
+    """(C, H, W) in [0, 1]: the sample of a class whose feature is nearest to the class's mean, plus noise.
+
+    noise: its standard deviation as a share of that of all pixels of the class's samples; 0: none.
+    """
     members = (data.y == label).nonzero().flatten()
     images = data.x[members].cpu().float() / 255
     image = images[nearest(features[members], 1)[0]]

@@ -41,6 +41,8 @@ class RequestCount:
     def take(self, policy: SitePolicy, plan: Plan, kind: str, request: Stamp) -> None:
         """Count one request, if the experiment may still make it.
 
+        A repeat counts again: policy.max_repeats are allowed beyond what the plan needs. Kinds in UNCOUNTED
+        are counted only when they begin a run, of which policy.max_runs are allowed.
         Raises PolicyRefusal naming the rule when it may not, StateError when it cannot be counted.
         """
         place, experiment = _place(kind, request), plan.experiment

@@ -87,7 +87,12 @@ def require_calibration(experiment: "Experiment") -> None:
 
 
 def require_covered_counts(experiment: "Experiment") -> None:
-    """Raises ValueError if counts would leave without an accountant, or their noise would hide nothing."""
+    """Raises ValueError if counts would leave without an accountant, or their noise would hide nothing.
+
+    Noise hides nothing where no counts leave, no privacy mode claims anything, or another setting voids the
+    claim; its size is not judged so. Raises ValueError too if evaluation.clip_counts is there with a mode
+    that does not hide a whole site, or is lacking with one that does.
+    """
     privacy, found = experiment.privacy, experiment.evaluation
     if found.noise_multiplier is None:
         if found.clip_counts is not None:

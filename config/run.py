@@ -63,7 +63,11 @@ class RunSettings:
 
     @property
     def path(self) -> Path:
-        """Absolute path of the experiment's file."""
+        """Absolute path of the experiment's file.
+
+        A relative one is taken from APP_ROOT, not from the working directory; if there is none there, from
+        the first folder on sys.path that has it beside a pyproject.toml (where Flower unpacks an app).
+        """
         path = Path(self.experiment)
         if path.is_absolute() or (APP_ROOT / path).exists():
             return APP_ROOT / path

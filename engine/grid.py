@@ -77,7 +77,10 @@ class InProcessGrid(Grid):
         return message.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting."""
+        """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting.
+
+        message_ids are not looked at: the replies may be to other messages.
+        """
         if not self._queue:
             return []
         message = self._queue.popleft()

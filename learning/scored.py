@@ -170,6 +170,9 @@ def likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.n
 def bin_logits(logits: Tensor, labels: Tensor, temperature: float | None = None) -> tuple[np.ndarray, ...]:
     """(label, predicted, score, confidence) as in Scored.
 
+    Score: (B, M) bins of log odds at the temperature. Confidence: (B, 2) bins of the largest probability, at
+    temperature 1 and at the given one. Predicted does not depend on it.
+
     logits: (B, M), -inf for a class that is never predicted. labels: (B,). temperature: None for 1.
     """
     exact = logits.double()

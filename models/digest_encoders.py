@@ -38,7 +38,11 @@ that the size of random features neither grows nor vanishes over the blocks."""
 
 
 def digest_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of one sample's encoded features: (4, 8, 8) for images above 16 pixels, half the sides below."""
+    """Shape of one sample's encoded features, by the shape of the sample.
+
+    Images (C, H, W) with a side above 16 pixels: (4, 8, 8); smaller ones: (4, H / 2, W / 2), rounded up. Rows
+    of a table (D,): (64,).
+    """
     if len(input_shape) == 1:
         return (TABLE_DIGEST,)
     height, width = input_shape[1:]

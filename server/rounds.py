@@ -54,7 +54,11 @@ class Rounds:
         ) or SharedClipping.of(privacy, state)
 
     def run(self) -> RoundOutcome:
-        """Ask the connected sites for the next round, once, and aggregate their answers."""
+        """Ask the connected sites for the next round, once, and aggregate their answers.
+
+        The model and the progress stay as they are: the outcome has the new arrays, for the caller to apply,
+        or none if too few valid updates came.
+        """
         position, experiment, rounds = self._position, self._experiment, self._experiment.rounds
         progress, schedule = position.progress, position.registry.schedule
         task, number = progress.task, progress.round + 1

@@ -65,9 +65,11 @@ def task_measures(
 ) -> Measures | None:
     """All measures after a task; None if nothing but right answers was counted.
 
-    central: the server's test samples, scored. patients: (n,) their patients, from 0; if one has several
-    samples, intervals come from drawing patients. sites: what they reported. one_classifier: whether sites
-    judged the model with the classifier that the server has, and not each with class means of its own.
+    central: the server's test samples, scored; None: the sites' tables are measured. With both, the figures
+    are the server's, and sites add validation, calibration and subgroups. patients: (n,) their patients, from
+    0; if one has several samples, intervals come from drawing patients. sites: what they reported.
+    one_classifier: whether sites judged the model with the classifier that the server has, and not each with
+    class means of its own; if not, their tables are not combined with the server's.
     """
     tables = _combined(central, sites.tables.total if one_classifier or central is None else None)
     if tables is None:

@@ -137,7 +137,10 @@ class Progress:
         self.task, self.round_in_task = self.task + 1, 0
 
     def results_written(self) -> None:
-        """Mark the run as finished, with model, summary and report written."""
+        """Mark the run as finished, with model, summary and report written.
+
+        It writes nothing itself; the caller saves the checkpoint. Raises StateError before all is learnt.
+        """
         self._require("results_written")
         self.finished = True
 

@@ -190,6 +190,7 @@ class SiteSession:
         """Go on to a stage, and keep no secret that only earlier ones need.
 
         Masked, the site needs neither its mask key nor its seed again; opened, no share but those it gave.
+        This changes the session in memory alone: the caller writes it to disk before it answers.
         """
         assert STAGES.index(stage) >= STAGES.index(self.stage)
         self.stage = stage

@@ -71,7 +71,8 @@ class Exchange:
     def settle(self, grid: Grid, sites: Collection[str], enough: int) -> None:
         """Wait until at least `enough` of the sites owe no reply.
 
-        A site owes none once its late reply has come, or once we no longer wait for it.
+        A site owes none once its late reply has come, or once we no longer wait for it. Late updates are kept
+        for a later round of training; other late replies are dropped.
         """
         pause = FIRST_POLL
         while sum(not self.busy(site) for site in sites) < min(enough, len(sites)):
