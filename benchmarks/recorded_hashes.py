@@ -77,7 +77,7 @@ def main() -> int:
     records: list[dict[str, Any]] = json.loads(RECORD.read_text())
     (recorded,) = [each for each in records if each["machine"] == machine()] or [None]
     if sys.argv[1:] == ["write"]:
-        kept = [each for each in records if each is not recorded]
+        kept = [each for each in records if each["machine"] != machine()]
         content = [*kept, {"machine": machine(), **hashes()}]
         replace_file(RECORD, (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)
         return 0
