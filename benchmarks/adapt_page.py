@@ -16,6 +16,7 @@ ADAPTED, SOFTMAX = (
 )
 POOLED, POOLED_SOFTMAX = "all data in one place, adapted, solved", "the same network, its own softmax head"
 ROWS = (FROZEN, FIRST, ADAPTED, SOFTMAX, POOLED, POOLED_SOFTMAX)
+SEEDS = tuple(1000 + number for number in range(3))
 WHOLE, ALONE = "with patches", "network alone"
 DRAWS, DRAW_SEED = 4000, 900
 GAIN, BEHIND, MINUTES = 4.0, 2.0, 90
@@ -205,6 +206,9 @@ def page(lines: Sequence[Line]) -> str:
         "adapted on the first task alone need no old records.",
         "",
     ]
+    found, planned = len({(line["row"], line["seed"]) for line in answers.runs}), len(ROWS) * len(SEEDS)
+    if found < planned:
+        text += [f"**{found} of {planned} models.** The others are still to be run.", ""]
     for map_, title in ((WHOLE, "The map as it is today"), (ALONE, "The network alone, without patches")):
         text += [f"## {title}", "", *_table(answers, map_), ""]
     text += [

@@ -66,7 +66,7 @@ class LastStages(nn.Module):
         """network: of timm, which stays as it is. size: of the images that the frozen blocks put out."""
         super().__init__()
         copied = deepcopy(network)
-        self.stages = nn.ModuleList(copied.blocks[-TRAINED:])
+        self.stages: Any = nn.ModuleList(copied.blocks[-TRAINED:])
         self.conv, self.bn = copied.conv_head, copied.bn2
         self.head = nn.Linear(self.conv.out_channels, classes)
         nn.init.zeros_(self.head.weight)
