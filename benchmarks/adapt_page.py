@@ -215,16 +215,13 @@ def page(lines: Sequence[Line]) -> str:
         "Minutes are the processor's, of one core, a seed. MB are of all clinics and tasks, in training both "
         "ways; heads and counts, some kilobytes, are left out.",
         "",
-        "## What was to be reached",
-        "",
-        *goals(answers),
-        "",
+        *(["## What was to be reached", "", *reached, ""] if (reached := goals(answers)) else []),
         "## Trials",
         "",
         f"Seed {trial['seed']}, {trial['images'][0]:,} training images and {trial['images'][1]:,} validation "
         "images of other lesions, all among the training images above. The best step size and, for each row "
-        "and map, the best shrinkage were then used with all training images. Lengths of training were set "
-        "by the time there was, and no other was tried.",
+        "and map, the best shrinkage were then used with all training images. All settings that were tried "
+        "are listed; longer training was not tried.",
         "",
         *_trials(lines),
         "",

@@ -1,5 +1,6 @@
 """Adapt, then solve: the trained stages are the map's own, sites average, and gains are paired by lesion."""
 
+import json
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from perennial.benchmarks.adapt_page import (
 )
 from perennial.benchmarks.adapt_pilot import balanced, chosen, run_missing, solved
 from perennial.benchmarks.last_stages import LastStages, Stored, Training, train_in_one_place, train_task
+from perennial.benchmarks.table import RESULTS
 from perennial.data.schedule import TaskSchedule
 from perennial.learning.batches import TrainingSet
 from perennial.models.feature_maps.ball import on_grid, unit_rows
@@ -270,3 +272,9 @@ def _three_clinics(path: Path) -> None:
     whole = {name: np.concatenate(values) for name, values in parts.items()}
     test = {f"{'patient' if name == 'lesion' else name}_test": values[::2] for name, values in whole.items()}
     np.savez(path, **whole, **test)  # type: ignore[arg-type]
+
+
+def test_the_page_is_kept_with_its_runs() -> None:
+    record = RESULTS / f"{NAME}.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert (RESULTS / f"{NAME}.md").read_text() == page(lines)
