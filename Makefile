@@ -24,7 +24,7 @@ test: install
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # Skips with a reason where no container engine can be had.
 test-containers: install

@@ -13,7 +13,7 @@ from perennial.strategies.sums.parameters import is_statistic
 
 
 class AdaBest(Corrected):
-    """mean - beta (mean of the round before - mean), mean: the uniform mean of the sites' models.
+    """The server's model is mean - beta (mean of the round before - mean), mean over the sites' models.
 
     mu: share of its own drift that a site subtracts from its next gradients.
     beta: how far the server continues in the direction in which the mean moved.

@@ -76,7 +76,7 @@ class FedDisco(FedAvg):
 
 
 class BalancedMean(Aggregator):
-    """Keeps the updates of a round on disk, until it is known who answered and holds what."""
+    """Keeps a round's updates on disk, and averages them once it is known who answered and holds what."""
 
     def __init__(self, ctx: RoundContext, method: FedDisco) -> None:
         super().__init__(ctx)

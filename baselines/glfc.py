@@ -33,7 +33,7 @@ from perennial.strategies.round.traits import Traits
 
 
 class Glfc(FedAvg):
-    """FedAvg that ends a task with the best model of the task, judged by the made images.
+    """FedAvg that ends each task with the task's best model, judged on images made from sites' gradients.
 
     Of equal models the latest counts.
 
@@ -73,7 +73,7 @@ class Glfc(FedAvg):
         self.best_score = -1.0
 
     def attach(self, run: RunContext) -> None:
-        """Raises ConfigError where inputs are no images or their scale is unknown."""
+        """Prepare for a run. Raises ConfigError if inputs are no images or their scale is unknown."""
         if len(run.input_shape) != 3 or run.constants is None:
             raise ConfigError("strategy glfc: makes images; allowed with images whose mean and std are known")
         super().attach(run)
@@ -101,7 +101,7 @@ class Glfc(FedAvg):
 
 
 class JudgedMean(WeightedMean):
-    """The mean of a round, and the images that its gradients give, by which its model is judged."""
+    """Averages a round's updates, makes images of its gradients, and judges the round's model by them."""
 
     def __init__(self, ctx: RoundContext, method: Glfc) -> None:
         super().__init__(ctx, method)

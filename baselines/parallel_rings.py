@@ -57,7 +57,7 @@ class ParallelRings(IncrementalStrategy):
         self.exchange = Exchange(slowest_poll=SLOWEST_POLL)
 
     def attach(self, run: RunContext) -> None:
-        """Raises ConfigError when there are more sub-rings than sites."""
+        """Prepare for a run. Raises ConfigError when there are more sub-rings than sites."""
         super().attach(run)
         sites = run.experiment.data.sites
         if sites is not None and self.rings > sites:
@@ -145,7 +145,7 @@ class ParallelRings(IncrementalStrategy):
 
 
 def mean_model(start: Arrays, models: list[Arrays], weights: list[float]) -> dict[str, Tensor]:
-    """start + the mean of the models' differences from it, weighted; of weight 0 none counts.
+    """start + the weighted mean of the models' differences from it; a model of weight 0 is left out.
 
     Added in the order of the sub-rings, in float64, so that no order of arrival changes a bit.
     Raises ValueError if all weights are 0.

@@ -27,12 +27,12 @@ class Serial(FedAvg):
         self._chain = Chain()
 
     def admit_hop(self, reply: Admitted) -> None:
-        """Take what the method needs of a reply beside the model; OverflowError where it does not fit."""
+        """Called with each reply; a method overrides it to keep more than the model. Does nothing here."""
 
     def hop(
         self, grid: Grid, request: RoundRequest, site: str, arrays: Arrays, outcome: RoundOutcome
     ) -> dict[str, Tensor] | None:
-        """Give one site its turn with arrays; returns the arrays after it, or None when it failed.
+        """Have one site train from `arrays`; returns its model, or None when it failed.
 
         outcome collects who took part, what failed, bytes and seconds.
         """

@@ -48,11 +48,11 @@ class Target(FedAvg):
         self._whole: Target | None = None
 
     def serve_group(self, whole: Any, own: Arrays, former: Any) -> None:
-        """The inputs are those of the old model, which all groups have in common."""
+        """Use the inputs that `whole`, the strategy of all groups, makes from the old model."""
         self._whole = whole
 
     def begin_task(self, task: TaskStart) -> None:
-        """Make inputs of the classes before this task. Raises ConfigError where nothing lends a model."""
+        """Make inputs of the classes before this task. Raises ConfigError if the run lends no model."""
         if self._whole is not None:
             self.made = self._whole.made
             return

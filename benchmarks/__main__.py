@@ -1,6 +1,7 @@
 """`python -m perennial.benchmarks`: make the tables of `benchmarks/results/` again, or list them."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ import typer
 from perennial.benchmarks import adapt_pilot, natural_hospitals
 from perennial.benchmarks.cost import cost
 from perennial.benchmarks.grid import run_table
+from perennial.benchmarks.kept_features import kept_features
 from perennial.benchmarks.power import estimates
 from perennial.benchmarks.power import page as power_page
 from perennial.benchmarks.table import table_called, tables
@@ -59,21 +61,22 @@ def bench(
         table = table_called(name)
         if table.scale == "paper" and scale != "paper" and not estimate:
             raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
-        expected = cost(table, folder / f"{name}.jsonl", device)
-        typer.echo(f"{name}: {expected.sentence(workers)}")
-        if estimate:
-            continue
-        run_table(
-            name,
-            table,
-            typer.echo,
-            workers=workers,
-            device=device,
-            results=folder,
-            on=on,
-            only=only,
-            keep=keep,
-        )
+        with kept_features() if table.features_once else nullcontext():
+            expected = cost(table, folder / f"{name}.jsonl", device)
+            typer.echo(f"{name}: {expected.sentence(workers)}")
+            if estimate:
+                continue
+            run_table(
+                name,
+                table,
+                typer.echo,
+                workers=workers,
+                device=device,
+                results=folder,
+                on=on,
+                only=only,
+                keep=keep,
+            )
         typer.echo(f"{folder / name}.md")
 
 

@@ -229,7 +229,7 @@ FIGURES: dict[str, Figure] = {
         "peak memory: 100 sites over 10, same data", "at most", 1.5, memory_100_vs_10_sites
     ),
     "aggregation_vs_flower": Figure(
-        "100 ResNet-18 updates: gate and exact sum over Flower's sum", "at most", 0.5, aggregation_vs_flower
+        "100 ResNet-18 updates: gate and exact sum over Flower's sum", "at most", 0.45, aggregation_vs_flower
     ),
     "client_protection_overhead": Figure(
         "rounds of W1: updates clipped, noised and charged at the sites, over the same without",
@@ -243,7 +243,7 @@ FIGURES: dict[str, Figure] = {
     "sample_training_vs_opacus": Figure(
         "DP-SGD at a site over Opacus used directly", "at most", 1.5, protection("sample")
     ),
-    "help_seconds": Figure("seconds of `perennial --help`", "at most", 0.5, help_seconds),
+    "help_seconds": Figure("seconds of `perennial --help`", "at most", 0.3, help_seconds),
 }
 
 

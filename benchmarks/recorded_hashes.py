@@ -2,8 +2,8 @@
 
 Without `write` the runs of recorded_runs.yaml are made again and compared with results/recorded_hashes.json;
 the exit status is 1 when one differs. A change that is not meant to touch the arithmetic leaves all of them
-as they are. Bits depend on the processor and the builds of the libraries, so a comparison says something only
-on the kind of machine that wrote the file, which is named in it.
+as they are. Bits depend on the processor and the builds of the libraries, so the file holds one record a kind
+of machine, and nothing is compared on another kind. `write` replaces the record of this kind.
 """
 
 import json
@@ -30,6 +30,7 @@ def machine() -> dict[str, str]:
     """What the bits depend on besides the code."""
     return {
         "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
@@ -62,30 +63,31 @@ def hashes() -> dict[str, dict[str, Any]]:
 
 
 def _processor() -> str:
+    """Name, family, model and stepping: several processors have one name."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
         return platform.machine()
-    return next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    names = ("model name", "cpu family", "model", "stepping")
+    return " ".join(facts[name] for name in names if name in facts) or platform.machine()
 
 
 def main() -> int:
-    found = hashes()
+    records: list[dict[str, Any]] = json.loads(RECORD.read_text())
+    (recorded,) = [each for each in records if each["machine"] == machine()] or [None]
     if sys.argv[1:] == ["write"]:
-        content = {"machine": machine(), **found}
+        kept = [each for each in records if each is not recorded]
+        content = [*kept, {"machine": machine(), **hashes()}]
         replace_file(RECORD, (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)
         return 0
-    recorded = json.loads(RECORD.read_text())
-    if recorded["machine"] != machine():
-        print(f"recorded on another machine: {recorded['machine']}; this one: {machine()}")
-    for kind in found.keys() - recorded.keys():
-        print(f"{kind}: nothing recorded yet")
+    if recorded is None:
+        print(f"nothing is recorded of this kind of machine, so nothing is compared: {machine()}")
+        return 0
+    found = hashes()
     changed = [
         (kind, name)
         for kind, runs in found.items()
-        if kind in recorded
         for name in sorted({*runs, *recorded.get(kind, {})})
         if recorded.get(kind, {}).get(name) != runs.get(name)
     ]

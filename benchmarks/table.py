@@ -80,6 +80,7 @@ class Table:
     scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for; "hours" for what
     takes a processor hours.
     plain: measures that are no shares and are printed as they are; infinity as a sign.
+    features_once: whether features of pretrained networks are computed once for all its runs.
     pending: why runs of it are missing still, as a sentence for its page; '' for a table that is run whole.
     """
 
@@ -91,6 +92,7 @@ class Table:
     claims: Sequence[Claim] = ()
     scale: Literal["cpu", "hours", "paper"] = "cpu"
     plain: frozenset[str] = frozenset()
+    features_once: bool = False
     pending: str = ""
 
     @property

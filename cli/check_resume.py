@@ -19,10 +19,10 @@ NOTHING_LEARNT = (
 
 
 def check_resume_command(run: Path, experiment: Path | None) -> None:
-    """Print what the run has learnt, what its data add to it, and what it needs of the old data.
+    """Print what a run has learnt, what its data add to it, and what it needs of the old data.
 
-    experiment: a file with more classes; None: the run's own. Raises a PerennialError that says why the run
-    cannot go on.
+    run: its folder. experiment: a file with more classes; None: the run's own. Raises a PerennialError that
+    says why the run cannot go on.
     """
     import torch
 
@@ -106,9 +106,10 @@ def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: 
 
 
 def brought_up_to_date(run: Path, experiment: Experiment) -> str:
-    """Have a closed form ask again for sums whose records changed; a sentence on what becomes of these.
+    """Mark the sums of a finished closed-form run whose records changed, so that a resume asks for them.
 
-    '' where nothing changed, where the run learns something else, or where the data are at the sites.
+    Returns a sentence on what becomes of changed records, also for a run that cannot learn them; '' if
+    nothing changed, the run is not finished, or the data are at the sites.
     """
     from perennial.config.simulation import simulated_federation
     from perennial.engine.growth import changes_of, correct_sums

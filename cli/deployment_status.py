@@ -50,7 +50,7 @@ def print_status(folder: OperatorFolder, as_json: bool) -> None:
 
 
 def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]]:
-    """(certificates, sites and runs, each with what Flower knows of it now; what is wrong)."""
+    """(certificates, sites and runs with what Flower knows of each; faults, the most urgent first)."""
     runs, sites, ids = folder.state / "runs", folder.sites(), started_runs(folder)
     said, served = read_superlink_status(runs), read_validity(folder.certificates / "server.pem")
     others = {name: site.state for name, site in sites.items() if site.state != "registered"}

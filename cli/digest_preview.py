@@ -31,9 +31,8 @@ LARGEST_SIDE = 96
 class Pictures:
     """Pictures of each digest shown, with values in [0, 1].
 
-    For each digest: its samples (S, C, H, W), the guidance (C, H, W), and what an attacker gets back (S, C,
-    H, W).
-    similarity: SSIM of the attacker's best picture of any sample.
+    samples, attacked: (S, C, H, W) of each digest: its samples, and what an attacker gets back. guidance: (C,
+    H, W) of each: what the server makes of it. similarity: SSIM of the attacker's best picture of any sample.
     """
 
     samples: "list[Tensor]"
@@ -118,7 +117,7 @@ def _figure(epsilon: float) -> str:
 
 
 def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Digests") -> Pictures:
-    """What a server makes of this site's digests alone, and what an attacker makes of them."""
+    """Pictures of the site's first digests: samples, the server's guidance, an attacker's images."""
     import torch
 
     from perennial.data.augmentation import to_float
@@ -183,7 +182,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
 
 
 def draw_pictures(pictures: Pictures, path: Path) -> None:
-    """One row for each digest: samples, guidance, what the attack got."""
+    """Write a PNG with one row for each digest: its samples, the guidance, what the attacker got."""
     import torch
     from PIL import Image
 

@@ -11,9 +11,11 @@ from perennial.foundation.errors import ConfigError
 def train_encoder_command(
     settings_file: Path, output: Path, overrides: list[str], say: Callable[[str], None]
 ) -> str:
-    """Train, write the file, and return the lines to show. say: called with the loss of each epoch.
+    """Train an encoder, write it to output (.safetensors), and return the text to print.
 
-    Raises ConfigError or DataError naming what is wrong with the settings or their data.
+    settings_file: of EncoderTraining. overrides: KEY=VALUE. say: called with a line on the loss of each
+    epoch. Raises ConfigError or DataError naming what is wrong with the settings, the output's suffix or the
+    data.
     """
     if output.suffix != ".safetensors":
         raise ConfigError(f"{output}: found suffix {output.suffix or 'none'!r}, allowed .safetensors")
@@ -27,7 +29,7 @@ def train_encoder_command(
 
 
 def source_name(settings: EncoderTraining) -> str:
-    """How the file names its data: without the path, which can reveal more than it should."""
+    """The name of the training data for the encoder's file: without its path, which can reveal too much."""
     data = settings.data
     return data.dataset or (data.source if data.path is None else f"{data.source} {Path(data.path).name}")
 

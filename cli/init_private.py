@@ -28,7 +28,7 @@ SEEN_SIDE = 32
 
 
 def policy(template: str) -> str:
-    """The policy of the template, answering requests for sums and no others."""
+    """The template's policy block with `statistics` as the only answer, and a comment that says so."""
     return (
         "# The policy of every hospital's file, but that it answers what experiment.yaml asks: sums with "
         "noise.\n# `perennial run` on one machine does not read this file.\n"
@@ -36,9 +36,10 @@ def policy(template: str) -> str:
 
 
 def private_keys(found: Survey, epsilon: float, sites: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(blocks of the experiment beside `data` and `tasks`, the reasons in words).
+    """(blocks `model`, `strategy` and `privacy` of the experiment, the reasons for them in words).
 
-    Raises ConfigError for an epsilon of 0 or less, and for arrays of images in a scale of their own.
+    found: the data. sites: how many. Raises ConfigError for an epsilon of 0 or less, and for image arrays not
+    of 8 bits.
     """
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ConfigError(f"--epsilon: found {epsilon}, allowed a number above 0")
@@ -59,7 +60,7 @@ def private_keys(found: Survey, epsilon: float, sites: int) -> tuple[dict[str, A
 
 
 def keys_in_words(found: Survey, epsilon: float, sites: int) -> list[str]:
-    """Lines of experiment.yaml beside `data` and `tasks`, with the reasons as comments."""
+    """Lines of experiment.yaml for private_keys(), with the reasons as comments."""
     keys, reasons = private_keys(found, epsilon, sites)
     written = [f"{key}: {one_line(value)}" for key, value in keys.items()]
     return [
@@ -70,24 +71,24 @@ def keys_in_words(found: Survey, epsilon: float, sites: int) -> list[str]:
 
 
 def one_line(value: Any) -> str:
-    """A value as YAML on one line."""
+    """A value as flow-style YAML on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def median_size(found: Survey) -> tuple[int, int]:
-    """(height, width) of images, each the median."""
+    """(median height, median width) of the images that were looked at."""
     widths, heights = (sorted(side) for side in zip(*found.sizes, strict=True))
     return heights[len(heights) // 2], widths[len(widths) // 2]
 
 
 def with_lists(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Kinds of columns as YAML writes them."""
+    """Kinds of columns with lists in place of tuples, as YAML writes them."""
     return {name: list(kind) if isinstance(kind, tuple) else kind for name, kind in columns.items()}
 
 
 def seen_size(found: Survey) -> tuple[int, int] | None:
-    """(height, width) of what a map sees of images; None for tables."""
+    """(height, width) to which images are reduced for a feature map; None for tables."""
     if not found.images:
         return None
     height, width = median_size(found)
@@ -96,13 +97,13 @@ def seen_size(found: Survey) -> tuple[int, int] | None:
 
 
 def read_by_the_map(found: Survey) -> bool:
-    """Whether a map of patches sees the images, and says at which size."""
+    """Whether the data are images large enough for a map of patches, which then gets their size."""
     size = seen_size(found)
     return size is not None and min(size) >= PATCHES_SIDE
 
 
 def constant_lines(found: Survey) -> list[str]:
-    """Lines of `data` that leave nothing for the records to decide, and none to choose by."""
+    """Lines of the `data` block that fix constants and hold no validation samples out, with comments."""
     constants = rounded_constants(found)
     lines = [f"  {key}: {one_line(value)}" for key, value in constants.items()]
     if lines:

@@ -41,7 +41,7 @@ class LiveDisplay:
             self._console.print(self._table())
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """One journal event."""
+        """Show one event of the journal: a task, a round, a note or a pause. Other events change nothing."""
         match event["event"]:
             case "task_started":
                 self._rounds = event.get("rounds", [])
@@ -122,7 +122,7 @@ class LiveDisplay:
         return table
 
     def show_result(self, summary: dict[str, Any], folder: Path) -> None:
-        """The accuracy matrix, the headline numbers and the path of the report."""
+        """Print accuracy matrix, headline figures and report path. summary: content of summary.json."""
         matrix = summary["accuracy_matrix"]
         table = Table(
             title="accuracy matrix: row = after task, column = on the classes of task", title_justify="left"

@@ -280,7 +280,7 @@ def card(
 
 
 def refuse_former(words: list[str]) -> None:
-    """Raises ConfigError naming the present word for a former command."""
+    """Raises ConfigError with the new name if the words begin with a command that was renamed."""
     for former, present in FORMER.items():
         if words[: len(former.split())] == former.split():
             raise ConfigError(f"{former}: the command is now `perennial {present}`")

@@ -86,7 +86,7 @@ def serve_site(
 
 
 def notices_to(webhook_file: Path | None, mail_file: Path | None) -> "Notices | None":
-    """Notices by the ways that files name; None where none does."""
+    """A sender of notices to the webhook and the mail address in these files; None without any file."""
     from perennial.live.mail import mail, read_mail_settings
     from perennial.live.notices import Notices, Send, read_address, webhook
 

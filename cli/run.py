@@ -30,7 +30,7 @@ def run_command(
     cohort: str | None,
     gpu: str = "",
 ) -> None:
-    """Run or resume, with a live display, and say where the results are."""
+    """Run or resume an experiment, with a live display, and print where the results are."""
     asked = None if cohort is None else _cohort(cohort)
     if resume is not None:
         settings = resumed_settings(experiment, overrides, seed, resume, device)

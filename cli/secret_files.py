@@ -6,7 +6,7 @@ from perennial.foundation.errors import ConfigError
 
 
 def read_bytes(path: Path) -> bytes:
-    """Raises ConfigError naming the file when it cannot be read."""
+    """The file's bytes. Raises ConfigError naming the file when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -8,7 +8,7 @@ from perennial.foundation.torch_import import importing_torch
 
 
 def import_run() -> Callable[..., None]:
-    """cli/run.py's run_command, with everything that a run needs."""
+    """Import everything that a run needs; returns run_command of cli/run.py."""
     ask_for_large_pages()
     with permanent():
         with importing_torch():

@@ -21,7 +21,11 @@ LONGEST = 500
 
 @contextmanager
 def noted(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
-    """Write down that a request came, and how it ended."""
+    """Log a request, and how the block that answers it ended: answered, refused or failed with its error.
+
+    kind: of the request. facts: JSON-able, logged with it, such as site, run and round. Errors are raised
+    again.
+    """
     request = f"{os.getpid()}-{time.time_ns()}"
     _write(state_dir, {"event": "asked", "request": request, "kind": kind, **facts})
     try:
@@ -41,7 +45,7 @@ def note_unapproved(state_dir: Path, app: str) -> None:
 
 
 def run_names(state_dir: Path) -> dict[str, str]:
-    """The operator's name of each run that the site was asked for lately, by run."""
+    """Run token -> the operator's name of the run, for the runs in the activity log; {} without one."""
     found: dict[str, str] = {}
     for name in (BEFORE, ACTIVITY):
         with suppress(OSError):

@@ -62,7 +62,7 @@ TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
 def answer_in_kind(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Answer a parcel with a parcel."""
+    """Open a request that came as a parcel, and send the reply to it as a parcel too."""
     if not message.has_content() or not is_parcel(message.content):
         return call_next(message, context)
     try:
@@ -118,9 +118,10 @@ def attempt(
     act: Callable[[Identity], Done],
     who: Callable[[Context], Identity] = identify,
 ) -> Done | Message:
-    """The reply that act makes for the message's site, or a Refusal with the reason why it made none.
+    """Return act(identity) of the site that answers, or a Refusal message with the reason when act raises.
 
-    who: finds out which site it is.
+    message: the request, to which a Refusal replies. who: finds the site's identity from context. Catches
+    every error.
     """
     site, deployed = "unknown", True
     with one_subject():

@@ -13,10 +13,11 @@ SEEN = "certificates"
 
 
 def check_certificate(path: Path, state_dir: Path) -> list[str]:
-    """What it says of this site's sums; it is kept as seen.
+    """Check an operator's certificate, and say in lines of text which of this site's sums are in it.
 
-    Raises StateError where it is not sound, holds a statement that this site did not sign, or does not go
-    with those that the site saw before.
+    The site remembers the certificate as seen. Raises StateError when it is not sound, holds a statement that
+    this site did not sign, or contradicts a certificate of the same number or the one before that this site
+    saw.
     """
     found, key = read_certificate(path), own_key(state_dir)
     require_sound(found)

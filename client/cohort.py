@@ -24,7 +24,10 @@ from perennial.protocol.stack import Stack
 
 @dataclass(frozen=True)
 class Waiting:
-    """A turn whose site waits for the others. start: (P,), the model received. member: None trains alone."""
+    """An opened training turn of a site that waits until the whole cohort can train.
+
+    start: (P,), the model received. member: its part of the cohort's training; None: it has to train alone.
+    """
 
     message: Message
     context: Context
@@ -34,13 +37,13 @@ class Waiting:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Turns of one kind can train in one pass."""
+        """Key of the turns that can train in one pass: those with equal keys."""
         turn = self.turn
         own = self.turn.site.identity.name if self.member is None else self.member.kind
         return turn.model, turn.teacher, turn.request.task, turn.request.progress, own
 
     def reply(self, result: MemberResult | None) -> WireMessage | Message:
-        """What the site says to its result, or its refusal; None: it trains alone first."""
+        """The site's reply after training, or its Refusal. result None: train this site alone first."""
 
         def act(_: Identity) -> WireMessage:
             def answer() -> TrainReply:
@@ -53,10 +56,10 @@ class Waiting:
 
 
 def answer_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
-    """The replies to requests of one round of training. contexts: of their sites.
+    """The replies to training requests of one round, each from the site at the same index of contexts.
 
-    The updates of sites that trained in one pass are one message. A site that cannot take part answers why;
-    the others train without it.
+    Sites that trained in one pass share one reply message (a Stack). A site that cannot take part sends a
+    Refusal; the others train without it.
     """
     door = _Door()
     opened = [door.open(message, context) for message, context in zip(messages, contexts, strict=True)]

@@ -20,14 +20,14 @@ HEX = set("0123456789abcdef")
 
 @dataclass(frozen=True)
 class Consent:
-    """paused: since when, or ''. withdrawn: time by run."""
+    """What the hospital decided. paused: time of the pause, or ''. withdrawn: run -> time of withdrawal."""
 
     paused: str
     withdrawn: dict[str, str]
 
 
 def read_consent(state_dir: Path) -> Consent:
-    """What the hospital decided. Raises StateError for a damaged file: a decision must not be forgotten."""
+    """The hospital's decisions. Raises StateError for a damaged file: a decision must not be forgotten."""
     paused = _read(state_dir / PAUSED)
     withdrawn = _read(state_dir / WITHDRAWN)
     return Consent(str(paused.get("since", "")), {run: str(when) for run, when in withdrawn.items()})
@@ -43,14 +43,14 @@ def require_consent(state_dir: Path, run: str) -> None:
 
 
 def pause(state_dir: Path) -> None:
-    """Answer nothing until resume(); a pause that is there keeps its beginning."""
+    """Refuse all requests from now on until resume(); if the site pauses already, keep the earlier time."""
     make_folder(state_dir)
     if not read_consent(state_dir).paused:
         replace_file(state_dir / PAUSED, json.dumps({"since": _now()}).encode())
 
 
 def resume(state_dir: Path) -> None:
-    """Answer again."""
+    """End the pause: answer requests again."""
     (state_dir / PAUSED).unlink(missing_ok=True)
 
 

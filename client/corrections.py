@@ -30,11 +30,10 @@ CONTROL = "control/"
 
 
 class CorrectionOrder(FiniteBlock):
-    """An order that names the site's last round whose update is in the server's vector.
+    """Settings of a correction for which the server keeps a vector too.
 
-    What the site stored for later rounds is rolled back: those replies were lost, late or refused.
-
-    folded: that round; 0 before the first.
+    folded: last round of this site whose update is in the server's vector, 0 before the first. What the site
+    stored in later rounds is rolled back: those replies were lost, late or refused.
     """
 
     folded: int = Field(ge=0)

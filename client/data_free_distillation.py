@@ -44,7 +44,7 @@ class DataFreeDistillation:
         return self.x[rows], self.logits[rows]
 
     def term(self, logits: Tensor, targets: Tensor) -> Term:
-        """weight * distillation."""
+        """The weighted distillation loss of logits against targets, both of one batch of draw()."""
         temperature = self.order.temperature
         return Term(distillation(logits, targets, temperature), (temperature**2, self.order.weight))
 

@@ -86,7 +86,7 @@ def digests_of(
 
 @torch.no_grad()
 def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
-    """(n, ...) features of some samples, on the CPU, as the model sees them."""
+    """(n, ...) features, on the CPU, of the samples at indices (n,) after the site's normalisation."""
     data, encoder = site.samples(indices), encoder.to(site.models.device)
     starts = range(0, len(indices), ENCODER_BATCH)
     parts = [encoder(data.inputs(slice(start, start + ENCODER_BATCH))).cpu() for start in starts]
@@ -94,7 +94,7 @@ def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
 
 
 def withdrawal(site: Site) -> dict[str, Any]:
-    """What a training reply says when this site has stopped lending digests to its experiment."""
+    """Metrics that tell the server that this site stopped lending digests; {} if it did not."""
     if site.experiment.digests is None or "digest" in site.identity.policy.answers:
         return {}
     return {"digests": "withdrawn"}

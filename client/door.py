@@ -81,7 +81,10 @@ def _told_nothing(request: Stamp, error: PerennialError) -> bool:
 
 @dataclass(frozen=True)
 class Bound:
-    """One setting of an experiment and the policy's bound on it. least: found must be at least allowed."""
+    """One setting of an experiment and the policy's limit on it.
+
+    rule: key of the policy. key: of the experiment. least: `allowed` is a minimum for `found`, not a maximum.
+    """
 
     rule: str
     key: str
@@ -99,10 +102,11 @@ class Bound:
 
 
 def bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Iterator[Bound]:
-    """What the policy bounds of an experiment. rounds: of the whole run.
+    """Yield every limit of the policy that applies to the experiment, with the experiment's own value.
 
-    Clip norm and noise are bounded only in the mode in which a site has to trust the server with its update.
-    In every other mode the site adds its own noise, and the ledger says what that costs.
+    rounds: of the whole run. Clip norm and noise multiplier are limited in mode client_central alone, where
+    the site has to trust the server with its update; in other modes the site adds noise, and the ledger
+    counts its cost.
     """
     learner, privacy = experiment.learner, experiment.privacy
     yield Bound("max_rounds", "rounds of all tasks", rounds, policy.max_rounds)
@@ -123,14 +127,14 @@ def bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Iterator[
 
 
 def check_bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> None:
-    """Raises PolicyRefusal naming the first bound that an experiment does not keep."""
+    """Raises PolicyRefusal naming the first limit that an experiment breaks. rounds: of the whole run."""
     for bound in bounds(policy, experiment, rounds):
         if not bound.holds:
             raise PolicyRefusal(str(bound))
 
 
 def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
-    """What a policy demands that an experiment as a whole does not keep, in words."""
+    """Yield, in words, each demand of the policy that the experiment as a whole does not meet."""
     try:
         check_secure(policy, plan.experiment, plan.experiment.data.sites)
     except PolicyRefusal as refusal:
@@ -144,7 +148,7 @@ def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
 
 
 def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float | None) -> None:
-    """Raises PolicyRefusal when adaptive clipping has driven the norm above the policy's largest."""
+    """Raises PolicyRefusal if a request's clip norm, in mode client_central, is above the policy's."""
     bound = Bound("max_clip_norm", "clip_norm of the request", clip_norm or 0.0, policy.max_clip_norm)
     if experiment.privacy.mode == "client_central" and not bound.holds:
         raise PolicyRefusal(str(bound))

@@ -31,7 +31,6 @@ class ExemplarStore:
         """(k,) indices in the site's data of the exemplars that were chosen before a round.
 
         Classes come in order, and each class's list in order of importance.
-
         Raises StateError when the record is of another class order, DataError when a sample is gone.
         """
         record = self._state.get(RECORD, before_round)

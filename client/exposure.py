@@ -52,7 +52,7 @@ ANSWER: dict[str, Answer] = {
 
 @dataclass(frozen=True)
 class Channel:
-    """One way out under one policy."""
+    """One kind of release under one policy. cell: of the exposure table. rule: what shuts it, or ''."""
 
     cell: Cell
     rule: str = ""
@@ -77,7 +77,7 @@ class Channel:
 
 
 def channels(policy: SitePolicy) -> Iterator[Channel]:
-    """Every channel of the protocol, whether it is open or shut."""
+    """Yield one Channel for each kind of release of the protocol, open or shut under this policy."""
     for name, protection in protections(policy).items():
         rule = ""
         if protection == "shut":
@@ -88,7 +88,7 @@ def channels(policy: SitePolicy) -> Iterator[Channel]:
 
 
 def protections(policy: SitePolicy) -> dict[str, Protection]:
-    """What protects each channel, from the policy alone."""
+    """The protection of each channel under the policy, by the channel's name."""
     answers, demand, budget = policy.answers, policy.require_privacy, policy.max_epsilon is not None
     clear: Protection = "masks" if policy.require_secure else "clear"
     shared: Protection = "shared" if policy.peers else "unpinned"
@@ -140,7 +140,7 @@ def protections(policy: SitePolicy) -> dict[str, Protection]:
 
 
 def in_one_sentence(policy: SitePolicy) -> str:
-    """What the server can learn under a policy at worst, from the same channels."""
+    """The most that a lying server can learn under this policy, and by which channels, in a sentence."""
     found = [channel for channel in channels(policy) if channel.open]
     learns = "under this policy the server can learn"
     if by := [channel.name for channel in found if channel.recovers]:

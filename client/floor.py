@@ -25,7 +25,7 @@ RELEASES: dict[Release, str] = {
 
 
 def exempt(policy: SitePolicy, release: Release) -> bool:
-    """Whether the policy lets this release leave whatever it is computed from."""
+    """Whether policy.below_floor lets this release leave however few samples it is computed from."""
     return release in policy.below_floor
 
 
@@ -48,14 +48,15 @@ def check_single_samples(policy: SitePolicy, release: Release) -> None:
 
 
 def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within: Sequence[int]) -> set[int]:
-    """Which cells of a table of counts stay at the site because they are below the floor.
+    """Indices of the counts that must not leave because they are below policy.min_samples.
 
-    within: counts inside each cell that would leave with it, such as right answers: where these, or the rest
-    of the cell, are below the floor, the cell stays as well.
+    cells: a count of samples for each class or group. within: counts inside each cell that would leave with
+    it, such as right answers; a cell is withheld too if such a count, or the rest of the cell, is below the
+    floor.
 
-    Empty cells stay too, and further ones, smallest first, until those that stay have two cells and the
-    floor's number of samples between them. So a total that is known from elsewhere gives none of them back,
-    and nobody learns whether a class has no sample or a few. A floor of 1 holds nothing back.
+    Empty cells are withheld too, and further ones, smallest first, until the withheld ones are two or more
+    and have at least min_samples samples together. So nobody can compute one from a known total, or tell an
+    empty class from a small one. With a floor of 1, or for an exempt release, nothing is withheld.
     """
     if policy.min_samples == 1 or exempt(policy, release):
         return set()
@@ -73,7 +74,7 @@ def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within
 
 
 def samples_of_digest(config: DigestConfig) -> int:
-    """How many samples one digest is really made of: 1 / (sum of squared weights), rounded down.
+    """Effective number of samples in one digest: 1 / (sum of squared weights), rounded down.
 
     Drawn weights can be all but one sample's, so they count as one.
     """

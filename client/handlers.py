@@ -35,7 +35,7 @@ from perennial.protocol.tensors import Tensors, content_sha256
 
 
 def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
-    """Train, and send the update: under `secure` as a part of a masked sum."""
+    """Train, and reply with the update: under `secure` as a part of a masked sum."""
     if not is_secure(site, request):
         return TrainingTurn.open(site, request).taken()
     return masked_reply(
@@ -48,7 +48,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
 
 
 def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply | MaskedReply:
-    """Keep the finished task's model, and choose exemplars with it. Doing it twice gives the same as once."""
+    """Keep the finished task's model, and choose exemplars with it; repeating it changes nothing."""
     check_answer(site.identity.policy, "train")
     if site.experiment.learner.classifier == "gaussian":
         check_learnt_sums(site)

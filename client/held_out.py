@@ -48,12 +48,12 @@ class HeldOutCounts:
 def held_out_counts(
     site: Site, request: Stamp, model: IncrementalModel, scored: Scored | None = None
 ) -> HeldOutCounts:
-    """What may leave of the counts, charged to the ledger.
+    """Right answers and samples of each class that may leave; charges the ledger for them.
 
-    They are of the site's test samples, or of its validation samples if it has no test samples. Under noise
-    they are of both together, because which part has samples would reveal something of them.
-    scored: the samples under the model, if they were scored already.
-    Raises PolicyRefusal when they may not leave, PrivacyError when the budget does not cover them.
+    Counted are the site's test samples, or its validation samples if it has no test samples; with noise both
+    together, because which part has samples would reveal something of them. scored: those samples under the
+    model, if they were scored already. Raises PolicyRefusal when no count may leave, PrivacyError when the
+    budget is too small.
     """
     check_evaluation(site.identity.policy, site.experiment)
     noise = count_noise(site.experiment)
@@ -80,9 +80,9 @@ def held_out_counts(
 
 
 def uncounted(site: Site, request: EvaluateRequest) -> HeldOutCounts:
-    """No count of right answers, where only a temperature is chosen; charged as counts are.
+    """Zero counts, for a request that only fits a temperature, charged to the ledger all the same.
 
-    Raises as held_out_counts does.
+    Raises as held_out_counts() does.
     """
     check_evaluation(site.identity.policy, site.experiment)
     charge(site, request.run, of_update=False)
@@ -90,7 +90,10 @@ def uncounted(site: Site, request: EvaluateRequest) -> HeldOutCounts:
 
 
 def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise) -> Words:
-    """The same counts for a masked sum, with the noise of the experiment."""
+    """Right and wrong answers of each class under `noise`, as words of a masked sum; charges the ledger.
+
+    Raises as held_out_counts() does.
+    """
     check_evaluation(site.identity.policy, site.experiment)
     chosen = _chosen(site, request, noise)
     correct, total = _counted(site, request, model, chosen)
@@ -140,7 +143,7 @@ def _rows(site: Site, request: Stamp, noise: CountNoise | None) -> Tensor:
 
 
 def exact_rows(site: Site, request: Stamp) -> Tensor:
-    """The samples whose exact counts leave: those of the test part, or else of the validation part."""
+    """Indices of the samples for exact counts: the test part, or validation if that is empty or asked for."""
     validation = isinstance(request, EvaluateRequest) and request.validation
     part = "test" if len(site.data.test) and not validation else "validation"
     return site.data.task_indices(part, 0, request.num_classes)
@@ -171,10 +174,7 @@ def _protected(
 
 
 def sent_means(model: IncrementalModel, tensors: Tensors) -> Tensor:
-    """(M, d) class means of a request, or (M, d + 1) rows of a Gaussian head.
-
-    Raises ProtocolError when they are of another model.
-    """
+    """(M, d) class means or (M, d + 1) rows of a Gaussian head. Raises ProtocolError on a misfit."""
     classes, width = model.num_classes, model.feature_width
     allowed = {"means": (classes, width), "gaussian": (classes, width + 1)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -22,19 +22,19 @@ from perennial.protocol.messages import EvaluateRequest
 
 @dataclass(frozen=True)
 class ReportedTables:
-    """tables: without what the floor keeps here. uncalibrated: classes whose calibration samples it keeps."""
+    """Tables that may leave. uncalibrated: classes with fewer calibration samples than the floor."""
 
     tables: EvaluationTables
     uncalibrated: list[int]
 
 
 def with_tables(site: Site, request: EvaluateRequest) -> bool:
-    """Whether the request is one for tables too."""
+    """Whether tables are asked for, by the request and the experiment, with no more than MOST_CLASSES."""
     return request.tables and asks_for_tables(site.experiment) and request.num_classes <= MOST_CLASSES
 
 
 def score_held_out(site: Site, request: EvaluateRequest, model: IncrementalModel) -> Scored | None:
-    """The samples that count, under the model; None where no table may leave."""
+    """The model's scores of the held-out samples (exact_rows); None if no table may leave this site."""
     if not with_tables(site, request) or "measures" not in site.identity.policy.answers:
         return None
     return _score(site, request, model, exact_rows(site, request))
@@ -43,9 +43,9 @@ def score_held_out(site: Site, request: EvaluateRequest, model: IncrementalModel
 def reported_tables(
     site: Site, request: EvaluateRequest, model: IncrementalModel, scored: Scored, counts: HeldOutCounts
 ) -> ReportedTables:
-    """The tables of the samples whose classes may leave, and of calibration samples beside them.
+    """Tables of the held-out samples, and scores of the calibration samples, without classes below the floor.
 
-    scored: of score_held_out(). counts: those that leave with them, which were charged to the ledger.
+    scored: from score_held_out(). counts: from held_out_counts(), sent and charged together with the tables.
     """
     leaves = ~np.isin(scored.label, counts.withheld or [])
     policy, classes = site.identity.policy, request.num_classes
@@ -83,10 +83,10 @@ def _subgroup(site: Site, request: EvaluateRequest, kept: Scored, leaves: np.nda
 def counts_beside(
     site: Site, request: EvaluateRequest, counts: HeldOutCounts, reported: ReportedTables | None
 ) -> list[int]:
-    """What a masked sum has beside right answers and samples: the tables, and of how many sites they are.
+    """Integers beside the counts of a masked sum: tables, 1 if there are any, 1 if a class is withheld.
 
-    Every site sends as many numbers, so that a sum does not tell who keeps its tables to itself; the last one
-    counts sites that keep something small to themselves.
+    Returns [] if the request is for no tables. A site without tables (reported None) sends as many zeros, so
+    that a sum does not tell which sites sent theirs.
     """
     if not with_tables(site, request):
         return []
@@ -100,9 +100,9 @@ def counts_beside(
 
 
 def fitted_tables(site: Site, request: EvaluateRequest, model: IncrementalModel) -> ReportedTables | None:
-    """How likely validation samples are at each temperature, all together; None where no table may leave.
+    """Summed likelihoods of the validation samples at each temperature; None if no table may leave.
 
-    They are empty below the policy's floor.
+    They are 0 if the site has no test samples, or fewer validation samples than the policy's floor.
     """
     policy = site.identity.policy
     if not with_tables(site, request) or "measures" not in policy.answers:

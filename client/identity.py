@@ -46,7 +46,7 @@ class Identity:
 
     @classmethod
     def of_site(cls, config: SiteConfig, experiment: Experiment) -> "Identity":
-        """A real site, as its site.yaml says. Raises PolicyRefusal where it has no data."""
+        """The identity of a deployed site, from its site.yaml. Raises PolicyRefusal if it has no data."""
         require_data(config, experiment)
         return cls(
             config.site,
@@ -130,8 +130,10 @@ def _site_config(path: Path, changed: int) -> SiteConfig:
 
 
 def identify(context: Context, beside: Context | None = None) -> Identity:
-    """The site of this node. beside: of a simulated site that was identified just before, in the same run.
+    """The identity of the site that runs on this node.
 
+    beside: context of a simulated site that was identified just before in the same run; its files are not
+    read again.
     Raises ConfigError when the node's configuration names neither a site.yaml nor a partition, PolicyRefusal
     when a site with a site.yaml did not approve the run's code and settings.
     """

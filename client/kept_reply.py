@@ -37,9 +37,9 @@ DELIVERED = ("previous_arrays",)
 
 
 def answered_once(site: Site, request: Stamp, answer: Callable[[], WireMessage]) -> WireMessage:
-    """The reply that was kept for this request; or answer()'s, kept in turn if the ledger was charged.
+    """The kept reply to this request, if there is one; otherwise answer(), kept if it charged the ledger.
 
-    One request of a run at a time: a server that was killed may ask again before the first answer is there.
+    Waits for other processes that answer requests of this run: a server that was killed may ask again early.
     """
     kept = KeptReply.of(site, request)
     if kept is None:
@@ -55,7 +55,7 @@ def answered_once(site: Site, request: Stamp, answer: Callable[[], WireMessage])
 
 
 class KeptReply:
-    """The place of one request's reply."""
+    """The file in which the reply to one request is kept."""
 
     def __init__(self, site: Site, request: Stamp) -> None:
         self._state, self._round = site.state(request.run), request.round
@@ -68,13 +68,13 @@ class KeptReply:
 
     @classmethod
     def of(cls, site: Site, request: Stamp) -> "KeptReply | None":
-        """None where nothing is charged, or the answer is kept elsewhere or must not be the same twice."""
+        """The request's kept reply; None if nothing is charged, it is masked, or it is kept elsewhere."""
         charged = site.identity.deployed or site.experiment.privacy.enabled
         masked = getattr(request, "attempt", None) is not None
         return None if masked or not charged or isinstance(request, OWN_RECORD) else cls(site, request)
 
     def turn(self) -> AbstractContextManager[None]:
-        """Wait until no other process answers a request of this run here."""
+        """Context manager: wait until no other process of this site answers a request of this run."""
         make_folder(self._turns)
         return one_at_a_time(self._turns)
 

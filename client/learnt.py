@@ -47,7 +47,7 @@ class Noted:
 
     @classmethod
     def joined(cls, parts: "Sequence[Noted]") -> "Noted":
-        """One after the other."""
+        """The records of all parts, one part after the other."""
         none = np.empty(0, dtype=np.int64)
         return cls(*(np.concatenate([none, *(vars(part)[name] for part in parts)]) for name in FIELDS))
 
@@ -62,7 +62,7 @@ def hashes(key: bytes, purpose: str, contents: np.ndarray | Sequence[str]) -> np
 
 
 def as_noted(data: SiteData, key: bytes, rows: Tensor) -> Noted:
-    """The records of a site at rows, whatever part they are in."""
+    """The keyed hashes, labels and parts of the records at rows (n,), whichever part they are in."""
     at, none = rows.cpu().numpy(), np.full(len(rows), NOWHERE)
     part = np.zeros(len(data.y), dtype=np.int64)
     for number, name in enumerate(PARTS):
@@ -78,10 +78,10 @@ def as_noted(data: SiteData, key: bytes, rows: Tensor) -> Noted:
 
 
 def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None) -> None:
-    """Write down the records that a site trains on, or adds up, in a task, and those that judge its classes.
+    """Note once for each task which records the site trains on or adds up, and which it judges with.
 
-    rows: indices in its data of those it trains on. task: None is the stamp's; a late site adds up those of
-    earlier ones.
+    rows: indices of the records trained on. task: whose records they are; None: the stamp's task. A site that
+    joins late gives earlier ones. Does nothing if the task is noted already, or the data are a benchmark's.
     """
     if not site.experiment.data.kind.collected:
         return
@@ -106,9 +106,9 @@ def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None)
 
 
 def not_learnt(site: Site, stamp: Stamp) -> Tensor:
-    """Indices of training records of earlier classes that came after their task, in a run that goes on.
+    """Indices of training records of earlier classes that no task of the run has learnt, in a continued run.
 
-    Empty in the tasks that the run began with, and for a learner that trains on nothing of earlier classes.
+    Empty in the tasks that the run began with, and for a learner without a memory.
     """
     experiment = site.experiment
     begun_with = experiment.tasks.learnt
@@ -121,7 +121,7 @@ def not_learnt(site: Site, stamp: Stamp) -> Tensor:
 
 
 def read_noted(runs: Sequence[Path], before_task: int = 1 << 30) -> Noted:
-    """What was noted in the folders of runs at sites, of the tasks before one."""
+    """All records noted in these run folders of a site, for tasks below before_task."""
     found = [
         Noted(**{name: values.numpy() for name, values in read_safetensors(path)[0].items()})
         for run in runs

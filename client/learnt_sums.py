@@ -32,11 +32,11 @@ def check_learnt_sums(site: Site) -> None:
 
 
 def release_learnt_sums(site: Site, request: FinishTaskRequest, model: IncrementalModel) -> Tensors:
-    """Sums over the features of the task's samples and of those of earlier classes, charged.
+    """Sums of features, charged to the ledger, of the task's samples and of samples of earlier classes.
 
-    Earlier classes are those of exemplars, or all of the site's samples once the network trains no more.
-    Classes below the policy's floor are in none of them. Raises PolicyRefusal where sums may not leave, or
-    all classes are below the floor.
+    Of earlier classes the exemplars count, or all of the site's samples once the network trains no more.
+    Classes below the policy's floor are left out. Raises PolicyRefusal if sums may not leave, or all classes
+    are below the floor.
     """
     check_learnt_sums(site)
     if site.experiment.learner.trains_in(request.task + 1):
@@ -48,7 +48,7 @@ def release_learnt_sums(site: Site, request: FinishTaskRequest, model: Increment
 
 
 def as_tensors(sums: Statistics) -> Tensors:
-    """Sums as they are sent and kept."""
+    """The sums as named tensors, as they are sent and stored."""
     return Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
 
 

@@ -26,10 +26,11 @@ from perennial.protocol.messages import TrainRequest
 def measured(
     site: Site, request: TrainRequest, model: IncrementalModel, indices: Tensor, result: TrainingResult
 ) -> dict[str, Any]:
-    """What request asks for. model: as trained. indices: of the samples that it was trained on.
+    """The measurements that the request's settings ask for, by name.
 
-    Raises ProtocolError naming a measurement that there is not, PrivacyError where no accountant covers what
-    is asked.
+    model: as trained. indices: of the samples that it was trained on. result: of that training. Raises
+    ProtocolError on an unknown measurement, PrivacyError if no accountant covers those asked for,
+    PolicyRefusal below the floor.
     """
     names, privacy = asked(request.settings), site.experiment.privacy
     if names and privacy.enabled and not privacy.allow_unaccounted_metrics:

@@ -26,7 +26,7 @@ RECORD = "own-layers"
 
 
 def answer_personal_model(site: Site, request: PersonalModelRequest) -> PersonalModelReply:
-    """Keep the personalised model in the state folder; tell how good it is only where sites evaluate."""
+    """Keep the site's personalised model on its disk; reply with its right answers if sites evaluate."""
     policy = site.identity.policy
     check_answer(policy, "train" if site.experiment.strategy.trains else "statistics")
     site.check_experiment(request)
@@ -45,10 +45,7 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
 
 
 def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | None) -> None:
-    """Replace the site's model file.
-
-    class_means: (M, d), if the site classifies by the nearest mean of its own exemplars.
-    """
+    """Replace the site's model file. class_means: (M, d), if the site classifies by them."""
     folder = site.identity.state_dir
     make_folder(folder)
     data = site.data

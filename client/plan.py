@@ -43,16 +43,16 @@ class Plan:
 
     @cached_property
     def strategies(self) -> dict[str, Mapping[str, Any]]:
-        """Every strategy by name, with its keys."""
+        """Keys of the experiment's strategy and of each that it wraps, by the strategy's name."""
         return dict(nested(self.experiment.strategy.name, self.experiment.strategy.parameters))
 
     @cached_property
     def asks(self) -> dict[str, Asks]:
-        """What each strategy asks of a site, by its name."""
+        """What each of these strategies asks of a site, by its name."""
         return {name: asks_of(name, keys) for name, keys in self.strategies.items()}
 
     def keys_of(self, which: Callable[[Asks], bool]) -> Mapping[str, Any] | None:
-        """Keys of the strategy that asks for something; None if none of them does."""
+        """Keys of the first strategy whose Asks satisfy `which`; None if there is no such strategy."""
         return next((self.strategies[name] for name, asks in self.asks.items() if which(asks)), None)
 
     @cached_property
@@ -63,12 +63,12 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """Of the whole run."""
+        """Number of rounds in the whole run."""
         return self.last_rounds[-1]
 
     @property
     def segments(self) -> int:
-        """Requests to train that a site gets in one round."""
+        """Most training requests that a site gets in one round."""
         usual = {name: asks.segments for name, asks in self.asks.items() if asks.segments is not None}
         return max((int(self.strategies[name].get("segments", n)) for name, n in usual.items()), default=1)
 
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def judged(self) -> int:
-        """Evaluations in one round by which sites value a ring's models, where the server has no samples."""
+        """Evaluation requests in one round by which a ring values its models; 0 if the server has samples."""
         experiment = self.experiment
         without = experiment.data.only_at_sites or not experiment.evaluation.central
         if self.keys_of(lambda asks: asks.judges_models) is None or not without:
@@ -88,7 +88,7 @@ class Plan:
         return self.segments * sites + 1
 
     def most(self, kind: str, number: int) -> int:
-        """Requests of a kind that a site gets in one round, or of sparsity and digest in its task."""
+        """Most requests of a kind that a site gets in round `number`; sparsity, digest: in its task."""
         last = number in self.last_rounds
         experiment = self.experiment
         sums = self.keys_of(lambda asks: asks.statistics)
@@ -125,14 +125,13 @@ class Plan:
                 return int(experiment.digests is not None)
 
     def evaluations(self) -> int:
-        """Answers with counts on held-out samples in the whole run: requests, each of one model or more."""
+        """Requests in the whole run that a site answers with counts of held-out samples."""
         return sum(self._counted("evaluate", "compare_heads"))
 
     def questions(self) -> int:
-        """Models whose right answers on one held-out sample the whole run asks for.
+        """Models in the whole run that a site is asked to judge on its held-out samples.
 
-        Each is a question about every held-out sample of its classes; a comparison of heads asks as many
-        as there are heads.
+        A comparison of heads counts once for each head.
         """
         alone = HEADS_OF_A_MAP * self._alternatives
         return sum(self._counted("evaluate")) + self._heads * self.rounds + alone
@@ -153,7 +152,7 @@ class Plan:
             yield from (self.most(kind, number) for kind in (*kinds, *own))
 
     def check(self, request: Stamp) -> str:
-        """The kind of a request that this experiment makes. Raises PolicyRefusal naming what it does not."""
+        """Check a request and return its kind. Raises PolicyRefusal for what the experiment does not ask."""
         kind, schedule = request.message_type.rpartition(".")[2], self.registry.schedule
         if isinstance(request, EvaluateRequest) and request.statistic == "temperature":
             # of validation samples, so that it is no further question about those that are counted
@@ -259,7 +258,7 @@ class Plan:
 
 
 def questions_of(request: Stamp) -> int:
-    """Models whose right answers a request asks for."""
+    """Models whose right answers one request asks for: the heads of a comparison, 1 otherwise."""
     if not isinstance(request, CompareHeadsRequest):
         return 1
     return max(len(request.heads["bias"]) if "bias" in request.heads else 1, 1)

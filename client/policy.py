@@ -27,9 +27,10 @@ def check_answer(policy: SitePolicy, kind: Answer) -> None:
 
 
 def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None = None) -> None:
-    """Whether an update, or the sums for class means that are protected like one, may leave. turn: in a ring.
+    """Refuse an update, or the sums for class means that are protected like one, unless it may leave.
 
-    Raises PrivacyError when its claim would be false, PolicyRefusal when the site demands another protection.
+    turn: the site's turn in a ring, if any. Raises PrivacyError when the experiment's claim would be false,
+    PolicyRefusal when the site demands another protection.
     """
     check_claim(experiment, turn=turn)
     check_secure(policy, experiment)
@@ -44,7 +45,7 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
 
 
 def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
-    """Whether digests may leave; errors as check_update()."""
+    """Refuse digests unless they may leave; errors as check_update()."""
     check_claim(experiment)
     _refuse_beside_sums(policy, "digests")
     if not digests.protects or digests.labels_in_the_clear:
@@ -60,7 +61,7 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
 
 
 def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) -> None:
-    """Whether a sparsity vector may leave; errors as check_update()."""
+    """Refuse a sparsity vector, noised or not, unless it may leave; errors as check_update()."""
     check_claim(experiment, sparsity="sample" if noised else "none")
     _refuse_beside_sums(policy, "sparsity vectors")
     if noised:
@@ -71,7 +72,7 @@ def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) 
 
 
 def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
-    """Whether sums of features may leave; errors as check_update()."""
+    """Refuse sums of features unless they may leave; errors as check_update()."""
     check_claim(experiment)
     check_secure(policy, experiment)
     privacy = experiment.privacy
@@ -80,7 +81,7 @@ def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
 
 
 def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
-    """Whether counts of right answers may leave, exact or with noise; errors as check_update()."""
+    """Refuse counts of right answers, exact or noised, unless they may leave; errors as check_update()."""
     check_secure(policy, experiment)
     privacy = experiment.privacy
     if count_noise(experiment) is not None:
@@ -101,7 +102,10 @@ def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
 
 
 def check_promise(policy: SitePolicy, key: str, multiplier: float | None) -> None:
-    """Raises PolicyRefusal when noise that the server alone promises is less than the policy's least."""
+    """Raises PolicyRefusal if noise that the server will add is less than policy.min_noise_multiplier.
+
+    multiplier: the noise multiplier under `key` of the experiment; None counts as too little.
+    """
     if multiplier is None or multiplier < policy.min_noise_multiplier:
         raise PolicyRefusal(
             f"policy.min_noise_multiplier: {key}: found {multiplier}, allowed at least "
@@ -115,9 +119,9 @@ def _refuse_beside_sums(policy: SitePolicy, what: str) -> None:
 
 
 def check_secure(policy: SitePolicy, experiment: Experiment, sites: int | None = None) -> None:
-    """Whether the experiment's sums are as secure as this site demands. sites: in the sum, where known.
+    """Raises PolicyRefusal if the experiment's masked sums do not meet what the policy demands of them.
 
-    Raises PolicyRefusal naming the key when they are not.
+    sites: how many are in the sum; None: not known yet.
     """
     secure = experiment.secure
     if secure is None:

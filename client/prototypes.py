@@ -44,10 +44,8 @@ def prototype_gradients(
     """Gradients of the encoder for k prototypes, by parameter name, stacked in random order.
 
     None if the request does not ask for them, or if the site sees no transition to a new task.
-
     model: as received.
     new: (n,) indices of this task's own samples.
-
     Raises PrivacyError with any protection on, PolicyRefusal unless the policy names prototypes, DataError if
     samples are no 8-bit images, ProtocolError naming what is wrong with the order.
     """
@@ -84,7 +82,10 @@ def prototype_gradients(
 def perturbed_prototype(
     data: TrainingSet, features: Tensor, label: int, noise: float, draw: torch.Generator
 ) -> Tensor:
-    """(C, H, W) in [0, 1]: the sample of a class whose feature is nearest to the class's mean, plus noise."""
+    """(C, H, W) in [0, 1]: the sample of a class whose feature is nearest to the class's mean, plus noise.
+
+    noise: its standard deviation as a share of that of all pixels of the class's samples; 0: none.
+    """
     members = (data.y == label).nonzero().flatten()
     images = data.x[members].cpu().float() / 255
     image = images[nearest(features[members], 1)[0]]
@@ -94,7 +95,7 @@ def perturbed_prototype(
 
 @torch.no_grad()
 def mean_entropy(model: IncrementalModel, data: TrainingSet) -> float:
-    """Nats, over the samples, of the model's answer."""
+    """Mean entropy (nats) of the model's predictions for these samples."""
     model.eval()
     log_probability = outputs(model, data).log_softmax(dim=1)
     return float(-(log_probability.exp() * log_probability).sum(dim=1).mean())

@@ -47,7 +47,7 @@ class Quota:
 
 
 def kept_features(state_dir: Path, limits: StateLimits) -> BoundedFolder:
-    """Where a deployed site keeps the features of its samples."""
+    """The folder in which a deployed site keeps the features of its samples."""
     return BoundedFolder(state_dir / "features", limits.features_gigabytes)
 
 

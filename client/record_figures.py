@@ -17,9 +17,10 @@ from perennial.privacy.record_book import RecordBook
 
 @dataclass(frozen=True)
 class RecordFigures:
-    """What the records have paid that any release was computed from.
+    """Privacy costs of the records that any release was computed from.
 
-    spent: records that another release like the newest one would leave out; None without a limit.
+    records: how many they are. dearest, median: cost of such records. spent: records that another release
+    like the newest would leave out; None without a limit.
     """
 
     records: int
@@ -38,9 +39,9 @@ class RecordFigures:
 def record_figures(
     state_dir: Path, delta: float, limit: Limit | None = None, unit: Unit | None = None
 ) -> RecordFigures | None:
-    """What the records of a site have paid; None before any release named its records.
+    """Privacy costs of a site's records; None if no release has named its records yet.
 
-    Raises StateError when the ledger or the book is damaged.
+    Raises StateError when the ledger or the record book is damaged.
     """
     ledger = Ledger(state_dir)
     if not (state_dir / FOLDER / BOOK).exists() or not ledger.started:

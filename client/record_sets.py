@@ -22,7 +22,8 @@ from perennial.privacy.record_book import Ids, RecordBook, as_ids
 class Chosen:
     """The records of one release. rows: (n,) int64 in the site's data.
 
-    ids: of the records, or of the patients, that pay; None: every record does. version: of the payments.
+    ids: of the records or patients that are charged; None: all are. version: of the record book's payments,
+    by which they were chosen.
     """
 
     rows: Tensor
@@ -31,11 +32,12 @@ class Chosen:
 
 
 def choose(site: Site, entry: Entry, rows: Tensor) -> Chosen:
-    """The records of a release that would be computed from all of rows, (n,) int64.
+    """Those of rows, (n,) int64, from which a release may be computed, and the records that are charged.
 
-    A simulated site's data are nobody's: every record pays, and none is left out. So does every record for a
-    release that hides the whole site. Raises PrivacyError where public facts alone refuse the release,
-    StateError when the book of records cannot be read.
+    entry: the release's charge. Records that have spent the site's limit, and repeated contents, are left out
+    if the release hides a sample or patient. At a simulated site, and for a release that hides the whole
+    site, all rows stay and every record pays. Raises PrivacyError where public facts alone refuse the
+    release, StateError when the record book cannot be read.
     """
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
         return Chosen(rows)

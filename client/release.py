@@ -25,7 +25,7 @@ POLICY_METRICS = frozenset({"digests"})
 
 @dataclass(frozen=True)
 class ReleasedFields:
-    """What a reply may say beside the update. within_clip_norm: for adaptive clipping alone."""
+    """Fields of a reply that may leave beside the update. within_clip_norm: for adaptive clipping alone."""
 
     num_examples: int
     train_loss: float | None
@@ -42,7 +42,6 @@ def release_update(
 
     When this returns, the update and the returned fields may leave. A simulated site without protection keeps
     no ledger, because nobody's data leaves.
-
     Raises PrivacyError when the site's lifetime budget does not cover the release, StateError when the ledger
     cannot be written.
     """
@@ -97,7 +96,6 @@ def check_reply(site: Site, reply: TrainReply) -> TrainReply:
     """The reply, unless it carries data-dependent values that no accountant covers.
 
     Tensors never may; numbers may if the experiment allows them.
-
     Raises PrivacyError naming them; a strategy that asks for them does not go with this privacy mode.
     """
     privacy = site.experiment.privacy
@@ -114,9 +112,10 @@ def check_reply(site: Site, reply: TrainReply) -> TrainReply:
 
 
 def noise_source(site: Site, purpose: str, *place: str | int, kind: str = "") -> NoiseSource:
-    """Where noise of this site comes from.
+    """The source of Gaussian noise for this site: the operating system's, or one that the seed repeats.
 
-    purpose, place: of the stream of the seed. kind: secure or seeded; '': as the experiment's privacy says.
+    kind: secure or seeded; '': privacy.noise_source of the experiment. purpose, place: name the stream of a
+    seeded one.
     """
     if (kind or site.experiment.privacy.noise_source) == "secure":
         return SecureNoise()
@@ -124,7 +123,7 @@ def noise_source(site: Site, purpose: str, *place: str | int, kind: str = "") ->
 
 
 def word_source(site: Site, purpose: str, *place: str | int, kind: str = "") -> WordSource:
-    """The same of discrete noise."""
+    """The source of words for discrete noise; arguments as in noise_source()."""
     if (kind or site.experiment.privacy.noise_source) == "secure":
         return SecureWords()
     return SeededWords(stream(site.experiment.seed, purpose, site.name, *place))

@@ -41,6 +41,8 @@ class RequestCount:
     def take(self, policy: SitePolicy, plan: Plan, kind: str, request: Stamp) -> None:
         """Count one request, if the experiment may still make it.
 
+        A repeat counts again: policy.max_repeats are allowed beyond what the plan needs. Kinds in UNCOUNTED
+        are counted only when they begin a run, of which policy.max_runs are allowed.
         Raises PolicyRefusal naming the rule when it may not, StateError when it cannot be counted.
         """
         place, experiment = _place(kind, request), plan.experiment
@@ -77,7 +79,7 @@ class RequestCount:
             )
 
     def give_back(self, plan: Plan, kind: str, request: Stamp) -> None:
-        """Uncount the latest such request, which came to nothing."""
+        """Remove the latest count of a request that was not answered after all."""
         with self._open() as book:
             book.execute(
                 "DELETE FROM asked WHERE rowid = (SELECT max(rowid) FROM asked WHERE experiment = ? AND "
@@ -86,7 +88,7 @@ class RequestCount:
             )
 
     def counted(self, kind: str) -> int:
-        """Requests of a kind over the site's life."""
+        """Requests of a kind that were counted in the site's life."""
         if not self.path.exists():
             return 0
         with self._open() as book:
@@ -133,7 +135,7 @@ class RequestCount:
 
 
 def question(request: Stamp) -> str:
-    """SHA-256 of what a request asks, whenever, by whom and in whichever attempt it is asked."""
+    """SHA-256 of what a request asks: equal for requests that differ in stamp or attempt alone."""
     whose = {field.name for kind in (Stamp, Maskable) for field in fields(kind)}
     found = []
     for field in fields(request):

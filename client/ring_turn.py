@@ -24,10 +24,7 @@ USUAL_LEAST = 32
 
 
 def turn_of(request: TrainRequest) -> Turn | None:
-    """The turn that a request is about; None outside a ring.
-
-    Raises ProtocolError naming what is wrong with it.
-    """
+    """The turn in a request's settings; None outside a ring. Raises ProtocolError naming a fault in it."""
     turn = part_of_settings(request, "turn", Turn)
     if turn is not None and turn.sweep > turn.segments:
         raise ProtocolError(
@@ -37,9 +34,9 @@ def turn_of(request: TrainRequest) -> Turn | None:
 
 
 def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> np.ndarray:
-    """(segments,) int64, each at least the turn's least, sum samples.
+    """Sizes of the segments, (segments,) int64: each at least the turn's least, together `samples`.
 
-    Raises ProtocolError when the site cannot fill them; its number of samples is not told.
+    Raises ProtocolError if the site has too few samples; the message does not say how many.
     """
     least = turn.least or max(1, min(USUAL_LEAST, samples // turn.segments))
     if turn.segments * least > samples:
@@ -56,12 +53,10 @@ def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> n
 def segment_of(
     turn: Turn, indices: Tensor, labels: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
 ) -> tuple[Tensor, int]:
-    """(indices of this sweep's segment, how many of them are exemplars).
+    """(indices of the segment that this sweep trains on, how many of them are exemplars).
 
-    indices: (n,), exemplars last.
-    labels: (n,).
-
-    With one segment the indices are returned as they are.
+    indices, labels: (n,), exemplars last; exemplars: how many. seed: the experiment's. With one segment all
+    indices are returned.
     """
     if turn.segments == 1:
         return indices, exemplars
@@ -83,7 +78,7 @@ def segment_of(
 def features_as_asked(
     turn: Turn | None, model: nn.Module, request: TrainRequest, seed: int, site: str
 ) -> Iterator[None]:
-    """Inside, the model trains with the noise on its features that the turn asks for."""
+    """Context manager: the model trains with noise on its features if the turn asks for it."""
     if turn is None or turn.features is None:
         yield
         return

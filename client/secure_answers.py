@@ -44,7 +44,7 @@ def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, Secu
 
 
 def answer_introduce(identity: Identity, request: IntroduceRequest) -> IntroduceReply:
-    """This site's keys of a task."""
+    """Introduce this site for a task by its signing key and its agreement key, made if missing."""
     _, state = secure_state(identity, request)
     with state.one_at_a_time():
         cipher = state.cipher(request.task, make=True)
@@ -55,7 +55,10 @@ def answer_introduce(identity: Identity, request: IntroduceRequest) -> Introduce
 
 
 def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
-    """Fresh masks for an attempt, shared out; the same ones when the same is asked again."""
+    """Make mask keys and sealed shares for an attempt; the same ones if it was asked before.
+
+    Raises PolicyRefusal for too few peers, a peer that is not trusted, or other peers than the first time.
+    """
     secure, state = secure_state(identity, request)
     peers = [
         Peer(*each)
@@ -107,7 +110,7 @@ def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
 
 
 def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
-    """The shares that open the sum; once for an attempt, and its value in no other sum from then on."""
+    """Give out the shares that open an attempt's sum; this site's value then goes into no other sum."""
     _, state = secure_state(identity, request)
     with state.one_at_a_time():
         session = _session(state, request.attempt)

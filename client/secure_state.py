@@ -57,7 +57,7 @@ class SecureState:
         self._met: dict[str, str] | None = None
 
     def one_at_a_time(self) -> AbstractContextManager[None]:
-        """From the look at an attempt to what is written of it: two requests would overwrite each other."""
+        """Context manager for reading an attempt and writing it back, one request at a time."""
         return one_at_a_time(self.folder)
 
     @property
@@ -104,14 +104,14 @@ class SecureState:
             )
 
     def keep_peers(self) -> None:
-        """Write down the keys that were met for the first time."""
+        """Store the keys of peers that trust() met for the first time."""
         if self._met is not None and self._met != self._read("peers", {}):
             self._write("peers", self._met)
 
     # attempts
 
     def session(self, number: int) -> SiteSession | None:
-        """What this site knows of an attempt; None for one that it has not begun."""
+        """This site's session for an attempt; None if it has not begun the attempt."""
         values = self._read(f"attempt-{number:08d}", None)
         return None if values is None else SiteSession.from_json(values)
 
@@ -134,29 +134,29 @@ class SecureState:
                     path.unlink(missing_ok=True)
 
     def check_new(self, number: int) -> None:
-        """Raises PolicyRefusal for an attempt that is not newer than the last one with masked values."""
+        """Raises PolicyRefusal unless attempt `number` is newer than the last one with masked values."""
         last = max((int(path.stem.split("-")[1]) for path in self.folder.glob("sent-*.bin")), default=0)
         require(number > last, f"attempt {number} is over; this site has taken part in {last}")
 
     def has_sent(self, number: int) -> bool:
-        """Whether masked values of an attempt are on the disk."""
+        """Whether masked values of attempt `number` are on the disk."""
         return (self.folder / f"sent-{number:08d}.bin").exists()
 
     def keep_sent(self, number: int, words: Words) -> None:
-        """Write masked values before they leave, so that the same ones leave again after a crash."""
+        """Store the masked values of attempt `number` before they leave, so that they can leave again."""
         data = words.dtype.str.encode() + words.tobytes()
         self._make_room(len(data))
         replace_file(self.folder / f"sent-{number:08d}.bin", data)
 
     def sent(self, number: int) -> Words:
-        """Masked values as they were sent."""
+        """The masked values of an attempt, (N,), as keep_sent() stored them."""
         data = (self.folder / f"sent-{number:08d}.bin").read_bytes()
         return np.frombuffer(data, dtype=np.dtype(data[:3].decode()), offset=3)
 
     # what was opened
 
     def check_closed(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Raises PolicyRefusal when this site has helped another attempt to open its value of one of these.
+        """Raises PolicyRefusal if another attempt opened this site's value about one of closes.
 
         closes: what the value tells of, such as a model's SHA-256.
         """
@@ -168,7 +168,7 @@ class SecureState:
             )
 
     def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Remember it, before the shares leave.
+        """Record, before the shares leave, that this attempt opens the site's value about each of closes.
 
         Raises PolicyRefusal when another attempt opened one of these: two runs of an experiment may both have
         masked the same value before either asked for its shares, and each has a process of its own here.

@@ -50,16 +50,15 @@ def masked_reply(
     closes: Sequence[str] = (),
     kept: str = "",
 ) -> MaskedReply:
-    """The reply with this site's words under masks.
+    """The reply with this site's integers under masks, kept so that the same reply leaves if asked again.
 
-    It is the one way of integers of any kind into a masked sum; the server's is MaskedSums.collect().
-
-    statistic: what they are, one word. about: SHA-256 of what they are about. words: makes them, (N,) uint64
-    or uint32; not called when this attempt was answered before, for then the same masked words leave again.
-    closes: what else tells the same of the site, by any words: once this sum is opened, it goes into no
-    other one, and before that it must be in none; () stands for `about`. kept: hash of the model that the
-    site keeps as the teacher. Raises PolicyRefusal when the roster is too small for the site, the
-    value was opened before, or the attempt is over.
+    All integers enter masked sums here; MaskedSums.collect() is the server's side.
+    statistic: one word for what they are. about: SHA-256 of what they describe, such as the model. words:
+    computes them, (N,) uint64 or uint32; not called if this attempt was answered before. closes: names of the
+    facts that they tell of this site; once a sum is opened, no value about the same names is put into
+    another. () stands for `about`. kept: hash of the model that the site keeps as the teacher.
+    Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
+    attempt is over; ProtocolError when this site has prepared no masks for it.
     """
     secure, state = secure_state(site.identity, request)
     assert request.attempt is not None
@@ -96,10 +95,10 @@ def _members(request: Maskable) -> list[Member]:
 
 
 def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
-    """The words of what would have left in the clear, with this site's share of the noise.
+    """A reply's update and weight as integers for a masked sum, with this site's share of the noise.
 
-    The gate of the server does not see single updates, so the site keeps the bounds itself: the largest norm
-    of the sums, and the most samples that count.
+    Clips the update to sums.largest_norm, because the server cannot check single updates. Raises
+    ProtocolError without request.sum_updates, PolicyRefusal for an update that is not finite.
     """
     if request.sum_updates is None:
         raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")

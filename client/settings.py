@@ -12,7 +12,7 @@ Part = TypeVar("Part")
 
 
 def part_of_settings(request: TrainRequest, key: str, kind: type[Part] | TypeAdapter[Part]) -> Part | None:
-    """What the settings say under a key; None where they have none.
+    """The value under a key of the request's settings, validated as `kind`; None without that key.
 
     Raises ProtocolError naming the key that is wrong.
     """

@@ -24,27 +24,24 @@ CERTIFIED = Path("secure/identity.certified")
 
 
 def own_key(state_dir: Path) -> str:
-    """The site's public signing key, made at the first call."""
+    """The site's public signing key; the key pair is made at the first call."""
     return signing_key(own_identity(state_dir))
 
 
 def certify_own_key(state_dir: Path, certified: Callable[[str], str]) -> None:
-    """Keep what the node key says of the signing key. certified: says it of a public key."""
+    """Store the node key's certificate of the signing key. certified: makes it from the public key."""
     own = certified(own_key(state_dir))
     replace_file(state_dir / CERTIFIED, own.encode(), mode=0o644)
 
 
 def own_signer(identity: Identity) -> Signer:
-    """The site's public signing key, with what its node key says of it."""
+    """The site's public signing key, with the node key's certificate of it, '' if there is none yet."""
     path, key = identity.state_dir / CERTIFIED, own_key(identity.state_dir)
     return Signer(identity.name, key, path.read_text() if path.exists() else "")
 
 
 def kept_statements(folder: Path) -> dict[int, list[Statement]]:
-    """task -> all versions, the latest one last. folder: of a run, at the site.
-
-    Raises StateError when the file is damaged.
-    """
+    """task -> all versions, the latest last, in a run's folder. Raises StateError for a damaged file."""
     path = folder / FILE
     found: dict[int, list[Statement]] = {}
     try:
@@ -56,16 +53,16 @@ def kept_statements(folder: Path) -> dict[int, list[Statement]]:
 
 
 def keep_statements(folder: Path, found: Iterable[Statement]) -> None:
-    """Add statements to those that are kept, each once."""
+    """Store these statements beside those kept in a run's folder, each once."""
     known = [statement for versions in kept_statements(folder).values() for statement in versions]
     values = [asdict(statement) for statement in dict.fromkeys([*known, *found])]
     replace_file(folder / FILE, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def signed_sums(site: "Site", request: "StatisticsRequest", sums: str) -> Statement | None:
-    """The statement of sums that are about to leave, on the disk on return; None where none is asked for.
+    """The site's signed statement of sums that are about to leave, stored; None if none is asked for.
 
-    sums: their SHA-256. Raises ProtocolError where the list of signers has not this site's key.
+    sums: their SHA-256. Raises ProtocolError if the request's list of signers lacks this site's key.
     """
     if request.signers is None:
         return None

@@ -82,7 +82,7 @@ class Site:
         return self.process.models
 
     def steps(self) -> Steps:
-        """What carries out the steps of this site's training."""
+        """The object that carries out training steps, with the GPU options of this site."""
         return prepare_gpu(self.identity.gpu, self.models.device)
 
     def measuring(self) -> AbstractContextManager[None]:
@@ -99,7 +99,7 @@ class Site:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
     def samples(self, indices: Tensor, exemplars: int = 0) -> TrainingSet:
-        """The samples at some indices of the site's data, on the device; exemplars come last."""
+        """The samples at indices, on the device. exemplars: how many of the last are exemplars."""
         place = self.process.on_device
         patients = None
         if self.experiment.privacy.unit == "patient":
@@ -121,7 +121,7 @@ class Site:
 
     @property
     def feature_folder(self) -> BoundedFolder:
-        """Where features of this site's samples may be kept; simulated sites share the machine's cache."""
+        """The folder for features of this site's samples; simulated sites share the machine's cache."""
         limits = self.identity.limits
         return machine_features() if limits is None else kept_features(self.identity.state_dir, limits)
 
@@ -161,7 +161,10 @@ class Site:
         return sha256, held[sha256]
 
     def keep_model(self, run: str, sha256: str, tensors: dict[str, Tensor]) -> None:
-        """Keep a model for the next task: on disk, and in this process for the other simulated sites."""
+        """Keep a model for the next task on disk, and in memory for the process's other simulated sites.
+
+        Raises ProtocolError if its content does not have this hash.
+        """
         found = content_sha256(tensors)
         if found != sha256:
             raise ProtocolError(f"previous: content {found:.12}, promised {sha256:.12}")
@@ -181,10 +184,10 @@ _processes: dict[tuple[DataKey, str, str, str], Process] = {}
 
 
 def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "") -> Site:
-    """The site that identity names, with its data read and its models at hand (once per process).
+    """The site of this identity, with its data read and its models built, both once per process.
 
-    stamp: of the request, whose run's key divides data of the site's own.
-    split_key: that key, where there is no request; without either the data are divided as in a simulation.
+    stamp: of the request; its split_key divides the data of a deployed site. split_key: that key where there
+    is no request. Without either, data are divided as in a simulation.
     """
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)
@@ -202,7 +205,7 @@ def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "
 
 
 def require_split_key(identity: Identity, stamp: Stamp) -> None:
-    """Raises ProtocolError where a site with data of its own is not told how to divide them."""
+    """Raises ProtocolError if a site with data of its own gets a request without a split key."""
     if identity.own_data is not None and not stamp.split_key:
         raise ProtocolError(
             f"{type(stamp).__name__}: split_key: missing; a site with data of its own divides them by it"
@@ -212,7 +215,7 @@ def require_split_key(identity: Identity, stamp: Stamp) -> None:
 def registry_of_site(identity: Identity) -> Registry:
     """Names and order of the experiment's classes, without reading any data of the site's own.
 
-    Raises ConfigError where a site with data of its own is not told the names.
+    Raises ConfigError if a site with data of its own has an experiment without data.classes.
     """
     experiment = identity.experiment
     if identity.own_data is None:

@@ -76,7 +76,7 @@ class SiteModels:
         return self._teacher[1]
 
     def fixed_features(self) -> FixedFeatures:
-        """The maps of the experiment's model. Raises ConfigError where it has none."""
+        """The fixed feature maps of the experiment's model. Raises ConfigError when the model has none."""
         if self._fixed is None:
             backbone = self._built(1).backbone
             if not isinstance(backbone, FixedFeatures):

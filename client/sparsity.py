@@ -28,7 +28,13 @@ from perennial.protocol.tensors import Tensors, content_sha256
 
 
 def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
-    """The mean share of zeros of the channels asked for, over the samples that this task is trained on."""
+    """The mean share of zeros of the channels asked for, over the samples that this task is trained on.
+
+    With request.epsilon, Gaussian noise is added, and exemplars of earlier tasks are left out. The site's
+    ledger is charged before the reply is made.
+    Raises PolicyRefusal when the policy lets no such vector leave or the samples are too few, PrivacyError
+    when the budget does not cover it.
+    """
     policy, noised = site.identity.policy, request.epsilon is not None
     check_answer(policy, "sparsity")
     check_sparsity(policy, site.experiment, noised=noised)
@@ -57,7 +63,10 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
 
 
 def noise_std(length: int, samples: int, epsilon: float, delta: float) -> float:
-    """Standard deviation that hides one sample of a mean over `samples` vectors in [0, 1]^length."""
+    """Standard deviation that hides the replacement of one sample in a mean of vectors in [0, 1]^length.
+
+    samples: vectors in the mean.
+    """
     return sparsity_l2_sensitivity(length, samples) * gaussian_multiplier(epsilon, delta)
 
 

@@ -11,11 +11,11 @@ RECORD = "split-key.sha256"
 
 
 def keep_split_key(folder: Path, key: str) -> None:
-    """Keep which key a run has, on its first request, and hold every later one to it.
+    """Store the split key of a run's first request, and check that every later request has the same.
 
-    folder: of the run in the site's state_dir. key: hexadecimal. Kept is its hash, which is enough to tell.
-    Raises ProtocolError on another key: a run that could change it would train on test samples, and two
-    updates of one round by two splits would tell which records moved.
+    folder: of the run in the site's state_dir. key: hexadecimal; its hash is stored. Raises ProtocolError on
+    another key: a run that could change it would train on test samples, and two updates of one round by two
+    splits would tell which records moved.
     """
     path = folder / RECORD
     found = hashlib.sha256(key.encode()).hexdigest()

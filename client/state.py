@@ -87,7 +87,7 @@ class SiteState:
         return tensors, _facts(path, metadata)
 
     def forget(self, name: str, after: int, before: int) -> None:
-        """Remove the records of versions between the two, exclusive: rounds that the server did not count."""
+        """Remove a record's versions above `after` and below `before`: rounds that did not count."""
         for version in self._versions(name):
             if after < version < before:
                 self._path(name, version).unlink(missing_ok=True)
@@ -137,10 +137,7 @@ class SiteState:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-    """Tensors and metadata of a safetensors file.
-
-    Raises StateError naming the file when it is cut short or damaged.
-    """
+    """Tensors and metadata of a safetensors file. Raises StateError naming a file that is damaged."""
     return _read(
         path,
         lambda file: ({key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}),  # noqa: SIM118

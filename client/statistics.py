@@ -48,11 +48,10 @@ STATEMENT = "statement"
 
 
 def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply | MaskedReply:
-    """The sums of one task; under `secure` as a part of a masked sum.
+    """Answer with the sums of features of one task's training samples, masked under `secure`.
 
-    Classes below the policy's floor are in none of them.
-
-    Raises PolicyRefusal where sums may not leave, or all classes are below the floor.
+    Classes below the policy's floor are left out. Raises PolicyRefusal if sums may not leave, or all classes
+    are below the floor; ProtocolError when the request does not fit the experiment.
     """
     policy = site.identity.policy
     check_answer(policy, "statistics")
@@ -183,10 +182,10 @@ def summed(
     weights: list[int] | None,
     rows: Tensor,
 ) -> Statistics:
-    """Exact sums over the site's training samples of the classes whose counts may leave.
+    """Exact sums of features, weighted by class if weights are given.
 
-    shown: samples of each class that may leave.
-    weights: of each of the classes. rows: of the samples that count; without weights.
+    Without weights: over the samples at rows. With weights, one for each of classes: over all training
+    samples of the classes in `shown`.
     """
     if weights is None:
         return collected(site, backbone, classes, rows)
@@ -206,9 +205,10 @@ def _training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
 
 
 def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
-    """Exact sums over the samples at rows, all of which are of these classes.
+    """Exact sums of features over the samples at rows, all of which are of these classes.
 
-    Sums to which noise will be added leave out the constant.
+    A constant is appended to the features unless noise will be added. Samples whose features are all 0 are
+    left out.
     """
     data, constant = site.samples(rows), not site.experiment.privacy.enabled
     collector = Collector(backbone.width, classes, constant=constant, device=data.x.device)
@@ -236,7 +236,7 @@ def _reported_counts(site: Site, classes: range, release: Release) -> list[int]:
 
 
 def training_counts(site: Site, classes: range) -> list[int]:
-    """Training samples of each class."""
+    """Number of this site's training samples of each of these classes, in their order."""
     indices = site.data.task_indices("train", classes.start, classes.stop)
     return torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
 
@@ -255,7 +255,7 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
 
 
 def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHeadsReply | MaskedReply:
-    """Right answers of several heads on the site's validation samples of the classes seen so far."""
+    """Answer with each head's right answers on the site's validation samples of the classes seen so far."""
     policy = site.identity.policy
     check_answer(policy, "evaluate")
     check_evaluation(policy, site.experiment)

@@ -20,11 +20,12 @@ Previous = tuple[str, dict[str, Tensor]] | None
 
 
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
-    """Indices of the samples to train on in this task, new ones first, and how many of them are exemplars.
+    """(indices of the samples to train on in this task, new ones first; how many of them are exemplars).
 
-    In a run that goes on, new records of earlier classes count among the exemplars.
-
-    Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
+    previous: the previous task's model, by which a site that was away chooses exemplars late. In a run that
+    goes on, new records of earlier classes count among the exemplars. The policy's floor is checked later, on
+    what is computed from them.
+    Raises DataError when there is none.
     """
     classes = site.task_range(stamp)
     new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
@@ -56,7 +57,10 @@ def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previo
 def choose_exemplars(
     site: Site, store: ExemplarStore, model: IncrementalModel, labels: Iterable[int], known: int, version: int
 ) -> None:
-    """Keep exemplars of some classes. known: how many classes are known in all."""
+    """Choose and store exemplars of the classes in labels, within the memory's budget.
+
+    known: classes known in all, which share the budget. version: the round after which the choice holds.
+    """
     memory = site.experiment.learner.memory
     assert memory is not None
     quota = memory.quota(known, site.process.sites)

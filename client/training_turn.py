@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingTurn:
-    """A turn that is open: the site has agreed, and everything that training needs is at hand.
+    """An opened turn: the site has agreed, and everything that training needs is at hand.
 
     model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
-    indices: (n,) of the samples, exemplars last.
-    chosen: the records that the update is charged to.
-    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring.
-    neighbours: sees what one record more would have changed.
-    own: names of the layers that stay here. prototypes: what is sent beside the update, if asked for.
-    start: the tensors that the model holds, as they were received.
+    indices: (n,) of the samples, exemplars last. chosen: the records that the update is charged to. teacher:
+    frozen model of the task before, or None if no term needs it. turn: the site's turn in a ring, or None.
+    neighbours: measures for Bayesian accounting how far one record more would move the update. own: names of
+    the layers that stay here.
+    prototypes: what is sent beside the update, if asked for. start: the tensors that the model holds, as they
+    were received.
     """
 
     site: Site
@@ -135,23 +135,23 @@ class TrainingTurn:
         return opened
 
     def hold(self) -> None:
-        """Let the shared model hold what stays fixed in this turn."""
+        """Let the shared model keep fixed the tensors that this turn freezes, and no others."""
         self.flat.hold(self.turn.frozen if self.turn is not None else ())
 
     def resume(self, vector: Tensor) -> None:
-        """Make the shared model this turn's again, after others were opened. vector: (P,), its values."""
+        """Load this turn's parameters, vector (P,), into the shared model again, after other turns."""
         self.flat.vector.copy_(vector)
         self.hold()
 
     def taken(self) -> TrainReply:
-        """Train this site alone, and reply. The turn is the last one that was opened."""
+        """Train this site alone and return its reply. No other turn may have been opened since this one."""
         return self.reply(self._trained())
 
     def as_member(self, start: Tensor) -> "Member | None":
-        """This training as a part of a cohort's, or None if it has no such form. start: (P,), as received.
+        """This site's part in a cohort's training; None if it must train alone. start: (P,), as received.
 
-        A ring's turn follows the one before it, DP-SGD clips samples and not batches, and an estimate trains
-        on halves too.
+        A ring's turn follows the one before it, DP-SGD clips samples and not batches, and a Bayesian estimate
+        trains on halves too.
         """
         private = self.site.experiment.privacy.mode == "sample"
         if self.turn is not None or self.neighbours is not None or private:
@@ -215,7 +215,7 @@ class TrainingTurn:
             )
 
     def reply(self, result: TrainingResult) -> TrainReply:
-        """Protect the update, charge the ledger, and say what may be said. The model is as trained."""
+        """Protect the update, charge the ledger, and build the reply. The shared model must be as trained."""
         site, request, flat, own = self.site, self.request, self.flat, self.own
         update = flat.views(result.update)
         if own:

@@ -54,9 +54,9 @@ def of_patients(site: Site, names: Sequence[str]) -> Tensor:
 
 
 def of_contents(site: Site, x: Tensor) -> Tensor:
-    """Indices of all records with the content of one of x, (n, ...) as a source gives them.
+    """Indices of the site's records whose content equals a row of x, (n, ...), not normalised.
 
-    Raises DataError where one is not among this site's data.
+    Raises DataError when a row equals none of the site's records.
     """
     own = torch.cat([site.data.part(part) for part in ("train", "validation", "test")])
     indices: dict[bytes, list[int]] = {}

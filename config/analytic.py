@@ -20,7 +20,7 @@ HEADS_OF_A_MAP = 15
 
 
 def heads_compared(keys: Mapping[str, Any] | None) -> int:
-    """How many heads sites compare in a round. keys: of the strategy that asks for sums, if there is one."""
+    """Most heads that sites compare in a round. keys: of the strategy with sums; None: there is none."""
     if keys is not None and keys.get("head") == "auto":
         return MOST_CANDIDATES
     if keys is None or shrinkage_of(keys) != "validation":
@@ -30,6 +30,6 @@ def heads_compared(keys: Mapping[str, Any] | None) -> int:
 
 
 def shrinkage_of(keys: Mapping[str, Any]) -> float | str:
-    """What the strategy's keys come to: a number, or how one is chosen."""
+    """The shrinkage in keys, a number or "gcv" or "validation"; the head's default if keys have none."""
     given = keys.get("shrinkage")
     return DEFAULT_SHRINKAGE[keys.get("head") or "gaussian"] if given is None else given

@@ -38,7 +38,7 @@ class Approval(Block):
 
     @property
     def name(self) -> str:
-        """Of the record's file; an encoder's text lies in the folder of the same name without .json."""
+        """Name of the record's file; an encoder's text is in the folder of the same name without .json."""
         return f"{self.experiment[:16] or 'code'}-{self.bundle[:16] or 'installed'}.json"
 
     @cached_property
@@ -62,7 +62,7 @@ def read_approvals(folder: Path) -> list[Approval]:
 
 
 def newest_experiment(approvals: Path) -> Approval | None:
-    """The latest approval of an experiment, against which the next one is compared."""
+    """The latest approved experiment, against which the next one is compared; None if there is none."""
     return next((found for found in reversed(read_approvals(approvals)) if found.experiment), None)
 
 

@@ -29,7 +29,7 @@ class Between(FiniteBlock):
 
 
 class OneOf(Block):
-    """One of these values."""
+    """The values that a setting may have."""
 
     values: tuple[Scalar, ...] = Field(min_length=1)
 
@@ -82,5 +82,5 @@ class Asks(Block):
 
     @property
     def setting_keys(self) -> frozenset[str]:
-        """First parts of the keys that a request's settings may have."""
+        """First parts of the dotted keys that a request's settings may have."""
         return frozenset(key.partition(".")[0] for key in self.settings)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 def with_maps(
     content: dict[str, Any], where: str, read: "Callable[[dict[str, Any]], Experiment]"
 ) -> "Experiment":
-    """The experiment with maps in the place of auto. content: of its file. read: validates one.
+    """The experiment with feature maps chosen for its data in place of `features: auto`.
 
-    Raises ConfigError where it is faulty, or its validation samples may not choose.
+    content: of its file, named `where` in errors. read: validates such content. Raises ConfigError where it
+    is faulty, or with privacy, under which validation samples may not choose.
     """
     model = dict(content["model"])
     privacy = content.get("privacy")

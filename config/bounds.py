@@ -42,7 +42,7 @@ class BoundsConfig(Block):
 
     @property
     def most_share(self) -> float:
-        """The share where sites send updates."""
+        """Largest share of all samples that one site counts for, where sites send updates."""
         return SHARE if self.share is None else self.share
 
     def require_fit(self, closed_form: bool) -> None:

@@ -19,13 +19,16 @@ from perennial.privacy.entries import RECIPIENT, Entry
 
 
 def steps_of_round(learner: LearnerConfig, privacy: PrivacyConfig) -> int:
-    """Steps of one round: as many as sample each sample `epochs` times on average. Public."""
+    """DP-SGD steps in one round, ceil(epochs / sample_rate): from public settings alone.
+
+    In that many steps each sample is drawn `epochs` times on average. privacy.sample_rate must be set.
+    """
     assert privacy.sample_rate is not None
     return math.ceil(learner.epochs / privacy.sample_rate)
 
 
 def update(experiment: Experiment, run: str) -> Entry:
-    """One round's update."""
+    """The ledger entry for releasing one round's model update."""
     privacy = experiment.privacy
     sampled = privacy.sample_rate is not None
     return Entry.of_update(
@@ -39,13 +42,13 @@ def update(experiment: Experiment, run: str) -> Entry:
 
 
 def class_means(experiment: Experiment, run: str) -> Entry:
-    """Sums for the class means, which leave with the noise of an update."""
+    """The ledger entry for the sums of the class means, which have the noise of one update."""
     entry = Entry.of_update(experiment.privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT)
     return replace(entry, kind="class_means")
 
 
 def sums(experiment: Experiment, run: str, task: int) -> Entry:
-    """One task's sums of features: one release, of the samples of the task alone."""
+    """The ledger entry for one task's sums of features, computed from that task's samples alone."""
     privacy = experiment.privacy
     if not privacy.enabled:
         return in_the_clear(experiment, run, "statistics")
@@ -53,7 +56,10 @@ def sums(experiment: Experiment, run: str, task: int) -> Entry:
 
 
 def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: float | None) -> Entry:
-    """One sparsity vector, with noise for (epsilon, delta) of one sample replaced; None: without noise."""
+    """The ledger entry for one sparsity vector.
+
+    epsilon, delta: guarantee of its noise for one sample replaced; None: it has no noise.
+    """
     place = _place(experiment, run, "sparsity", unit="sample")
     if epsilon is None or delta is None:
         return Entry(**place, mechanism="unprotected")
@@ -70,12 +76,12 @@ def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: flo
 def digests(
     experiment: Experiment, run: str, config: DigestConfig, guarantee: DigestGuarantee
 ) -> list[Entry]:
-    """Digests of one task: their features, and their labels where these are protected."""
+    """The ledger entries for one task's digests: for the features, and for the labels if they have noise."""
     return digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)
 
 
 def evaluation(experiment: Experiment, run: str) -> Entry:
-    """Counts of right answers on held-out samples, once: with the noise that the experiment gives them."""
+    """The ledger entry for one release of right answers on held-out samples, noised or not."""
     multiplier = experiment.evaluation.noise_multiplier
     if multiplier is None:
         return in_the_clear(experiment, run, "evaluation")
@@ -85,7 +91,7 @@ def evaluation(experiment: Experiment, run: str) -> Entry:
 
 
 def in_the_clear(experiment: Experiment, run: str, kind: str) -> Entry:
-    """Figures without noise. kind: metrics beside an update, or an evaluation's counts."""
+    """The ledger entry for figures without noise. kind: of release, such as metrics or evaluation."""
     return Entry(**_place(experiment, run, kind, unit="site"), mechanism="unprotected")
 
 

@@ -21,10 +21,10 @@ DOCUMENT, ENCODER = "experiment.yaml", "encoder.json"
 
 
 def read_document(text: str, where: str, folder: Path, plugins: Mapping[str, str] | None) -> Experiment:
-    """The experiment in a document; its digest is the document's.
+    """The experiment in the text of a document; its digest is the document's. where: names it in errors.
 
-    folder: of the encoder's text, where the document has one. plugins: package -> SHA-256 of its source, of
-    the packages that may be imported for it; None: any. Raises ConfigError naming what is wrong.
+    folder: of the encoder's text, if the document has one. plugins: package -> SHA-256 of its source, the
+    packages that may be imported for it; None: any. Raises ConfigError naming what is wrong.
     """
     content = parse_yaml(text, where)
     _locate_encoder(content, where, folder)
@@ -38,10 +38,11 @@ def read_document(text: str, where: str, folder: Path, plugins: Mapping[str, str
 
 
 def require_digest(experiment: Experiment, content: dict[str, Any], expected: str, where: str) -> None:
-    """Let an experiment be known by the digest that a run or an approval names.
+    """Set the experiment's digest to the one that a run or an approval expects.
 
-    content: what it was read from: a document, or a file that a person wrote, which leaves settings out and
-    is known by what it comes to. Raises ConfigError when the digest is of neither.
+    content: what the experiment was read from. The digest must be that of content as a document, or of the
+    settings with all defaults, since a file that a person wrote leaves settings out. Raises ConfigError when
+    it is neither.
     """
     if expected not in (found := {experiment.digest, document_digest(content)}):
         raise ConfigError(
@@ -51,7 +52,7 @@ def require_digest(experiment: Experiment, content: dict[str, Any], expected: st
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every setting by its dotted key; lists whole."""
+    """Every setting by its dotted key, with each list as one value."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -62,7 +63,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def document_digest(content: dict[str, Any]) -> str:
-    """SHA-256 of a document's settings; as in Experiment.digest, places on a disk are no part of it."""
+    """SHA-256 of a document's settings; like Experiment.digest, without paths on a disk."""
     settings = copy.deepcopy(content)
     for key, below in ON_DISK.items():
         _without(settings.get(key), below)

@@ -46,7 +46,7 @@ class EvaluationConfig(Block):
 
 
 def count_noise(experiment: "Experiment") -> CountNoise | None:
-    """The noise on the counts of held-out samples; None where they leave exact, or do not leave."""
+    """The noise on counts of held-out samples; None without evaluation.noise_multiplier."""
     found = experiment.evaluation
     if found.noise_multiplier is None:
         return None
@@ -54,23 +54,23 @@ def count_noise(experiment: "Experiment") -> CountNoise | None:
 
 
 def asks_for_tables(experiment: "Experiment") -> bool:
-    """Whether sites are asked for tables of counts: they would need more noise than they bear."""
+    """Whether sites are asked for tables of counts: not with noise, of which tables would need too much."""
     found = experiment.evaluation
     return found.federated and found.measures and found.noise_multiplier is None
 
 
 def fits(experiment: "Experiment") -> bool:
-    """Whether sites have validation samples, which choose the temperature of tables before these are made."""
+    """Whether a temperature is fitted on the sites' validation samples before tables are made."""
     return asks_for_tables(experiment) and experiment.data.validation_fraction > 0
 
 
 def subgroups_of(experiment: "Experiment") -> int:
-    """How many subgroups the tables tell apart."""
+    """Number of subgroups in the tables, 0 without data.subgroup."""
     return 0 if experiment.data.subgroup is None else len(experiment.data.subgroup.values)
 
 
 def require_calibration(experiment: "Experiment") -> None:
-    """Raises ValueError where sets or operating points are asked for and nobody could calibrate them."""
+    """Raises ValueError if prediction sets or operating points are asked for without calibration samples."""
     asked = "coverage" if experiment.evaluation.coverage is not None else "operating_points"
     if not getattr(experiment.evaluation, asked):
         return
@@ -87,7 +87,12 @@ def require_calibration(experiment: "Experiment") -> None:
 
 
 def require_covered_counts(experiment: "Experiment") -> None:
-    """Raises ValueError where right answers would leave uncovered, or noise on them would hide nothing."""
+    """Raises ValueError if counts would leave without an accountant, or their noise would hide nothing.
+
+    Noise hides nothing where no counts leave, no privacy mode claims anything, or another setting voids the
+    claim; its size is not judged so. Raises ValueError too if evaluation.clip_counts is there with a mode
+    that does not hide a whole site, or is lacking with one that does.
+    """
     privacy, found = experiment.privacy, experiment.evaluation
     if found.noise_multiplier is None:
         if found.clip_counts is not None:

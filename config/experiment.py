@@ -53,7 +53,7 @@ class StrategySpec(BaseModel):
 
     @property
     def asks(self) -> Asks:
-        """What requests may ask of a site, without what those of strategies inside this one may."""
+        """What requests of this strategy may ask of a site, without those of strategies that it wraps."""
         return asks_of(self.name, self.parameters)
 
     @property
@@ -174,7 +174,7 @@ class Experiment(Block):
 
     @property
     def encoder(self) -> EncoderConfig:
-        """What encodes inputs for digests, and for the second branch of digest_two_branch."""
+        """The network that encodes inputs for digests and the second branch of digest_two_branch."""
         return EncoderConfig() if self.digests is None else self.digests.encoder
 
     @property

@@ -157,7 +157,7 @@ class Memory(FiniteBlock):
         return self.fixed_total // (num_classes * sites)
 
     def require(self, num_classes: int, sites: int) -> None:
-        """Raises ConfigError when the budget leaves a site not one sample of each class in the end."""
+        """Raises ConfigError if the budget is below one sample of each class at each site."""
         if self.quota(num_classes, sites) < 1:
             raise ConfigError(
                 f"learner.memory.fixed_total: found {self.fixed_total}, allowed {num_classes * sites} or "
@@ -237,7 +237,7 @@ class LearnerConfig(FiniteBlock):
 
     @property
     def rows_name(self) -> str:
-        """What the rows that classify instead of the head are called on the wire."""
+        """Name in messages of the rows that classify in place of the head: gaussian or means."""
         return "gaussian" if self.classifier == "gaussian" else "means"
 
     def trains_in(self, task: int) -> bool:
@@ -245,7 +245,11 @@ class LearnerConfig(FiniteBlock):
         return self.freeze_after is None or task <= self.freeze_after
 
     def at(self, progress: float) -> "LearnerConfig":
-        """The learner with the terms of this round alone. progress: share of the task's rounds before it."""
+        """These settings without the loss terms that are off in this round.
+
+        progress: share of the task's rounds that are over, 0 in its first round. Consolidation is on in the
+        last rounds alone.
+        """
         if self.consolidation is None or progress >= 1 - self.consolidation.share - _ROUNDING:
             return self
         return self.model_copy(update={"consolidation": None})

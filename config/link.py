@@ -11,11 +11,11 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Link(Block):
-    """Shannon's capacity (Yan et al. 2025, arXiv 2506.16723, equation 13).
+    """A radio link by Shannon's capacity (Yan et al. 2025, arXiv 2506.16723, equation 13).
 
-    bandwidth: Hz. power: W, of the sender. gain: of the channel, received over sent power. noise: W/Hz where
-    noise_is_density, which is what the paper's text says and its formula multiplies the bandwidth for; else W
-    in the whole band.
+    bandwidth: Hz. power: W, of the sender. gain: of the channel, received over sent power. noise: W/Hz if
+    noise_is_density, as the paper's text says, which its formula multiplies by the bandwidth; otherwise W in
+    the whole band.
     """
 
     bandwidth: Positive
@@ -26,10 +26,10 @@ class Link(Block):
 
     @property
     def rate(self) -> float:
-        """Bits a second."""
+        """Capacity of the link in bits a second."""
         noise = self.noise * self.bandwidth if self.noise_is_density else self.noise
         return self.bandwidth * math.log2(1 + self.power * self.gain / noise)
 
     def seconds(self, size: int) -> float:
-        """For so many bytes (equation 14)."""
+        """Seconds that so many bytes take (equation 14)."""
         return 8 * size / self.rate

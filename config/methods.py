@@ -13,13 +13,12 @@ from perennial.models.config import NETWORKS
 
 
 def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """An experiment's content with other people's methods as `module:Class`, and the SHA-256 of each.
+    """(content with plug-ins named `module:Class`, SHA-256 of each plug-in's source by that name).
 
-    The hash is of the method's source. Written so, the resolved experiment means the same where the package's
-    entry points are unknown, as inside a FAB. What a strategy of others asks of sites is written beside its
-    name, unless it was when the experiment was resolved before: a site reads it there.
-
-    Raises ConfigError when a plug-in is not there.
+    So the content means the same where the package's entry points are not installed, as inside a FAB. A
+    plug-in strategy's Asks are written beside its name, where sites read them; a target that
+    content["plugins"] lists was resolved before, and keeps those written then.
+    Raises ConfigError when a plug-in is not installed.
     """
     found: dict[str, str] = {}
     resolved = content.get("plugins")

@@ -24,7 +24,7 @@ ROUNDED = 100
 
 @dataclass(frozen=True)
 class PrivateSums:
-    """What an experiment takes under noise on sums: blocks of it, and the reasons in words."""
+    """Advice for an experiment with noise on sums: its blocks, and the reasons for them in words."""
 
     model: dict[str, Any]
     strategy: dict[str, Any]
@@ -42,10 +42,12 @@ def private_sums(
     tasks: int = 1,
     delta: float = 1e-5,
 ) -> PrivateSums:
-    """The map, the width and the blocks for sums of which each site noises its own.
+    """Choose map, width and weights of the blocks for sums to which each site adds its own noise.
 
     shape: of one record, images (C, H, W) or (D,). records: training records of all sites, roughly, as a
-    public number. tasks: releases of each site. Raises ConfigError for fewer than one record, class or site.
+    public number.
+    tasks: releases of each site. epsilon, delta: of each record. Raises ConfigError for fewer than one
+    record, class, site or task.
     """
     if min(records, classes, sites, tasks) < 1:
         raise ConfigError(

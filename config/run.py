@@ -49,7 +49,7 @@ class RunSettings:
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> "RunSettings":
-        """Raises ConfigError for a key that is not one of these, or a value of another type."""
+        """Read Flower's run config. Raises ConfigError for an unknown key or a value of another type."""
         fields = cls.__dataclass_fields__
         for key, value in run_config.items():
             if key not in fields:
@@ -63,7 +63,11 @@ class RunSettings:
 
     @property
     def path(self) -> Path:
-        """Of the experiment's file, absolute."""
+        """Absolute path of the experiment's file.
+
+        A relative one is taken from APP_ROOT, not from the working directory; if there is none there, from
+        the first folder on sys.path that has it beside a pyproject.toml (where Flower unpacks an app).
+        """
         path = Path(self.experiment)
         if path.is_absolute() or (APP_ROOT / path).exists():
             return APP_ROOT / path
@@ -72,7 +76,7 @@ class RunSettings:
         return next((app / path for app in apps if (app / path).is_file()), APP_ROOT / path)
 
     def load(self) -> Experiment:
-        """The experiment, resolved. Raises ConfigError where it is not the one that digest names."""
+        """The experiment with all defaults. Raises ConfigError if these settings name another digest."""
         experiment = load_experiment(self.path, self._overrides())
         if self.digest:
             require_digest(experiment, read_yaml(self.path), self.digest, str(self.path))
@@ -84,16 +88,13 @@ class RunSettings:
         return _parsed_list(self.overrides)
 
     def folder(self, experiment: Experiment) -> Path:
-        """The run's folder, absolute."""
+        """Absolute path of the run's folder."""
         return Path(os.path.abspath(os.path.expanduser(self.runs))) / (self.name or experiment.name)
 
 
 @dataclass(frozen=True)
 class CohortPlan:
-    """How many sites train in one pass; 1: they train one after the other.
-
-    note: why it is not the size that was asked for.
-    """
+    """How many sites train in one pass; 1: one after the other. note: why it is not the size asked for."""
 
     size: int = 1
     note: str = ""

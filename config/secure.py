@@ -26,11 +26,11 @@ class SecureConfig(Block):
 
     @property
     def honest(self) -> int:
-        """Honest survivors that every opened sum has, m; for noise that sites share."""
+        """Honest survivors that every opened sum has, m, by which shared noise is sized."""
         return (self.quorum or 0) - self.assumed_colluders
 
     def parameters(self, *, shared_noise: bool) -> Parameters:
-        """The protocol's. shared_noise: whether the claim needs a number of honest survivors."""
+        """Parameters of the protocol. shared_noise: whether the sites share noise, so that m matters."""
         honest = self.honest if shared_noise else 0
         return Parameters(self.assumed_colluders, self.least, self.quorum or 0, honest)
 
@@ -81,7 +81,8 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
 def require_shared_noise(experiment: Any) -> None:
     """Raises ValueError when the sites of an experiment cannot share noise.
 
-    They cannot without masked sums, or when nobody says how many honest sites every opened sum has.
+    They need masked sums, a quorum of at least assumed_colluders + 2, and rounds.fraction 1. experiment: an
+    Experiment.
     """
     secure: SecureConfig | None = experiment.secure
     mode = experiment.privacy.mode

@@ -27,13 +27,10 @@ CLASS_SUM_STEP = 2.0**-40
 
 @dataclass(frozen=True)
 class UpdateWords:
-    """The words of an update: its values on the public grid, then its weight.
+    """Conversion of updates to the integers of a masked sum, and back: P values, then the weight.
 
     Under adaptive clipping one more word says whether the update was within the clip norm. Tensors are in the
-    order of their names.
-
-    updates: sites that the sum has room for.
-    clip_norm: of this round, under client_shared.
+    order of their names. updates: most updates in the sum. clip_norm: of this round, in mode client_shared.
     """
 
     experiment: Experiment
@@ -42,12 +39,12 @@ class UpdateWords:
 
     @property
     def dtype(self) -> Any:
-        """Of the words."""
+        """Type of the words: uint64 or uint32."""
         return np.uint64 if self.experiment.sums.bits == 64 else np.uint32
 
     @property
     def noise(self) -> SharedNoise | None:
-        """The sites' noise; None but under client_shared."""
+        """The noise that sites share in mode client_shared; None in other modes."""
         experiment = self.experiment
         if experiment.privacy.mode != "client_shared" or experiment.secure is None:
             return None
@@ -65,7 +62,7 @@ class UpdateWords:
         return self.noise is not None and self.experiment.privacy.adaptive_clipping is not None
 
     def weight(self, num_examples: int) -> int:
-        """How much an update counts: an integer that the site multiplies in."""
+        """Weight of an update: 1 where all count alike, else num_examples up to bounds.max_samples."""
         fixed = self.experiment.privacy.mode in ("client_central", "client_shared")
         if fixed or self.experiment.strategy.asks.counts_alike:
             return 1
@@ -73,14 +70,14 @@ class UpdateWords:
 
     @property
     def grid(self) -> SumGrid:
-        """Of sums without shared noise."""
+        """The grid on which updates are rounded when sites do not share noise."""
         largest = self.weight(self.experiment.bounds.max_samples)
         return self.experiment.sums.grid(self.updates, float(largest))
 
     def encode(self, update: Mapping[str, Tensor], weight: int, within: bool | None) -> Words:
-        """(P + 1 or 2,) words of one site, without noise.
+        """(P + 1 or 2,) words of one site, without noise. within: whether the update is within the clip norm.
 
-        Raises OverflowError for an update that the grid has no room for.
+        Raises OverflowError for an update that is too large for the grid.
         """
         noise = self.noise
         if noise is None:
@@ -96,11 +93,11 @@ class UpdateWords:
         return whole.numpy().astype(self.dtype)
 
     def decode(self, words: Words, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int, float]:
-        """(sum of weighted updates in float64, sum of weights, count) of opened words.
+        """(sum of weighted updates in float64, sum of weights, count) from the words of an opened sum.
 
-        count: half the number of updates within the clip norm less half that of the others.
-
-        like: the model's tensors. Raises ValueError when there are not as many words.
+        count: half the number of updates within the clip norm less half that of the others; 0 without
+        adaptive clipping.
+        like: tensors of the model's names and shapes. Raises ValueError on another number of words.
         """
         signed = words.view(np.int64 if self.dtype == np.uint64 else np.int32).astype(np.int64)
         # by name, since tensors come in another order from a checkpoint than from a model
@@ -119,16 +116,15 @@ class UpdateWords:
 
 
 def integer_words(*tensors: Tensor) -> Words:
-    """(N,) words of integer tensors of any shapes, one after the other.
+    """(N,) words of integer tensors of any shapes, one tensor after the other.
 
-    With integers_of() on the other side, any integers can go through a masked
-    sum; docs/architecture.md says how.
+    integers_of() reverts it, so any integers can go through a masked sum; docs/architecture.md says how.
     """
     return torch.cat([tensor.to(torch.int64).cpu().reshape(-1) for tensor in tensors]).numpy().view(np.uint64)
 
 
 def integers_of(words: Words, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """int64 tensors of these shapes, of a sum of integer_words(). Raises ValueError for another number."""
+    """int64 tensors of these shapes from a sum of integer_words(). Raises ValueError on a misfit."""
     sizes = [math.prod(shape) for shape in shapes]
     if len(words) != sum(sizes):
         raise ValueError(f"words: found {len(words)}, expected {sum(sizes)}")
@@ -137,37 +133,41 @@ def integers_of(words: Words, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def share_of_noise(experiment: Experiment, multiplier: float) -> float:
-    """Noise multiplier of one site's part of the noise on sums of features: all of it if none is shared."""
+    """Noise multiplier for one site's part of the noise on sums of features: all of it if none is shared.
+
+    multiplier: of the whole noise.
+    """
     if not experiment.privacy.shared or experiment.secure is None:
         return multiplier
     return multiplier / math.sqrt(experiment.secure.honest)
 
 
 def statistics_subject(features: str, class_order: str, task: int, weights: Sequence[int] | None) -> str:
-    """What sums of features of one task are about, as SHA-256.
+    """SHA-256 that names one task's sums of features as the subject of a masked sum.
 
-    features, class_order: SHA-256 of the maps and of the order of the classes.
+    features, class_order: SHA-256 of the maps and of the order of the classes. weights: of the classes, if
+    any.
     """
     return sha256(json.dumps([features, class_order, task, weights]).encode()).hexdigest()
 
 
 def count_words(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
-    """(2 M + n,) words of exact counts of each class, and of n more counts."""
+    """(2 M + n,) words of exact counts: right answers, samples of each class, n more counts."""
     return np.array([*correct, *total, *beside], dtype=np.uint64)
 
 
 def cell_words(cells: Integers) -> Words:
-    """(2 M,) words of noised counts, right and wrong ones of each class, in steps."""
+    """(2 M,) words of noised right and wrong answers of each class, in grid steps."""
     return cells.view(np.uint64)
 
 
 def counts_of(
     words: Words, classes: int, *, noised: bool, beside: int = 0
 ) -> tuple[list[int], list[int], list[int]]:
-    """Right answers and samples of each class and other counts, of the sum of count_words().
+    """(right answers, samples, other counts) from a sum of count_words(), the first two by class.
 
-    noised: of cell_words(), which have none beside them. beside: how many there are.
-    Raises ValueError when it is not that.
+    noised: of cell_words() instead, without other counts. beside: number of other counts. Raises ValueError
+    when words are no such sum.
     """
     if len(words) != 2 * classes + beside:
         raise ValueError(f"words: found {len(words)}, expected {2 * classes + beside}")
@@ -186,6 +186,6 @@ def class_sum_words(sums: Mapping[str, Tensor]) -> Words:
 
 
 def class_sums_of(words: Words, classes: int, width: int) -> tuple[Tensor, Tensor]:
-    """((M, d) float64, (M,) int64) of opened words. Raises ValueError when there are not as many."""
+    """((M, d) float64, (M,) int64) of a sum of class_sum_words(). Raises ValueError on another length."""
     sums, counts = integers_of(words, (classes, width), (classes,))
     return sums.to(torch.float64).mul_(CLASS_SUM_STEP), counts

@@ -27,19 +27,16 @@ _held = _Held()
 
 
 def data_key(experiment: "Experiment", own: DataConfig | None = None) -> DataKey:
-    """What data read for an experiment are known by in this process, the same until they are forgotten.
+    """Key under which this process holds an experiment's data; it changes once they are forgotten.
 
-    The digest has no paths, so that two files with the same settings share it. own: a site's own data, in the
-    place of the experiment's.
+    own: a site's own data in place of the experiment's. The path is part of the key, since a digest has no
+    paths.
     """
     return experiment.digest, (own or experiment.data).path, _held.readings
 
 
 def simulated_federation(experiment: "Experiment") -> SimulatedFederation:
-    """All sites' data and the central test set.
-
-    Raises ConfigError or DataError naming what is wrong with them.
-    """
+    """All sites' data and the central test set. Raises ConfigError or DataError naming a fault."""
     key = data_key(experiment)
     if key not in _held.built:
         _held.built.clear()
@@ -51,21 +48,21 @@ def simulated_federation(experiment: "Experiment") -> SimulatedFederation:
 
 
 def as_for(experiment: "Experiment", other: "Experiment") -> "Experiment":
-    """The experiment, whose data are those of the other one and are not read again."""
+    """Return `experiment`, and let it use the data that were read for `other`, which has the same ones."""
     if (known := _held.built.get(data_key(other))) is not None:
         _held.built[data_key(experiment)] = known
     return experiment
 
 
 def forget_simulated() -> None:
-    """Read the data anew when they are asked for next, because they may have changed."""
+    """Forget all data in memory, so that they are read anew when next needed."""
     _held.readings += 1
     _held.built.clear()
     _held.files.clear()
 
 
 def forget_if_changed(experiment: "Experiment") -> None:
-    """The same where a file has changed since, or files came to a folder or left it. Not within a run."""
+    """Forget all data in memory if the experiment's files have changed. Never call it within a run."""
     path = experiment.data.path
     if path in _held.files and _held.files[path] != _as_it_is(path):
         forget_simulated()

@@ -39,7 +39,7 @@ Demand = Mode | Literal["patient"]
 
 
 class SitePolicy(Block):
-    """What may leave the building."""
+    """The hospital's policy: what the site answers, and what may leave it."""
 
     answers: list[Answer] = Field(default_factory=lambda: ["train", "evaluate"])
     min_samples: int = Field(default=1, ge=1)
@@ -112,7 +112,7 @@ class SitePolicy(Block):
 
     @property
     def limit(self) -> "Limit | None":
-        """The lifetime budget."""
+        """The lifetime privacy budget of all the site's releases; None without max_epsilon: no limit."""
         from perennial.privacy.ledger import Limit
 
         return None if self.max_epsilon is None else Limit(self.max_epsilon, self.delta, self.unit)
@@ -147,7 +147,6 @@ class Connection(Block):
     """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
     Paths are relative to the folder of the file.
-
     flower_home: Flower's folder; its apps/ holds the apps that may run here.
     any_app: run every app that the operator sends, with the settings that it sends, without approval. Its
     code is what keeps the policy, so that nothing in this file then binds an operator who sends other code.

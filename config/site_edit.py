@@ -10,9 +10,9 @@ from perennial.foundation.files import replace_file
 
 
 def stop_answering(path: Path, answer: Answer) -> None:
-    """Take one kind of request out of policy.answers; comments and everything else stay as they are.
+    """Remove one kind of request from policy.answers of a site.yaml; comments and all else stay.
 
-    Raises ConfigError where the file does not name it in a list of its own.
+    Raises ConfigError if the file does not list it under a key `answers` of its own.
     """
     before = load_site_config(path)
     text = path.read_text(encoding="utf-8")

@@ -91,10 +91,10 @@ ASKS: Mapping[str, Asks] = {
 
 
 def asks_of(name: str, keys: Mapping[str, Any]) -> Asks:
-    """What a strategy asks of sites.
+    """What the strategy of this name asks of sites.
 
-    keys: its section of an experiment, where a plug-in's asks were written down.
-    Raises ValueError (pydantic's) if what was written down are no asks.
+    keys: its section of an experiment; a plug-in's asks are written there. Raises ValueError (pydantic's) if
+    these are not valid.
     """
     if name in STRATEGIES:
         return ASKS.get(name, Asks())

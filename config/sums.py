@@ -19,7 +19,7 @@ class SumsConfig(Block):
     """L2 norm that an update of the largest weight may have; at half the weight it may be twice that."""
 
     def grid(self, updates: int, largest_weight: float) -> "SumGrid":
-        """The grid of one round. updates: the most that the sum has to hold."""
+        """The grid for the sum of at most `updates` updates, none with a weight above largest_weight."""
         from perennial.models.sum_grid import SumGrid  # torch, which saying who it is spares a site
 
         return SumGrid(max(1, updates), largest_weight, self.largest_norm, self.bits)

@@ -22,8 +22,9 @@ class FeatureNoise(Block):
 class Turn(Block):
     """One turn, sent in TrainRequest.settings under the key "turn".
 
-    sweep: which time the model goes round in this round, from 1 to segments. least: samples that a segment
-    must have; None: 32, or fewer where the site has less. stratify: every segment has its part of each class.
+    sweep: number of this pass of the model over all sites in its round, from 1 to segments. least: fewest
+    samples in a segment; None: 32, or fewer where the site has less. stratify: every segment has its part of
+    each class.
     frozen: tensors that the site must return as they were.
     """
 

@@ -158,14 +158,12 @@ def validate(model: type[Model], content: dict[str, Any], where: str) -> Model:
 
 
 def name_only(value: Any) -> Any:
-    """A block that was given as its name alone."""
+    """A mapping {"name": value} for a block that was given as a name alone; any other value unchanged."""
     return {"name": value} if isinstance(value, str) else value
 
 
 def beside(folder: Path, where: str) -> str:
-    """The absolute path that a file means.
-
-    where, absolute: from folder where it exists there, else from the working folder.
+    """Absolute path of `where`: from folder if it exists there, else from the working folder.
 
     Raises ConfigError for a path that no disk can have.
     """
@@ -177,7 +175,7 @@ def beside(folder: Path, where: str) -> str:
 
 
 def usable_path(path: Path) -> Path:
-    """path, unless no disk can have it: for settings. Raises ValueError."""
+    """Return path. Raises ValueError when no disk can have it. A validator for settings."""
     parts = [len(os.fsencode(part)) for part in path.parts]
     if "\0" in str(path) or max(parts, default=0) > 255 or sum(parts) + len(parts) > 4_000:
         raise ValueError(

@@ -29,7 +29,7 @@ def to_float(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class AugmentationDraw:
-    """How images are moved: rows, columns (n,) int64 from 0 to 2 * crop_padding; mirrored (n,) bool."""
+    """Random moves of n images: rows, columns (n,) int64 in 0 .. 2 * crop_padding; mirrored (n,) bool."""
 
     rows: Tensor
     columns: Tensor
@@ -39,7 +39,7 @@ class AugmentationDraw:
 def augment(
     x_BCHW: Tensor, config: AugmentationConfig, generator: np.random.Generator | torch.Generator
 ) -> Tensor:
-    """Each image moved by up to crop_padding pixels both ways and mirrored or not; what comes in is 0.
+    """Shift each image by up to crop_padding pixels each way, filled with 0, and mirror it or not.
 
     A NumPy generator gives the same choices on every device; a torch generator must be of x's device.
     He et al. 2016 (arXiv 1512.03385), section 4.2.
@@ -53,7 +53,7 @@ def draw_moves(
     generator: np.random.Generator | torch.Generator,
     device: torch.device,
 ) -> AugmentationDraw:
-    """The moves of batches of some sizes, drawn one batch after the other; they go to the device together."""
+    """Draw the moves for batches of these sizes, one batch after the other, and put them on the device."""
     shifts = 2 * config.crop_padding + 1
     if isinstance(generator, torch.Generator):
         n = sum(sizes)
@@ -67,7 +67,7 @@ def draw_moves(
 
 
 def moved(x_BCHW: Tensor, config: AugmentationConfig, moves: AugmentationDraw) -> Tensor:
-    """The images after their moves."""
+    """The images shifted and flipped as `moves` says, in the shape of x_BCHW."""
     batch, channels, height, width = x_BCHW.shape
     p = config.crop_padding
     rows = moves.rows[:, None] + torch.arange(height, device=x_BCHW.device)

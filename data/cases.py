@@ -17,21 +17,21 @@ from perennial.foundation.tiling import grid_of
 
 
 def sheet_shape(shape: tuple[int, int, int], images: int) -> tuple[int, int, int]:
-    """(C, H, W) of a record, from those of one of its images. images: places for them."""
+    """(C, H, W) of a record that holds `images` tiles of this (C, H, W)."""
     rows, columns = grid_of(images)
     return shape[0], rows * shape[1], columns * shape[2]
 
 
 def image_shape(shape: tuple[int, ...], images: int) -> tuple[int, int, int]:
-    """(C, H, W) of one image, from those of a record."""
+    """(C, H, W) of one tile in a record of this shape with `images` tiles."""
     rows, columns = grid_of(images)
     return shape[0], shape[1] // rows, shape[2] // columns
 
 
 def sheet(x: Tensor, images: int) -> Tensor:
-    """(C, H, W) record of a case's images (n, C, h, w), row by row, black where there is none.
+    """(C, H, W) record of a case's images (n, C, h, w): tiles in row order, black where there is no image.
 
-    Of more than there are places, those that lie evenly among them count.
+    images: number of tiles. Of more images than that, evenly spaced ones are taken.
     """
     _, columns = grid_of(images)
     if len(x) > images:
@@ -44,9 +44,9 @@ def sheet(x: Tensor, images: int) -> Tensor:
 
 
 def pooled(source: Source, images: int) -> Source:
-    """The source with each case's images as one record. images: places for them.
+    """The source with all images of a case as the tiles of one record. images: number of tiles.
 
-    Raises DataError where the data name no patients or are no 8-bit images, and where a case has two classes.
+    Raises DataError if the data name no patients, are no 8-bit images, or give one case two classes.
     """
     notes: list[str] = []
     train = _cases(source.train, images, source.classes, notes.append)

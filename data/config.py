@@ -71,9 +71,9 @@ class SubgroupConfig(FiniteBlock):
 
 
 class PoolConfig(FiniteBlock):
-    """Images that become one record. by: those of one data.patient, which names a case.
+    """Images that become one record. by: "case", all images of one patient as data.patient names it.
 
-    images: how many a record has room for; the `tiles` of the maps, written down when the file is read.
+    images: how many a record has room for; the `tiles` of the maps, set when the file is read.
     """
 
     by: Literal["case"] = "case"
@@ -104,7 +104,7 @@ class NormaliseConfig(FiniteBlock):
 
 
 class AugmentationConfig(FiniteBlock):
-    """Of training images: random crop after padding each side by crop_padding zero pixels; random flip."""
+    """Changes of training images: random crop after zero padding of crop_padding pixels a side; flip."""
 
     crop_padding: int = Field(default=0, ge=0)
     flip: bool = False
@@ -115,16 +115,19 @@ class AugmentationConfig(FiniteBlock):
 
 
 class UnreadableConfig(FiniteBlock):
-    """What becomes of files and cells that cannot be read: an error, or they are left out with a note.
+    """What happens when files or cells cannot be read: an error, or they are skipped with a note.
 
-    at_most: skip: a number of files or rows, or a share of them, beyond which it is an error all the same.
+    at_most: with skip, the largest number of files or rows, or share of them, that may be skipped.
     """
 
     action: Literal["refuse", "skip"] = "refuse"
     at_most: Cap = 0.05
 
     def left_out(self, unreadable: int, of: int, what: str) -> str | None:
-        """In words, how many were left out; None where they must be refused. what: they are."""
+        """A note that says how many of `of` files or rows were skipped; None if they must be refused.
+
+        unreadable: how many. what: they are, for the note.
+        """
         if self.action == "refuse":
             return None
         most = self.at_most * of if isinstance(self.at_most, float) else self.at_most
@@ -181,7 +184,7 @@ class DataConfig(FiniteBlock):
     encoding, decimal (csv): of the file, where what is found by itself is wrong.
     unreadable: refuse (the default) or skip; {action: skip, at_most: 20} sets how many, or which share.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
-    patient: where the data says whose each sample is: the column of a table or manifest, the array of a pack
+    patient: where the data names each sample's patient: a column of a table or manifest, the array of a pack
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
         group, searched in the file's name, or PatientID, the element of DICOM files, of which no more than a
         keyed hash is kept. All samples of a patient are in one part and at one site.
@@ -241,7 +244,7 @@ class DataConfig(FiniteBlock):
 
     @property
     def kind(self) -> SourceKind:
-        """What is known of this kind of source."""
+        """How this kind of source is read, and which keys it takes."""
         return kind_of(self.source)
 
     @property
@@ -302,7 +305,7 @@ class DataConfig(FiniteBlock):
 
     @property
     def shares(self) -> tuple[str, ...] | None:
-        """Names of the sites among which the experiment's own data are divided; None: the data say them."""
+        """Names of the simulated sites that share the data; None if the data name the sites or are theirs."""
         if self.partition.kind == "natural" or self.sites is None or self.only_at_sites:
             return None
         return tuple(f"site-{index}" for index in range(self.sites))

@@ -44,7 +44,7 @@ class CsvFile:
     notes: tuple[str, ...] = ()
 
     def where(self, row: int) -> str:
-        """The place of a row, for errors."""
+        """File and line of a row, for errors."""
         return f"{self.path}, line {self.lines[row]}"
 
 
@@ -141,7 +141,7 @@ def _decimal(columns: dict[str, np.ndarray]) -> Decimal:
 
 
 def other_decimal(texts: np.ndarray, decimal: Decimal) -> bool:
-    """Whether texts, (N,), are numbers with the other decimal sign than the file's, and only so."""
+    """Whether all texts, (N,), are numbers, some with the decimal sign that the file does not use."""
     number = _COMMA_NUMBER if decimal == "." else _POINT_NUMBER
     found = np.unique(texts).tolist()
     return any(map(number.fullmatch, found)) and all(

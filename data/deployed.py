@@ -155,10 +155,7 @@ def load_site(
 
 
 def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
-    """(C, H, W) or (D,) of the inputs, as far as an experiment without data of its own says it.
-
-    Raises ConfigError naming the key that it leaves open.
-    """
+    """(C, H, W) or (D,) of the inputs by an experiment's keys alone. Raises ConfigError for a missing key."""
     if config.source == "csv":
         if config.columns is None:
             raise ConfigError(
@@ -172,7 +169,7 @@ def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
 
 
 def declared_constants(config: DataConfig) -> tuple[Tensor, Tensor]:
-    """(mean, std) of (x - mean) / std, as sites with data of their own take them from the same experiment."""
+    """(mean, std) of (x - mean) / std, by an experiment's own keys without any data, equal at all sites."""
     if config.source == "csv":
         return table_constants(config, config.columns or {})
     channels, *_ = declared_input_shape(config)
@@ -180,7 +177,7 @@ def declared_constants(config: DataConfig) -> tuple[Tensor, Tensor]:
 
 
 def declared_fill(config: DataConfig) -> Tensor | None:
-    """What stands for a missing number of a table, as sites with data of their own take it."""
+    """(D,) values for missing numbers, by the experiment's keys alone; None: the mean, or no table."""
     return table_fill(config, config.columns or {}) if config.source == "csv" else None
 
 

@@ -16,7 +16,7 @@ FEW_VALUES = 10
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """kind: in words. missing: of rows, by site. codes: whether its numbers may be codes."""
+    """One column. kind: in words. missing: rows by site. codes: whether its numbers may be codes."""
 
     name: str
     kind: str
@@ -26,9 +26,10 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class Description:
-    """Of one site or several.
+    """Counts for one site or several.
 
-    samples: site -> (classes,) of all its parts. parts: site -> part -> samples. columns: of a table.
+    samples: site -> samples of each class, in all parts together. parts: site -> part -> samples. columns: of
+    a table.
     """
 
     classes: tuple[str, ...]
@@ -38,11 +39,11 @@ class Description:
 
     @property
     def rows(self) -> int:
-        """Samples of all sites."""
+        """Number of samples at all sites."""
         return sum(map(sum, self.samples.values()))
 
     def warnings(self) -> Iterator[str]:
-        """What may surprise: sites with one class, columns empty at a site, numbers that may be codes."""
+        """Yield warnings: sites with one class, columns empty at a site, numbers that may be codes."""
         if len(self.classes) == 1:
             yield f"{self.classes[0]!r} is the only class: a model of it tells nothing apart"
         for site, counts in self.samples.items():
@@ -61,7 +62,7 @@ class Description:
 
 
 def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Description:
-    """Counts of sites that were read; what identifies anybody is in none of them."""
+    """Describe the data of these sites by counts and kinds of columns; no value identifies anybody."""
     samples, parts, held = {}, {}, {}
     for name, site in sites.items():
         divided = {"train": site.train, "validation": site.validation, "calibration": site.calibration}

@@ -40,7 +40,7 @@ class SimulatedFederation:
     notes: for the journal.
     estimated_constants: whether mean and std, what stands for missing values, or the columns of a table and
     their categories were taken from the data.
-    fill: as in Source, with nothing left open. natural: whether the data say whose each record is.
+    fill: as in Source, with nothing left open. natural: whether the data name each record's site.
     """
 
     registry: Registry
@@ -73,7 +73,7 @@ class SimulatedFederation:
         return tuple(self.sites)
 
     def site(self, name: str) -> SiteData:
-        """Raises ConfigError on a site that is not there."""
+        """The data of one site. Raises ConfigError when there is no site of this name."""
         if name not in self.sites:
             raise ConfigError(
                 f"no site {name!r} in the data{nearest(name, self.sites)}; it has {len(self.sites)}"
@@ -90,9 +90,9 @@ def build(
 ) -> SimulatedFederation:
     """Read the data of an experiment, order and cut its classes, and divide it among the simulated sites.
 
-    earlier: the registry of the run that is continued, which stays the prefix of this one. source: what
-    reading would give, where that was done already or is not to be taken as it is; its tables are filled.
-    Raises ConfigError or DataError naming what is wrong with the experiment or its data.
+    earlier: the registry of the run that is continued, with which this one begins. source: what reading would
+    give, if that was done already or is not to be taken as it is; its tables are filled. Raises ConfigError
+    or DataError naming what is wrong with the experiment or its data.
     """
     source = load(config, seed) if source is None else source
     registry = build_registry(source.classes, tasks, seed, earlier)

@@ -69,7 +69,7 @@ class _Listing:
     """Class folders all of whose images lie in folders of their own, whose names mean nothing."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only the images at these indices, because the others could not be read."""
+        """Remove all images but those at these indices."""
         if len(rows) == len(self.paths):
             return
         for name in ("paths", "labels", "sites", "is_test", "patients", "subgroups"):
@@ -84,7 +84,7 @@ LEFT_BY_PROGRAMS = frozenset(
 
 
 def hidden(name: str) -> bool:
-    """Whether a folder of this name is no part of anybody's data."""
+    """Whether a folder of this name is skipped: it is hidden, or some program's own."""
     return name.startswith(".") or name in LEFT_BY_PROGRAMS
 
 
@@ -273,9 +273,10 @@ def files_inside(
     looped: Callable[[Path], None],
     left_out: Callable[[Path], None],
 ) -> Iterator[Path]:
-    """The same for any folder.
+    """Yield the files inside a folder and its subfolders, sorted by folder and name, following links.
 
-    refuse: told of what cannot be read. looped: told of a link around itself. left_out: of hidden folders.
+    refuse: called with the error of what cannot be read. looped: with each link to a folder around it,
+    left_out: with each hidden folder; both are skipped.
     """
     seen: set[Path] = set()
     waiting = deque([folder])

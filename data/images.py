@@ -60,7 +60,7 @@ class ImageReading:
 
     @classmethod
     def of(cls, config: DataConfig) -> "ImageReading":
-        """As a data block says; colour unless it says gray."""
+        """The reading that a data block asks for; in colour unless it says gray."""
         color = config.color or "rgb"
         return cls(config.size, color, config.resize, config.window, config.frame, config.unreadable)
 
@@ -126,7 +126,6 @@ def decoded(cache: Path | None, paths: Sequence[Path], reading: ImageReading) ->
 
     A deployed site answers each message in a fresh process; decoding a folder of photographs again every time
     would cost more than training on them.
-
     cache: a private folder on the site's own disk, one file in it; None decodes always. A file counts as the
     same while its path, its length and its time of change are. A damaged cache is decoded anew.
     """

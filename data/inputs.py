@@ -75,9 +75,9 @@ def read_inputs(
 def read_cases(
     paths: Sequence[Path], shape: tuple[int, ...], images: int, fill: Tensor, reading: ImageReading
 ) -> Iterator[tuple[list[str], Tensor]]:
-    """([name], x (1, C, H, W)) of each case: a folder of its images, one image, or an .npz file's x.
+    """Yield ([name], x (1, C, H, W)) of each path's case: a folder of images, an image, or an .npz file.
 
-    shape: (C, H, W) of a record. images: places for a case's images. Raises DataError as read_inputs does.
+    shape: (C, H, W) of a record. images: tiles in a record. Raises DataError as read_inputs does.
     """
     small = image_shape(shape, images)
     for path in paths:

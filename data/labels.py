@@ -15,9 +15,10 @@ def class_indices(
     renamed: Mapping[str, str] | None,
     where: Callable[[int], str],
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(raw label of each distinct text found, class names).
+    """(class index of each distinct label text, class names).
 
-    registry: the class names; None takes those found, numbers by value and then texts by alphabet.
+    found: the texts. registry: the class names; None takes those found, numbers by value and then texts by
+    alphabet.
     renamed: a site's own label -> class. where(i): the file, row or folder in which found[i] stands.
     Raises DataError on a label outside the registry, ConfigError on a renaming to outside of it.
     """
@@ -48,10 +49,11 @@ def encode_labels(
     where: Callable[[int], str],
     missing: Collection[str] = ("",),
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(raw label of each row, class names) of (N,) label texts; where(row) names the file and row.
+    """(class index of each row, class names) of (N,) label texts; where(row) names the file and row.
 
-    missing: texts that stand for no label, unless the registry or the renaming names them.
-    Raises as class_indices does, and DataError on a missing label.
+    registry, renamed: as in class_indices(). missing: texts that mean no label, unless registry or renamed
+    name them.
+    Raises as class_indices() does, and DataError on a missing label.
     """
     found, first, row_value = np.unique(texts, return_index=True, return_inverse=True)
     for text, row in zip(found.tolist(), first.tolist(), strict=True):
@@ -67,12 +69,12 @@ def _by_value(name: str) -> tuple[int, int, str]:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first MOST_NAMED names as a text, with "and N more" if there are others."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 
 
 def without_samples(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
-    """The classes that none of the labels, (n,) int64, is of."""
+    """Names of the classes that do not occur in labels, (n,) int64."""
     counts = np.bincount(labels, minlength=len(classes))
     return [name for name, count in zip(classes, counts, strict=True) if count == 0]

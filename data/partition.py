@@ -42,10 +42,10 @@ def partition(
 ) -> Partition:
     """Divide samples with these internal labels, (n,) int64, among sites.
 
-    boundaries: of the schedule; each task is divided on its own. names: of the classes, for notes.
-    site_of: (n,) who holds each sample, for the kind "natural", where the data decides. patients: (n,) whose
-    each sample is; then the division is close to the one asked for, and every patient is at one site.
-    Raises ConfigError where the division asked for is impossible.
+    boundaries: of the schedule; each task is divided on its own. names: of the classes, for notes. site_of:
+    (n,) index of each sample's site, for the kind "natural". patients: (n,) patient number of each sample;
+    then the division is close to the one asked for, and every patient is at one site. Raises ConfigError
+    where the division asked for is impossible.
     """
     if config.kind == "natural":
         if site_of is None:
@@ -77,9 +77,10 @@ def partition(
 
 
 def kept_whole(shares: Sequence[np.ndarray], patients: np.ndarray, seed: int) -> list[np.ndarray]:
-    """The shares, each patient moved to the site that got most of him; equal ones: a stream decides.
+    """The shares, with all rows of each patient moved to the site that held most of them.
 
-    shares: rows of each site. patients: (n,) int64, whose each row is, from 0.
+    shares: row indices of each site. patients: (n,) int64, patient number of each row, from 0. Equal counts:
+    by a draw.
     """
     held = np.zeros((int(patients.max(initial=-1)) + 1, len(shares)))
     for site, rows in enumerate(shares):
@@ -98,12 +99,11 @@ def share_out(
     seed: int,
     patients: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """The rows of a central test set, divided among N sites as their training samples are; each sorted.
+    """Divide the rows of a central test set among N sites in proportion to their training samples.
 
-    labels: (n,), internal.
-    rows: (n,) int64.
-    held: (classes, N) training samples; a class that no site trains on is divided equally.
-    patients: (n,) whose each row is; each stays at one site.
+    Returns sorted row indices for each site. labels: (n,), internal; rows: (n,) int64. held: (classes, N)
+    training samples; a class that no site trains on is divided equally. names: of the classes. patients: (n,)
+    patient number of each row; each patient stays at one site.
     """
     shares: list[list[np.ndarray]] = [[] for _ in range(held.shape[1])]
     for label in map(int, np.unique(labels)):
@@ -242,7 +242,7 @@ def _class_subset(
 
 
 def group_of_site(sites: int, groups: int) -> np.ndarray:
-    """(N,) group of each site: neighbours belong together, and groups differ by one site at most."""
+    """(N,) group of each site: consecutive sites share one, and group sizes differ by 1 at most."""
     return np.arange(sites) * groups // sites
 
 

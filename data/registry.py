@@ -34,7 +34,7 @@ class Registry:
         return class_order_hash(self.classes, range(len(self.classes)))
 
     def as_tasks(self) -> TasksConfig:
-        """The tasks block that says this registry outright, whatever run it was continued from."""
+        """The `tasks` block that lists this registry's class order, task sizes and rounds."""
         boundaries = self.schedule.boundaries
         sizes = tuple(high - low for low, high in pairwise(boundaries))
         return TasksConfig(increments=sizes, order=self.classes, rounds=self.schedule.rounds)
@@ -43,7 +43,7 @@ class Registry:
 def build_registry(
     names: Sequence[str], tasks: TasksConfig, seed: int, earlier: Registry | None = None
 ) -> Registry:
-    """The registry of these classes (in raw order); an earlier one stays its prefix, in classes and in tasks.
+    """The registry of these classes (in raw order), after the classes and tasks of `earlier`, if it is given.
 
     Raises ConfigError where names, tasks and the earlier registry do not fit one another.
     """

@@ -25,12 +25,12 @@ class Samples:
 
     x: uint8 (N, C, H, W), or float32 (N, C, H, W) or (N, D); contiguous.
     y: (N,) int64 raw labels.
-    site: (N,) int64 index into site_names, where the data says who holds it.
-    keys: what the source calls each sample (a path, say), where it calls them anything.
+    site: (N,) int64 index into site_names, where the data names the sites.
+    keys: the source's name of each sample (such as a path), where it has names.
     groups: (N, 32) uint8, what decides the part that a sample falls into (data/splits.py), where that is not
     its x.
     patients: whether groups are patients.
-    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None where nobody asks.
+    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None without data.subgroup.
     """
 
     x: Tensor
@@ -58,12 +58,12 @@ class Samples:
         )
 
     def split_groups(self) -> np.ndarray:
-        """(N, 32) uint8: what decides the part that each sample falls into."""
+        """(N, 32) uint8: the group by which each sample's part is decided (data/splits.py)."""
         return content_groups(self.x) if self.groups is None else self.groups
 
 
 def joined(one: Samples, other: Samples) -> Samples:
-    """One after the other, of one source."""
+    """The samples of both, of one source, the first ones first; what only one of them has is dropped."""
     both = (one, other)
     keys = [part.keys for part in both if part.keys is not None]
     sites = [part.site for part in both if part.site is not None]
@@ -80,7 +80,7 @@ def joined(one: Samples, other: Samples) -> Samples:
 
 
 def subgroup_of(texts: Sequence[str], config: DataConfig) -> np.ndarray | None:
-    """(N,) index of each text among data.subgroup.values, -1 for another one; None without that key."""
+    """(N,) index of each text in data.subgroup.values, -1 if it is not there; None without data.subgroup."""
     if config.subgroup is None:
         return None
     index = {value: place for place, value in enumerate(config.subgroup.values)}
@@ -88,7 +88,7 @@ def subgroup_of(texts: Sequence[str], config: DataConfig) -> np.ndarray | None:
 
 
 def joined_subgroups(parts: Sequence[Samples]) -> np.ndarray | None:
-    """(N,) subgroups of parts, one after the other; None where a part has none."""
+    """(N,) subgroups of all parts, one part after the other; None if a part has none."""
     found = [part.subgroup for part in parts if part.subgroup is not None]
     return np.concatenate(found) if len(found) == len(parts) else None
 
@@ -100,7 +100,7 @@ class Source:
     classes: names; a raw label is an index into them.
     test: the official test split, where there is one.
     mean, std: (C,) or (D,) float32 constants of (x - mean) / std, after 8-bit images are scaled to 0..1; NaN
-    where nobody has said, so that the training part of a simulation decides.
+    where the experiment has none, so that the training part of a simulation decides.
     columns: of a table, feature column -> "numeric", "date" or its categories, as used.
     fill: (D,) what stands for a missing number of a table, NaN where the training part
     decides; None: the mean.
@@ -133,7 +133,7 @@ class Arrays:
     by_name: dict[str, Any]
 
     def write(self, path: Path) -> dict[str, Any]:
-        """Write them where a resumed run finds them again; the `data` block that reads them."""
+        """Write the arrays to an .npz file for resumed runs; returns the `data` block that reads it."""
         arrays = {name: np.asarray(array) for name, array in self.by_name.items() if array is not None}
         for name, array in arrays.items():
             # names in a list of objects, as pandas gives them; NumPy would pickle these
@@ -207,6 +207,6 @@ def select_classes(source: Source, names: tuple[str, ...] | None) -> Source:
 
 
 def fill_missing(x: Tensor, fill: Tensor) -> None:
-    """Put fill, (D,), where a number of a table is missing (NaN), in place; a mean is 0 once standardised."""
+    """Replace NaN in a table, x (N, D), by fill (D,), in place; images stay as they are."""
     if x.ndim == 2 and x.is_floating_point():
         torch.where(x.isnan(), fill, x, out=x)

@@ -29,8 +29,8 @@ class SiteData:
     columns: of a table, feature column -> "numeric", "date" or its categories.
     fill: (D,) what stands for its missing numbers; None: the mean.
     notes: what a person should know about this data.
-    patients: whether the data says whose each sample is.
-    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None where nobody asks.
+    patients: whether the data name each sample's patient.
+    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None without data.subgroup.
     contents: (N, 32) uint8 of record_identity.record_contents, for data of a site's own; None elsewhere.
     places: (N,) where each record was read; None where the source has no name for it.
     """
@@ -61,7 +61,7 @@ class SiteData:
         return tuple(self.x.shape[1:])
 
     def contents_of(self, rows: Tensor) -> np.ndarray:
-        """(n, 32) uint8 of record_identity.record_contents, of the records at rows."""
+        """(n, 32) uint8 content hashes (record_identity.record_contents) of the records at rows."""
         if self.contents is not None:
             return self.contents[rows.cpu().numpy()]
         return record_contents(self.x[rows], self.columns)
@@ -81,13 +81,13 @@ class SiteData:
         return self._of_tasks[asked]
 
     def counts(self, part: Part, num_classes: int) -> Tensor:
-        """(num_classes,) int64 samples of each of the first classes in one part."""
+        """(num_classes,) int64 number of samples in one part, for classes 0 .. num_classes - 1."""
         return torch.bincount(self.y[self.task_indices(part, 0, num_classes)], minlength=num_classes)
 
     def one_of_each_patient(self, rows: Tensor, purpose: Purpose = "counts") -> Tensor:
-        """(p,) of the rows: of each patient's the one whose content has the lowest keyed hash.
+        """(p,) of the rows, one for each patient: the one whose content has the lowest keyed hash.
 
-        What other patients have decides nothing about it.
+        The choice for one patient does not depend on other patients.
         """
         if len(rows) == 0:
             return rows
@@ -98,14 +98,11 @@ class SiteData:
         return rows[torch.from_numpy(np.sort(order[first]))]
 
     def sample_hash(self, place: int) -> str:
-        """sha256 (hex) of a sample's raw bytes: the same wherever the sample is found again."""
+        """sha256 (hex) of the raw bytes of the sample at index `place`, by which it is found again."""
         return hashlib.sha256(self.x[place].cpu().contiguous().numpy().data).hexdigest()
 
     def fingerprint(self, part: Part, classes: Sequence[str]) -> str:
-        """sha256 (hex) of the records of one part and their classes, in whatever order they lie.
-
-        classes: names by label.
-        """
+        """sha256 (hex) of one part's records and class names, in any order. classes: names by label."""
         rows = self.part(part)
         labels = self.y[rows].tolist()
         groups = self.keyed.groups[rows.cpu().numpy()]

@@ -82,5 +82,5 @@ PLUGIN_OPTIONS = (
 
 
 def kind_of(source: str) -> SourceKind:
-    """What is known of a source. A plug-in's reader is `module:function` itself."""
+    """The SourceKind of a source's name; for a plug-in, one that reads by its `module:function`."""
     return SOURCES.get(source) or SourceKind(source, PLUGIN_OPTIONS)

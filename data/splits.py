@@ -36,7 +36,7 @@ def simulation_key(seed: int) -> bytes:
 
 
 def content_groups(x: Tensor) -> np.ndarray:
-    """(N, 32) uint8: the group of each sample that is a group of its own, from its raw bytes.
+    """(N, 32) uint8: a group for each sample from its raw bytes, equal for samples of equal content.
 
     x: (N, ...) as a source gave it, before anything that depends on other samples is done to it.
     """
@@ -45,16 +45,16 @@ def content_groups(x: Tensor) -> np.ndarray:
 
 
 def text_groups(kind: Literal["content", "patient"], texts: Sequence[str]) -> np.ndarray:
-    """(N, 32) uint8: the group of each row of a table, from its text, or of each patient, from the name."""
+    """(N, 32) uint8: the group of each text, which is a table's row ("content") or a patient's name."""
     return _digests(kind, (text.encode() for text in texts), len(texts))
 
 
 def patient_groups(
     names: Sequence[str], where: Callable[[int], str], missing: Sequence[str] = ("",)
 ) -> np.ndarray:
-    """(N, 32) uint8: the group of each sample of a patient.
+    """(N, 32) uint8: the group of each sample, the same for all samples of one patient.
 
-    where: the place of a row, for errors. missing: texts that name nobody, who would else be one patient.
+    names: of patients, one a sample. where(i): file and row, for errors. missing: texts that name nobody.
     Raises DataError on a sample without a patient.
     """
     if nobody := {*names} & {*missing}:
@@ -78,21 +78,21 @@ def _digests(kind: str, contents: Iterator[bytes | memoryview], count: int) -> n
 
 @dataclass(frozen=True, eq=False)
 class KeyedHash:
-    """Choices among N records. groups: (N, 32) uint8, as content_groups and text_groups make them."""
+    """Choices among N records by a keyed hash. groups: (N, 32) uint8, of content_groups or text_groups."""
 
     key: bytes
     groups: np.ndarray
 
     def values(self, purpose: Purpose, rows: np.ndarray) -> np.ndarray:
-        """(n,) uint64, uniform: one value for each of rows, the same for records of one group."""
+        """(n,) uint64 keyed hashes of the records at rows, uniform, and equal for records of one group."""
         label = f"{purpose}:".encode()
         found = [hmac.digest(self.key, label + group.tobytes(), "sha256")[:8] for group in self.groups[rows]]
         return np.frombuffer(b"".join(found), dtype=">u8").astype(np.uint64)
 
     def hold_out(self, rows: np.ndarray, share: float, purpose: Purpose) -> tuple[np.ndarray, np.ndarray]:
-        """(held out, kept), both in the order of rows: about share of them are held out.
+        """(held out, kept): rows divided by keyed hash, in their order; about `share` of them are held out.
 
-        share: from 0 to 1. rows: (n,) int64.
+        share: from 0 to 1. rows: (n,) int64. purpose: of the hash; another one chooses independently.
         """
         if share <= 0 or len(rows) == 0:
             return rows[:0], rows
@@ -100,30 +100,27 @@ class KeyedHash:
         return rows[chosen], rows[~chosen]
 
     def cap(self, rows: np.ndarray, limit: float, purpose: Purpose) -> np.ndarray:
-        """About limit of rows where limit is a whole number, else about that share of them.
+        """Choose about `limit` of the rows if it is a whole number, otherwise about that share of them.
 
         The threshold of a whole number is limit / n, so one more record can push out those whose hash lies
-        between two thresholds; a share moves none.
+        between two thresholds; with a share it pushes out none.
         """
         share = limit if isinstance(limit, float) else min(1.0, limit / max(len(rows), 1))
         return self.hold_out(rows, share, purpose)[0]
 
     def shared(self, rows: np.ndarray, others: np.ndarray) -> int:
-        """How many groups have records both in rows and in others."""
+        """Number of groups that have records both in rows and in others."""
         found, more = ({group.tobytes() for group in self.groups[part]} for part in (rows, others))
         return len(found & more)
 
     def numbered(self, rows: Tensor) -> Tensor:
-        """(n,) int64: the groups of these records, numbered from 0.
-
-        Records with the same number belong together.
-        """
+        """(n,) int64: number of each record's group, from 0; equal for records that belong together."""
         _, index = np.unique(self.groups[rows.numpy()], axis=0, return_inverse=True)
         return torch.from_numpy(index.astype(np.int64).reshape(-1))
 
 
 def below(values: np.ndarray, share: float) -> np.ndarray:
-    """(n,) bool: whether each keyed hash, (n,) uint64, is among the lowest share of all that there can be."""
+    """(n,) bool: whether each keyed hash, (n,) uint64, lies in the lowest `share` of the range of uint64."""
     if share >= 1:
         return np.ones(len(values), dtype=bool)
     return values < np.uint64(int(share * _RANGE))

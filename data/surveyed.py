@@ -36,16 +36,16 @@ class Survey:
 
     @property
     def images(self) -> bool:
-        """Whether samples are images."""
+        """Whether the samples are images."""
         return bool(self.sizes)
 
     @property
     def total(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return sum(self.samples.values())
 
     def answered(self, question: Suspicion) -> "Survey":
-        """With the key that answers a question, whose answer is yes."""
+        """This survey after a person answered yes to `question`: the key that it proposes is set."""
         key, value, options = question.key, question.value, dict(self.options)
         if key == "patient":
             ignored = {name: why for name, why in self.ignored.items() if name != value}

@@ -47,9 +47,10 @@ PARTS: tuple[Part, ...] = ("train", "validation", "calibration", "test")
 
 @dataclass(frozen=True)
 class Suspicion:
-    """text: what was found, and what it may mean. key, value: of the data block, if it does.
+    """A question about the data. text: what was found, and what it may mean.
 
-    key: '' where no key answers, and the files have to be put right.
+    key, value: the entry of the data block that answers it; key '': no key does, and the files have to be put
+    right.
     """
 
     text: str
@@ -58,7 +59,7 @@ class Suspicion:
 
     @property
     def line(self) -> str:
-        """The answer as the data block has it."""
+        """The answer as a line of the data block; '' without a key."""
         return answer(self.key, self.value) if self.key else ""
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class Suspicion:
 
 
 def answer(key: str, value: Value) -> str:
-    """A key of the data block on one line."""
+    """`key: value` as one line of YAML."""
     plain = value if isinstance(value, str | Mapping) else list(value)
     shown = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
     return f"{key}: {shown.strip().removesuffix('...').strip()}"
@@ -75,9 +76,10 @@ def answer(key: str, value: Value) -> str:
 def suspicions(
     config: DataConfig, sites: Mapping[str, SiteData], classes: Sequence[str], test: SiteData | None = None
 ) -> Iterator[Suspicion]:
-    """Questions about data that were read.
+    """Yield questions about data that were read.
 
-    sites: one, or all that are simulated. test: of a simulation's server. Sites that exist are not compared.
+    sites: one, or all that are simulated. test: of a simulation's server. Real sites are not compared with
+    each other.
     """
     first = next(iter(sites.values()))
     if config.source == "csv" and config.path is not None and first.columns is not None:
@@ -103,7 +105,11 @@ def suspicious_table(
     missing: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[Suspicion]:
-    """Questions about a table. columns: that become features, with their kinds, as far as they are known."""
+    """Yield questions about the columns of a table.
+
+    label: column of labels. columns: feature -> kind, as far as known. patient: the column of patients, if
+    one is named. missing, labels: as in DataConfig.
+    """
     given = file.columns[label]
     present = ~absent(given, missing)
     if not labels:
@@ -135,7 +141,7 @@ def _quantity(label: str, labels: np.ndarray) -> Iterator[Suspicion]:
 
 
 def repeats(name: str, present: np.ndarray) -> bool:
-    """Whether a column is called like an identifier and holds one that stands in several rows."""
+    """Whether a column is named like an identifier, and its values, `present`, occur in several rows."""
     words = [word for word in re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", name) if word]
     if not words or not all(_IDENTIFIER.fullmatch(word.lower()) for word in words):
         return False
@@ -144,12 +150,15 @@ def repeats(name: str, present: np.ndarray) -> bool:
 
 
 def decimals(texts: Sequence[str]) -> bool:
-    """Whether texts are numbers of which some have a part behind the point, as measurements do."""
+    """Whether all texts are numbers and some have a fraction, as measurements do."""
     return all(map(is_number, texts)) and not all(float(text).is_integer() for text in texts)
 
 
 def whose(name: str, present: np.ndarray, patient: str | None) -> Suspicion:
-    """The question about a column that repeats. patient: the column that names patients, if one does."""
+    """Ask whether a repeating identifier names patients, or whether to ignore it if `patient` does.
+
+    name, present: of the column, and its values. patient: the column that names patients, if one does.
+    """
     text = (
         f"column {name!r} looks like an identifier: {len(np.unique(present))} values in {len(present)} rows"
     )

@@ -119,10 +119,10 @@ def _by_column(values: Tensor, named: Mapping[str, float], indices: Mapping[str,
 
 
 def table_constants(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> tuple[Tensor, Tensor]:
-    """(mean, std), each (D,), with which the columns of a table are standardised.
+    """(mean, std), each (D,), that standardise an encoded table.
 
-    Numbers and dates take those of the experiment, or NaN if it has none; indicators and one-hot codes take 0
-    and 1.
+    columns: feature column -> "numeric", "date" or its categories. Numbers and dates take data.normalise, NaN
+    without it: the training rows decide; indicators and one-hot codes take 0 and 1.
     """
     mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
     indices = numeric_indices(columns)
@@ -134,7 +134,7 @@ def table_constants(config: DataConfig, columns: Mapping[str, str | Sequence[str
 
 
 def table_fill(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> Tensor | None:
-    """(D,) what stands for a missing number or date; NaN where the training rows decide; None: the mean."""
+    """(D,) values for missing numbers and dates; NaN: the training rows' median; None: their mean."""
     rule = config.imputation
     if rule == "mean":
         return None

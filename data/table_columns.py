@@ -26,19 +26,20 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 def absent(texts: np.ndarray, missing: Sequence[str] = ()) -> np.ndarray:
-    """(N,) bool: cells that hold nothing. missing: texts that mean so beside the usual ones."""
+    """(N,) bool: whether each cell is missing. missing: texts that mean so beside the usual ones."""
     return np.isin(texts, np.array([*MISSING, *missing], dtype=texts.dtype))
 
 
 def discover(
     file: CsvFile, names: Sequence[str], given: Mapping[str, str], missing: Sequence[str]
 ) -> Columns:
-    """The kinds of the columns of these names, as far as somebody's data show them.
+    """The kind of each of these columns, as far as the data show it: numeric, date, or the categories.
 
-    given: column -> numeric, date, category, or ignore, which leaves it out.
-    Numbers where at least MOSTLY of the cells that hold something are, and dates likewise: the others are bad
-    cells, which reading will name. Else the distinct texts are categories.
-    Raises DataError on a column that is none of these.
+    given: column -> numeric, date, category, or ignore, which leaves it out. missing: texts of missing
+    values.
+    A column is numeric if at least MOSTLY of its cells that hold something are numbers, and likewise for
+    dates; reading then names the other cells. Otherwise its distinct texts are categories. Raises DataError
+    on a column that is none of these, or without any feature.
     """
     columns: Columns = {}
     for name in names:
@@ -107,7 +108,7 @@ def _categories(present: np.ndarray) -> list[str]:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number with a decimal point."""
+    """Whether float() reads a text."""
     try:
         float(text)
     except ValueError:
@@ -136,7 +137,7 @@ class BadCells:
         self.named: list[str] = []
 
     def add(self, column: str, row: int, why: str) -> None:
-        """One cell, and what it is not."""
+        """Note one bad cell, and why it is bad."""
         text = str(self._file.columns[column][row])
         self.rows.add(row)
         self.named.append(f"column {column!r}, line {self._file.lines[row]}: {text!r} {why}")
@@ -227,7 +228,7 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
 
 
 def feature_ranges(columns: Mapping[str, str | Sequence[str]]) -> dict[str, range]:
-    """Where each column's values lie among the D features of encode."""
+    """Indices of each column's features among the D features of encode()."""
     found, start = {}, 0
     for name, kind in columns.items():
         found[name] = range(start, start + feature_count({name: kind}))

@@ -8,7 +8,7 @@ from perennial.data.config import Window
 
 
 def full_range(dtype: np.dtype) -> tuple[float, float] | None:
-    """(least, greatest) of an integer type; None for floats, which have none."""
+    """(least, greatest) value of an integer type; None for floats, which have no full range."""
     if dtype.kind not in "iu":
         return None
     limits = np.iinfo(dtype)
@@ -39,9 +39,9 @@ def eight_bits(values: np.ndarray, window: Window | None, whole: tuple[float, fl
 
 
 def chosen_frame(frame: Literal["first", "middle", "last"] | int | None, count: int) -> int:
-    """Index of the frame that becomes the image.
+    """Index of the frame that becomes the image. count: frames in the file.
 
-    Raises ValueError where nobody says which, or it is not there.
+    Raises ValueError if frame is None, or the file does not have this frame.
     """
     if frame is None:
         raise ValueError(

@@ -79,7 +79,6 @@ def check_admission(
     """Prove to the SuperLink that this site holds its key, within SECONDS.
 
     connected: whether this site's own SuperNode runs, so that one is expected to be connected.
-
     Raises StateError that says why the SuperLink would not let the site in, and what to do; Unreachable if it
     does not answer.
     """

@@ -44,10 +44,11 @@ class _Member:
 
 
 def read_members(data: bytes, where: str, allowed: dict[str, int] | None) -> dict[str, bytes]:
-    """Content by name.
+    """Read the members of an app archive: content by name.
 
-    data: the archive. allowed: name -> most bytes, of the members that it may have; None: any text, as an app
-    with code has. Raises ConfigError naming the first member or the fact that no such archive has.
+    data: the archive, named `where` in errors. allowed: name -> most bytes, of the members that it may have;
+    None: any text, as an app with code has. Raises ConfigError naming the first member or fact that no such
+    archive has.
     """
     if len(data) > LARGEST:
         raise ConfigError(f"{where}: found {len(data)} bytes, allowed {LARGEST}")

@@ -82,7 +82,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
 
 
 def read_application(name: str, apps: Path) -> Application:
-    """A staged app, as it was submitted. Raises StateError naming those there are."""
+    """A staged app as it was submitted. Raises StateError, which names the submitted ones, without it."""
     from perennial.deploy.flower_seam import build_fab_from_disk
 
     folder = apps / name

@@ -94,7 +94,7 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
 
 
 def require_hash(offer: Offer, expected: str) -> None:
-    """Raises ConfigError unless an app has the SHA-256 that the operator told by another way."""
+    """Raises ConfigError unless an app has the SHA-256 that the operator gave through another channel."""
     if len(expected) != 64 or offer.digest != expected.lower():
         raise ConfigError(
             f"{offer.fab}: SHA-256 is {offer.digest}, allowed {expected}; ask the operator which is right"
@@ -102,7 +102,7 @@ def require_hash(offer: Offer, expected: str) -> None:
 
 
 def prepare_apps(flower_home: Path, approvals: Path) -> None:
-    """An apps folder in which nothing is approved, and an empty folder of records."""
+    """Make a read-only apps folder in which nothing is approved, and an empty folder of approvals."""
     (flower_home / "apps").mkdir(parents=True, exist_ok=True)
     _freeze(flower_home / "apps")
     with _writable(approvals):
@@ -147,7 +147,7 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
 
 
 def approve_installed(experiment: Path, approvals: Path) -> Approval:
-    """Record an experiment that a site runs without an app, and so without a SuperNode."""
+    """Record the approval of an experiment that a site runs without an app or SuperNode."""
     document = load_experiment(experiment).to_yaml()
     approval = Approval(
         app="",

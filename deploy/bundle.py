@@ -36,7 +36,7 @@ BLOCK = 512
 
 
 def write_bundle(folder: OperatorFolder, name: str) -> Path:
-    """bundles/NAME.tar.gz for a site that was added; its SHA-256 stands beside it in NAME.tar.gz.sha256."""
+    """Write bundles/NAME.tar.gz for a site that was added, and its SHA-256 to NAME.tar.gz.sha256."""
     folder.site(name)
     sealed = folder.path / "sites" / f"{name}.sealed"
     facts = {
@@ -68,7 +68,7 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
 
 
 def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]:
-    """Unpack a bundle into a site's folder; what was written, by name.
+    """Unpack a bundle into a site's folder; returns the names of the files that were written.
 
     A bundle's checksums come from whoever made it, so they protect against damage alone. What it may write is
     a closed list: the templates of a site, ca.crt, publisher.pub, receipts.pub, a sealed key, and apps on
@@ -107,7 +107,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
 
 
 def write_operator_files(folder: OperatorFolder) -> None:
-    """Compose file and settings beside deploy.yaml."""
+    """Write the operator's compose file and settings beside deploy.yaml."""
     facts = {
         "name": folder.federation.name,
         "project": project_name(folder.federation.name),

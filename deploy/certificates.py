@@ -104,7 +104,7 @@ def general_name(host: str) -> x509.GeneralName:
 
 @dataclass(frozen=True)
 class Validity:
-    """What a person asks of a certificate. fingerprint: SHA-256 as openssl prints it, AA:BB:..."""
+    """Subject, hosts and times of a certificate. fingerprint: SHA-256 as openssl prints it, AA:BB:..."""
 
     subject: str
     fingerprint: str
@@ -114,12 +114,12 @@ class Validity:
 
     @property
     def days_left(self) -> int:
-        """Whole days until it expires; negative when it has."""
+        """Whole days until the certificate expires; negative if it has expired."""
         return (self.ends - datetime.datetime.now(datetime.UTC)).days
 
     @property
     def identified(self) -> str:
-        """The same with what two people read to each other on the telephone."""
+        """The certificate's validity in words, with its fingerprint."""
         return f"{self}; SHA-256 {self.fingerprint}"
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ def read_validity(path: Path) -> list[Validity]:
 
 
 def signers_of(certificate: bytes, authorities: bytes) -> bytes:
-    """Those authorities of a PEM file that signed a certificate."""
+    """PEM of those authorities that signed a certificate. Both arguments are PEM too."""
     signed = x509.load_pem_x509_certificate(certificate)
     found = b""
     for authority in x509.load_pem_x509_certificates(authorities):
@@ -162,7 +162,7 @@ def signers_of(certificate: bytes, authorities: bytes) -> bytes:
 
 
 def write_issued(issued: Issued, certificate: Path, key: Path) -> None:
-    """Both files, each replaced in one step; the key is readable by its owner alone."""
+    """Write certificate and key, each replaced in one step; only the owner can read the key."""
     replace_file(key, issued.key, mode=0o600)
     replace_file(certificate, issued.certificate, mode=0o644)
 

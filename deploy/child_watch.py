@@ -33,7 +33,6 @@ def end_with_child(
 
     When such a process ends, or is stopped for STOPPED_FOR seconds, this process says so in its log and ends
     with status ENDED.
-
     module: a module that starts processes by its own `subprocess`.
     instead: what to start in the program's place, with the program's arguments.
     inherits: file descriptors that it inherits.

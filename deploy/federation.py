@@ -63,7 +63,7 @@ class Federation(Block):
 
 
 class SiteRecord(Block):
-    """How one site stands. node: Flower's id once registered, as text."""
+    """The state of one site. node: Flower's id once registered, as text."""
 
     state: Literal["added", "registered", "revoked"] = "added"
     node: str = ""
@@ -90,26 +90,26 @@ class OperatorFolder:
 
     @property
     def root(self) -> Path:
-        """This folder as the SuperLink's process sees it."""
+        """This folder's path for the SuperLink: inside its container with compose, else as here."""
         return IN_CONTAINER if self.federation.runtime == "compose" else self.path
 
     @property
     def fleet_address(self) -> str:
-        """Where sites connect."""
+        """HOST:PORT at which sites reach the SuperLink."""
         return f"{self.federation.hosts[0]}:{self.federation.fleet_port}"
 
     @property
     def health_address(self) -> str:
-        """Where the SuperLink answers health checks, on its own machine or in its container."""
+        """HOST:PORT of the SuperLink's health server, on its own machine or in its container."""
         return f"127.0.0.1:{self.federation.health_port}"
 
     def sites(self) -> dict[str, SiteRecord]:
-        """Every site by name."""
+        """The record of each site, by name."""
         paths = sorted((self.path / "sites").glob("*.yaml"))
         return {path.stem: validate(SiteRecord, read_yaml(path), str(path)) for path in paths}
 
     def site(self, name: str) -> SiteRecord:
-        """One site. Raises ConfigError naming those there are."""
+        """The record of one site. Raises ConfigError, which names all sites, when there is none."""
         sites = self.sites()
         if name not in sites:
             known = ", ".join(sites) or "none yet"
@@ -117,24 +117,24 @@ class OperatorFolder:
         return sites[name]
 
     def public_key(self, name: str) -> Path:
-        """Where a site's public key is kept."""
+        """Path of a site's public key."""
         return self.path / "sites" / f"{name}.pub"
 
     def write_site(self, name: str, record: SiteRecord) -> None:
-        """Replace what is kept of one site."""
+        """Replace the record of one site."""
         text = yaml.safe_dump(record.model_dump(), sort_keys=False)
         replace_file(self.path / "sites" / f"{name}.yaml", text.encode(), mode=0o644)
 
     def write_names(self) -> None:
-        """Tell the server which name belongs to which registered node: no node can say another's."""
+        """Write the name of each registered node for the server, so that no node can claim another's name."""
         registered = {site.node: name for name, site in self.sites().items() if site.state == "registered"}
         write_registered(self.path / NODES, registered)
 
     def add_site(self, name: str, public_key: bytes) -> str:
-        """Add a site, or give one that is not registered a new key; the key's fingerprint.
+        """Add a site, or give an unregistered one a new key; returns the key's fingerprint.
 
-        Raises ConfigError when the name cannot be one, or another site has this key; StateError when the
-        site is registered.
+        public_key: ECDSA P-384, an OpenSSH line. Raises ConfigError when the name or key is not valid, or
+        another site has the key; StateError when the site is registered.
         """
         if not re.fullmatch(SITE_NAME, name):
             raise ConfigError(
@@ -230,7 +230,7 @@ def owner_of_containers(path: Path) -> tuple[int, int]:
 
 
 def give_to_owner(path: Path, folder: Path) -> None:
-    """Where root made the folder, hand what a container must read or write to the user it runs as."""
+    """If root runs this, give `folder` to the user that containers run as. path: the operator's folder."""
     if os.getuid():
         return
     user, group = owner_of_containers(path)

@@ -174,7 +174,7 @@ def load(folder: Path) -> None:
 
 
 def settle() -> None:
-    """Leave the memory that exists now out of garbage collection, so that forked processes share it."""
+    """Exclude all present memory from garbage collection, so that forked processes share it."""
     gc.collect()
     gc.freeze()
 
@@ -184,8 +184,9 @@ def become_clientapp(
 ) -> NoReturn:
     """Be the ClientApp of one task; its token appears in no process list.
 
-    task: as Flower's run_clientapp takes it. root_certificates: path of a PEM file. unpacked: where the
-    app is, which is not unpacked again for each message only to be compared.
+    seam: deploy/flower_seam.py. unpacked: folder of the app with SHA-256 `bundle`, which is not unpacked
+    again for each message only to be compared. root_certificates: path of a PEM file. task: as Flower's
+    run_clientapp takes it.
     """
     import numpy
 

@@ -26,7 +26,7 @@ class Unreachable(StateError):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """HOST:PORT. Raises ConfigError naming what was found."""
+    """(host, port) of HOST:PORT. Raises ConfigError naming what was found."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(
@@ -36,7 +36,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_handshake(address: str, authority: Path) -> None:
-    """Connect to the SuperLink as a SuperNode does. Raises StateError that says what to do."""
+    """Connect to the SuperLink with TLS, as a SuperNode does, trusting the CA certificate in `authority`.
+
+    address: HOST:PORT. Raises StateError that says what to do; Unreachable if nobody answers.
+    """
     host, port = split_address(address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])

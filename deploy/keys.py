@@ -22,7 +22,6 @@ def write_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
     """Make a node's key pair and write it to two files.
 
     path: the private key in OpenSSH form, for its owner alone; path.pub: the public one.
-
     Raises StateError when path exists: a key that a SuperLink knows is not overwritten by accident.
     """
     if path.exists():
@@ -66,10 +65,7 @@ def unseal(data: bytes, passphrase: str, where: str) -> ec.EllipticCurvePrivateK
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a site's private key.
-
-    Raises StateError naming the file when it is missing, not such a key, or open to others.
-    """
+    """A site's private key. Raises StateError for a file that is missing, no such key, or open to others."""
     try:
         data = path.read_bytes()
         mode = path.stat().st_mode
@@ -97,7 +93,7 @@ def check_public_line(line: bytes, where: str) -> bytes:
 
 
 def fingerprint(public: bytes) -> str:
-    """What two people read to each other on the telephone: SHA-256 of the key, in groups of four."""
+    """SHA-256 of a public key, in groups of four, for two people to compare on the telephone."""
     digest = hashlib.sha256(b" ".join(public.split()[:2])).hexdigest()[:32]
     return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
 

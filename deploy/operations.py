@@ -15,7 +15,7 @@ from perennial.server.control import clear_request, read_request, write_request
 
 
 def register(folder: OperatorFolder, name: str) -> str:
-    """Let a site in; Flower's id of its node. Raises StateError when it is in already."""
+    """Register a site with Flower; returns the id of its node. Raises StateError when it is in already."""
     record = folder.site(name)
     if record.state == "registered":
         raise StateError(f"site {name!r}: registered already, as node {record.node}")
@@ -42,7 +42,7 @@ COMPLETED = "finished:completed"
 
 @dataclass(frozen=True)
 class Done:
-    """What a command did. said: what is now, in words."""
+    """The result of a command. said: the state after it, in words."""
 
     said: str
     run: str = ""
@@ -52,7 +52,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a submitted run stands. going: Flower's ids of starts that are not over, oldest first."""
+    """The state of a submitted run. going: Flower's ids of starts that are not over, oldest first."""
 
     name: str
     going: tuple[str, ...]
@@ -80,7 +80,7 @@ class Standing:
         return not self.going and self.status == COMPLETED and not self.begun_again
 
     def unchanged(self) -> Done:
-        """What is, where a command has nothing to change."""
+        """The result of a command that changed nothing: the run's state, and which command would go on."""
         name = self.name
         if self.going:
             flower = f"Flower's run {self.going[-1]}"
@@ -97,9 +97,9 @@ class Standing:
 
 
 def submit(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str) -> Done:
-    """Stage an experiment and start its run; nothing more where a run of this name was started before.
+    """Stage an experiment and start its run, unless a run of this name was started before.
 
-    Raises StateError when the name is that of another experiment.
+    device: of the server, as in RunSettings. Raises StateError when the name is that of another experiment.
     """
     with one_at_a_time(folder.apps):
         application = stage(folder, experiment, overrides, name)
@@ -110,10 +110,7 @@ def submit(folder: OperatorFolder, experiment: Path, overrides: list[str], name:
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
-    """Stage an experiment without running it, so that sites can approve it first.
-
-    It is signed if the publisher's key is there.
-    """
+    """Stage an experiment for sites to approve without running it, signed if the publisher's key is there."""
     application = stage_application(experiment, overrides, name, folder.apps)
     if folder.publisher_key.exists():
         sign_app(application.fab, folder.publisher_key)
@@ -121,7 +118,7 @@ def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: 
 
 
 def pause(folder: OperatorFolder, name: str) -> Done:
-    """Let a run rest after the round that it is in, until it is resumed; nothing where it does not run."""
+    """Pause a run after its current round, until it is resumed; nothing if it does not run."""
     with one_at_a_time(folder.apps):
         standing = _standing(folder, name)
         if standing.paused or not standing.going:
@@ -131,9 +128,9 @@ def pause(folder: OperatorFolder, name: str) -> Done:
 
 
 def resume(folder: OperatorFolder, name: str, device: str) -> Done:
-    """Go on with a run that was paused, or that ended early, with the same app, so with the same approval.
+    """Resume a run that was paused or ended early, with the same app, and so the same approvals.
 
-    Nothing where it runs, is finished, or was never started.
+    Changes nothing if it runs, is finished, or was never started.
     """
     with one_at_a_time(folder.apps):
         application, standing = read_application(name, folder.apps), _standing(folder, name)
@@ -147,7 +144,7 @@ def resume(folder: OperatorFolder, name: str, device: str) -> Done:
 
 
 def stop(folder: OperatorFolder, name: str) -> Done:
-    """Stop a run; what it has done is kept and can be resumed. Nothing where it does not run."""
+    """Stop a run, which keeps its finished rounds and can be resumed; nothing if it does not run."""
     with one_at_a_time(folder.apps):
         standing = _standing(folder, name)
         if not standing.going:
@@ -173,9 +170,10 @@ def last_run(folder: OperatorFolder, name: str) -> str:
 
 
 def require_started(folder: OperatorFolder, name: str, run: str) -> None:
-    """Check that Flower has started the ServerApp of a run, for whose log a command would wait without end.
+    """Raises StateError while a run waits for Flower to start its ServerApp, when it has no log to follow.
 
-    Raises StateError otherwise.
+    name: of the run, for the error. run: Flower's id of its start. A run that is over, or unknown to Flower,
+    passes.
     """
     status = run_statuses(folder).get(run, "unknown")
     if status in ("pending", "starting"):
@@ -193,7 +191,7 @@ def started_runs(folder: OperatorFolder) -> dict[str, list[str]]:
 
 
 def started_at(folder: OperatorFolder, name: str) -> float:
-    """When a run was last started, in seconds since 1970."""
+    """Time at which a run was last started, in seconds since 1970."""
     return _runs_file(folder, name).stat().st_mtime
 
 

@@ -16,22 +16,22 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def place(state_dir: Path) -> Path:
-    """The folder that a site's SuperNode holds (foundation/files.sole_owner) while it lives."""
+    """The folder that a site's SuperNode locks (foundation/files.sole_owner) while it lives."""
     return state_dir / "supernode"
 
 
 def note_node(state_dir: Path, node: int) -> None:
-    """Record under which of Flower's node ids this process is connected. Raises StateError."""
+    """Record Flower's id of the node as which this process is connected. Raises StateError."""
     folder = place(state_dir)
     make_folder(folder)
     replace_file(folder / RECORD, json.dumps({"node": str(node), "here": _here(folder)}).encode())
 
 
 def left_node(state_dir: Path) -> int | None:
-    """Flower's node id of the site's last SuperNode, if that one has certainly ended.
+    """Flower's node id of the site's last SuperNode, if that one has certainly ended; None otherwise.
 
-    None while it lives, and where it lived on another machine, before this one was started anew, or in a
-    folder of which this one is a copy: it could live on there.
+    It may still live if it ran on another machine, before this machine's last start, or in a folder of which
+    this one is a copy.
     """
     folder = place(state_dir)
     try:

@@ -48,7 +48,7 @@ LONGEST = 600
 
 
 def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> Iterator[str]:
-    """The lines that `perennial site review` and `approve` print. earlier: the approval before this one."""
+    """Yield the lines that `perennial site review` and `approve` print. earlier: the former approval."""
     if offer.experiment is not None:
         yield from asked_in_words(offer.experiment, site.policy, earlier)
         try:
@@ -65,7 +65,7 @@ def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> 
 
 
 def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
-    """What an experiment asks, one printable line each. earlier: the approval before this one."""
+    """Yield what an experiment asks, one printable line each. earlier: the former approval."""
     for line in _asked(experiment, policy, earlier):
         yield shown(line, LONGEST)
 

@@ -23,7 +23,7 @@ _PURPOSE = b"perennial app, version 1\n"
 
 
 def make_publisher_key(private: Path, public: Path) -> None:
-    """A new key pair: private for its owner alone, public as an OpenSSH line.
+    """Make a key pair in two files: private for its owner alone, public as an OpenSSH line.
 
     Raises StateError when there is one: sites that have the old public key would refuse what is signed.
     """
@@ -39,7 +39,7 @@ def make_publisher_key(private: Path, public: Path) -> None:
 
 
 def read_private_key(private: Path) -> Ed25519PrivateKey:
-    """A key that signs. Raises StateError when it cannot be read."""
+    """The publisher's signing key. Raises StateError when it cannot be read."""
     try:
         key = serialization.load_ssh_private_key(private.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -50,7 +50,7 @@ def read_private_key(private: Path) -> Ed25519PrivateKey:
 
 
 def sign_app(fab: Path, private: Path) -> Path:
-    """Write the signature of an app beside it; its path. Raises StateError when the key cannot be read."""
+    """Sign an app; returns the path of the signature beside it. Raises StateError without a readable key."""
     key = read_private_key(private)
     signature = fab.with_name(fab.name + SUFFIX)
     replace_file(signature, base64.b64encode(key.sign(_PURPOSE + fab.read_bytes())) + b"\n", mode=0o644)

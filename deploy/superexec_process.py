@@ -40,9 +40,10 @@ killed."""
 
 @cache
 def start_fork_server(apps: Path, killed: int) -> socket.socket:
-    """Start it once, with the apps that are unpacked below a folder; the channel for requests.
+    """Start the fork server (once a process) and return the socket that takes its requests.
 
-    killed: as in ForkServer. This process ends when the server has ended, or was stopped for long.
+    apps: folder of unpacked apps. killed: as in ForkServer. This process ends when the server has ended, or
+    was stopped for STOPPED_FOR seconds.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # -P: the folder of the script is no place for the app's imports
@@ -54,9 +55,10 @@ def start_fork_server(apps: Path, killed: int) -> socket.socket:
 
 
 def launch_by_forking(channel: Callable[[], socket.socket]) -> None:
-    """Let the SuperExec of this process hand every ClientApp to a fork server, by its channel.
+    """Let the SuperExec of this process send every ClientApp's start to a fork server.
 
-    Nothing is installed for an app at run time, whatever the SuperNode was started with.
+    channel: gives the socket of start_fork_server(). Nothing is installed for an app at run time, whatever
+    the SuperNode was started with.
     """
     launch = subprocess_executor.SubprocessExecutor.launch
 

@@ -43,7 +43,7 @@ def start_superlink(folder: OperatorFolder) -> None:
 
 
 def superlink_environment(folder: OperatorFolder) -> dict[str, str]:
-    """What the SuperLink, and Flower's own commands beside it, run with."""
+    """Environment variables for the SuperLink and for Flower's commands beside it."""
     binaries = str(Path(sys.executable).parent)
     return os.environ | {
         "FLWR_HOME": str(folder.state / "flower"),
@@ -53,9 +53,9 @@ def superlink_environment(folder: OperatorFolder) -> dict[str, str]:
 
 
 def flwr(folder: OperatorFolder, *arguments: str) -> str:
-    """Run one `flwr` command where the Control API is; its standard output.
+    """Run one `flwr` command against the federation's Control API; returns its standard output.
 
-    Raises StateError with what the command said when it fails.
+    Raises StateError with the command's output when it fails.
     """
     done = subprocess.run(
         _flwr_command(folder, arguments),
@@ -72,7 +72,10 @@ def flwr(folder: OperatorFolder, *arguments: str) -> str:
 
 
 def flwr_json(folder: OperatorFolder, *arguments: str) -> dict[str, Any]:
-    """The same, for a command that answers in JSON. Raises StateError when Flower says that it failed."""
+    """Run one `flwr` command with `--format json`, as flwr() does; returns the parsed answer.
+
+    Raises StateError when the command fails, its answer is no JSON, or the answer reports a failure.
+    """
     output = flwr(folder, *arguments, "--format", "json")
     start = output.find("{")
     try:
@@ -87,7 +90,7 @@ def flwr_json(folder: OperatorFolder, *arguments: str) -> dict[str, Any]:
 
 
 def follow(folder: OperatorFolder, *arguments: str) -> int:
-    """Run one `flwr` command with its output on the terminal; its exit status."""
+    """Run one `flwr` command with its output on the terminal; returns its exit status."""
     command = _flwr_command(folder, arguments)
     return subprocess.run(command, cwd=folder.path, env=superlink_environment(folder), check=False).returncode
 

@@ -38,7 +38,7 @@ def wait_for_the_database() -> None:
 
 
 def say_who_is_connected(folder: Path) -> None:
-    """Let the SuperLink of this process keep its status beside the runs of an operator's folder."""
+    """Let the SuperLink of this process write its status beside the runs. folder: the operator's."""
     startup, operator = superlink_module.SuperLinkLifespan.startup, OperatorFolder(folder)
     ends = min(found.ends for found in read_validity(folder / "certificates" / "server.pem"))
 
@@ -58,7 +58,7 @@ def say_who_is_connected(folder: Path) -> None:
 
 
 def answer_when_there_is_a_message() -> None:
-    """Let questions for messages wait at the SuperLink of this process."""
+    """Let the SuperLink of this process hold a node's request for messages until one has come."""
     startup = superlink_module.SuperLinkLifespan.startup
 
     def wait_and_start(self: Any) -> None:

@@ -28,13 +28,12 @@ log = logging.getLogger("perennial.deploy")
 
 @dataclass(frozen=True)
 class SuperLinkStatus:
-    """What is known of a SuperLink.
+    """The state of a SuperLink.
 
-    silent_for: seconds since its last sign of life.
-    certificate_ends: when the certificate that it serves with expires, in seconds since 1970.
-    sites: of every registered site, None while it is connected, else since when it is silent, in seconds
-    since 1970; 0 where it never was connected.
-    others: `added` or `revoked` of every site of the operator's record that is not registered.
+    silent_for: seconds since its last heartbeat. certificate_ends: when the certificate that it serves with
+    expires, in seconds since 1970. sites: of every registered site, None while it is connected, else the time
+    since which it is silent, in seconds since 1970; 0 if it was never connected. others: `added` or `revoked`
+    of every other site on record.
     """
 
     silent_for: float
@@ -48,7 +47,7 @@ class SuperLinkStatus:
 
 
 def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
-    """What the SuperLink says in the folder of all runs; None where nothing can be read."""
+    """The status that the SuperLink wrote into the folder of all runs; None if none can be read."""
     path = runs / STATUS
     silent_for = last_beat(path)
     try:
@@ -107,14 +106,14 @@ def keep_status(
 
 
 class SilentSites:
-    """Since when each registered site is silent, by Flower's LinkState. online: Flower's word."""
+    """Finds since when registered sites are silent. state: Flower's LinkState. online: its status word."""
 
     def __init__(self, state: Any, online: str) -> None:
         self._state, self._online = state, online
         self._since: dict[str, float] = {}
 
     def look(self, names: Mapping[str, str]) -> dict[str, float | None]:
-        """As in SuperLinkStatus. names: site by Flower's id of its node, as text."""
+        """SuperLinkStatus.sites as of now. names: site name by Flower's id of its node, as text."""
         nodes = {str(node.node_id): node for node in self._state.get_node_info()}
         now = time.time()
         found = {name: self._silent_since(nodes.get(node), now) for node, name in names.items()}

@@ -35,7 +35,7 @@ class SiteSetup:
     apps: list[ApprovedApp]
 
     def path(self, relative: Path) -> Path:
-        """A path of the connection section, absolute."""
+        """Absolute path for one of the connection section."""
         return self.folder / relative
 
 
@@ -48,7 +48,7 @@ def read_connection(path: Path) -> Connection:
 
 
 def read_setup(path: Path) -> SiteSetup:
-    """Everything that can be checked without the network.
+    """Read a site's set-up and check all of it that needs no network. path: site.yaml.
 
     Raises ConfigError or StateError naming the file and what to do.
     """
@@ -64,12 +64,12 @@ def read_setup(path: Path) -> SiteSetup:
 
 
 def health_address(connection: Connection) -> str:
-    """Where the SuperNode answers health checks."""
+    """HOST:PORT of the SuperNode's health server."""
     return f"127.0.0.1:{connection.runtime_port + 1}"
 
 
 def require_free_ports(connection: Connection) -> None:
-    """Raises StateError when another process, a second SuperNode say, has a port that this one needs."""
+    """Raises StateError when another process, such as a second SuperNode, uses a port that this one needs."""
     for port in (connection.runtime_port, connection.runtime_port + 1):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,7 +84,7 @@ def require_free_ports(connection: Connection) -> None:
 
 
 def ports_are_free(connection: Connection) -> bool:
-    """Whether no other program has a port that the SuperNode needs, which does not run."""
+    """Whether the ports that the SuperNode needs are unused; False too while it runs itself."""
     try:
         require_free_ports(connection)
     except StateError:
@@ -93,7 +93,7 @@ def ports_are_free(connection: Connection) -> bool:
 
 
 def runs_here(connection: Connection) -> bool:
-    """Whether this site's SuperNode runs and serves."""
+    """Whether this site's SuperNode runs, and its health server says that it serves."""
     try:
         check_health(health_address(connection))
     except StateError:
@@ -102,10 +102,7 @@ def runs_here(connection: Connection) -> bool:
 
 
 def check_superlink(setup: SiteSetup) -> None:
-    """Do with the SuperLink what a SuperNode does, up to being let in.
-
-    Raises StateError that says what is wrong and what to do.
-    """
+    """Connect and prove this site's key, as a SuperNode does. Raises StateError that says what to do."""
     authority, address = setup.path(setup.connection.ca), setup.connection.superlink
     check_handshake(address, authority)
     key = read_node_key(setup.path(setup.connection.key))
@@ -114,17 +111,14 @@ def check_superlink(setup: SiteSetup) -> None:
 
 
 def deregister_dead_node(setup: SiteSetup) -> None:
-    """Sign off for this site's last SuperNode if it was killed. Raises Unreachable."""
+    """Sign off from the SuperLink for this site's last SuperNode if it was killed. Raises Unreachable."""
     if (node := left_node(setup.config.state_dir)) is not None:
         key = read_node_key(setup.path(setup.connection.key))
         sign_off(setup.connection.superlink, setup.path(setup.connection.ca), key, node)
 
 
 def ports_in_words(connection: Connection) -> str:
-    """Whether this site's SuperNode runs already, or could start.
-
-    Raises StateError when something else has its ports.
-    """
+    """A sentence: the SuperNode runs, or its ports are free. Raises StateError if they are taken."""
     try:
         require_free_ports(connection)
     except StateError:

@@ -112,7 +112,7 @@ def send_whole_replies() -> None:
 
 
 def in_place_of(reply: Message) -> Message:
-    """What Flower answers for a ClientApp that has stopped, with the metadata of a reply."""
+    """Flower's error message for a ClientApp that has stopped, with the metadata of a reply."""
     return make_message(metadata=copy.copy(reply.metadata), error=CLIENT_APP_CRASHED_ERROR)
 
 
@@ -121,7 +121,6 @@ def refuse_unapproved_apps(site: Path) -> None:
 
     Their code is not even unpacked; log and page say it, once an hour for each app. What is approved is
     looked up each time, so an approval counts from the next message on.
-
     site: site.yaml.
     """
     pull = start_client_internal._pull_and_store_message
@@ -239,7 +238,7 @@ def hear_of_killed_clientapps() -> int:
 
 
 def expire_token(state: Any, token: str) -> None:
-    """Let the heartbeat of a token's task be overdue. state: Flower's NodeState.
+    """Make the heartbeat of a token's task overdue, so that Flower gives it up. state: its NodeState.
 
     A message that the task had not fetched yet counts as fetched: Flower answers for no other, and a
     SuperNode, which handles one message at a time, would wait for that answer for ever.
@@ -261,12 +260,12 @@ def expire_token(state: Any, token: str) -> None:
 
 
 def beat_often() -> None:
-    """Let the SuperNode of this process beat more often than it has to, so that it is missed sooner."""
+    """Let the SuperNode of this process send heartbeats more often, so that its end is noticed sooner."""
     vars(supernode_heartbeat)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
 
 
 def note_answers(path: Path) -> None:
-    """Let the SuperNode of this process renew path when the SuperLink answers one of its signed requests."""
+    """Let the SuperNode of this process touch `path` whenever the SuperLink has answered it."""
     pull = start_client_internal._pull_and_store_message
     beat = supernode_heartbeat.HeartbeatSender._heartbeat
     noted = -NOTED_EVERY
@@ -294,7 +293,7 @@ def note_answers(path: Path) -> None:
 
 
 def note_own_node(state_dir: Path) -> None:
-    """Let the SuperNode of this process record its node, for the next one if this one is killed."""
+    """Let the SuperNode of this process record its node id, for the next one if this one is killed."""
     connect = start_client_internal._init_connection
 
     @contextmanager

@@ -17,7 +17,7 @@ MOST = 500
 
 
 class Arrivals:
-    """Messages that have come for nodes whose question waits."""
+    """Events for nodes whose requests for messages wait at the SuperLink."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,20 +25,20 @@ class Arrivals:
         self._places = threading.BoundedSemaphore(MOST)
 
     def expect(self, node: int) -> threading.Event:
-        """What is set when a message comes for a node from now on."""
+        """An event that is set when note() is next called for this node."""
         with self._lock:
             come = self._come[node] = threading.Event()
         return come
 
     def note(self, node: int) -> None:
-        """A message has come for a node."""
+        """Set the node's event: a message has come for it."""
         with self._lock:
             come = self._come.get(node)
         if come is not None:
             come.set()
 
     def wait(self, come: threading.Event) -> bool:
-        """Return when it is set, after WAIT seconds, or at once where MOST others wait; whether it is set."""
+        """Wait up to WAIT seconds for an event; returns whether it is set, at once if MOST others wait."""
         if self._places.acquire(blocking=False):
             try:
                 come.wait(WAIT)
@@ -48,9 +48,9 @@ class Arrivals:
 
 
 def let_pulls_wait(link_state: type) -> None:
-    """Let the SuperLink of this process answer a question for messages when there is one.
+    """Let the SuperLink of this process answer a node's request for messages only once there is one.
 
-    link_state: the class of its state, Flower's LinkState.
+    link_state: the class of its state, Flower's LinkState. After WAIT seconds it answers without one.
     """
     arrivals = Arrivals()
     pull, store = fleet_message_handler.pull_messages, vars(link_state)["store_message_and_object_tree"]

@@ -1,4 +1,4 @@
-"""How many sites train in one pass, and which: decided before anything starts, by the experiment alone.
+"""Divides simulated sites into cohorts, which train in one pass; the experiment alone decides which.
 
 The messages of one round are cut into cohorts in the order in which they are pushed, and only then handed to
 workers. So neither the machine nor the number of workers changes which sites train together.
@@ -36,13 +36,13 @@ Larger layers keep a core busy by themselves, and gain nothing from more sites."
 
 @dataclass(frozen=True)
 class Cohorts:
-    """answer: what answers several messages. size: most sites of one cohort, 2 or more."""
+    """Cohorts of sites. size: most sites of one, 2 or more. answer: replies to one cohort's messages."""
 
     size: int
     answer: Together
 
     def cut(self, messages: Sequence[Message]) -> list[list[Message]]:
-        """The messages, in their order; those that ask for training in cohorts of nearly equal size."""
+        """Divide messages, in order, into cohorts of similar size; one by one unless all ask for training."""
         training = all(
             message.has_content() and read_kind(message.content) == "TrainRequest" for message in messages
         )
@@ -53,9 +53,9 @@ class Cohorts:
 
 
 def plan_cohorts(experiment: Experiment, asked: Asked) -> CohortPlan:
-    """The size of an experiment's cohorts; the same on every machine.
+    """The size of an experiment's cohorts, the same on every machine; 1 with a reason if it can have none.
 
-    Raises ConfigError when a number of sites is asked for that is none.
+    asked: a number of sites, or auto. Raises ConfigError for a number outside 1 to MOST.
     """
     if asked != "auto" and not 1 <= asked <= MOST:
         raise ConfigError(f"cohort: found {asked}, allowed auto, or 1 to {MOST} sites in one pass")

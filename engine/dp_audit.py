@@ -54,10 +54,10 @@ LEAST_CANARIES = 10
 
 @dataclass(frozen=True)
 class DpAudit:
-    """The claimed epsilon, and what was found against it; the claim is infinite without noise.
+    """The claimed epsilon of an experiment, infinite without noise, and what an audit found against it.
 
     found: the lower bound that guesses prove. mu: an estimate, with an assumption of its own. objections: of
-    the white-box tests, which had `watched` releases.
+    the white-box tests, which examined `watched` releases.
     """
 
     mode: str

@@ -25,8 +25,9 @@ TIMED_BATCHES = 2
 
 @dataclass(frozen=True)
 class Expectation:
-    """work: in words, what was counted and timed. seconds: without what a strategy adds. memory: bytes.
+    """Expected cost of a run.
 
+    work: in words, what was counted and timed. seconds: without what a strategy adds. memory: bytes.
     steps: of the optimiser, of all sites and rounds.
     """
 
@@ -36,16 +37,16 @@ class Expectation:
     steps: int = 0
 
     def in_words(self) -> str:
-        """One line."""
+        """The expected time and memory in one line."""
         about = f"{self.seconds / 60:.0f} min" if self.seconds >= 90 else f"{max(1, self.seconds):.0f} s"
         memory = f"{self.memory / 1e9:.1f} GB of memory"
         return f"expected here in one process: about {about} ({self.work}) and {memory}"
 
 
 def expect(experiment: Experiment) -> Expectation | None:
-    """Train two batches of the largest site and measure some of its samples, on the processor.
+    """Estimate a run's cost: train two batches of the largest site on the processor, and time them.
 
-    With fixed features, map one batch of samples instead. None where no site has two samples to train on.
+    With fixed features, one batch of samples is mapped instead. None if no site has two samples to train on.
     """
     federation = simulated_federation(experiment)
     learner, registry = experiment.learner, federation.registry

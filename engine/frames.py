@@ -1,4 +1,4 @@
-"""How contents cross between the processes of a run: what they say as JSON, and each tensor's bytes.
+"""Encodes message contents for other processes of a run: their structure as JSON, then each tensor's bytes.
 
 Both ends are this very code, so what arrives is not checked here; the gate checks it as ever.
 """
@@ -22,7 +22,10 @@ UPDATE = "update"
 
 
 def frames(content: RecordDict) -> Iterator[Frame]:
-    """A content's frames: one that says what there is, and one for each tensor, which is not copied."""
+    """Yield a content's frames: one of JSON that describes it, then one for each tensor, which is not copied.
+
+    Raises ValueError for a record that is neither arrays nor configuration.
+    """
     said: dict[str, Any] = {}
     tensors: list[Tensor] = []
     if isinstance(content, Stack):
@@ -50,7 +53,7 @@ def frames(content: RecordDict) -> Iterator[Frame]:
 
 
 def content_of(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> RecordDict:
-    """What `frames` was given. frame: gives the next one. requests: by id, that a stack may answer."""
+    """The content that frames() encoded. frame: returns the next one. requests: by id, for stacks."""
     silence_read_only_warning()
     told = json.loads(frame())
     tensors = (_read(frame, *layout) for layout in told["layout"])

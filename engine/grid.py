@@ -19,7 +19,7 @@ FIRST_NODE = 1
 
 
 class InProcessGrid(Grid):
-    """Messages wait in a queue; pulling runs the next one. Models are shared as tensors and never serialised.
+    """A Grid in one process: messages wait in a queue, each pull answers the next; tensors are shared.
 
     client: the ClientApp. contexts: one for each site, by node id. cohorts: sites that train in one pass;
     None: each answers by itself.
@@ -77,7 +77,10 @@ class InProcessGrid(Grid):
         return message.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting."""
+        """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting.
+
+        message_ids are not looked at: the replies may be to other messages.
+        """
         if not self._queue:
             return []
         message = self._queue.popleft()
@@ -94,15 +97,15 @@ class InProcessGrid(Grid):
             yield from self.pull_messages([])
 
     def close(self) -> None:
-        """Do nothing; WorkerGrid ends its processes here."""
+        """Release nothing; a WorkerGrid ends its processes here."""
 
 
 def answered(
     client: Client, cohorts: Cohorts | None, messages: list[Message], contexts: dict[int, Context]
 ) -> list[Message]:
-    """The replies to messages that are answered together.
+    """Have the ClientApp answer messages together, and return its replies.
 
-    As at a SuperNode, an app that raises answers with an error and the run goes on.
+    contexts: by node id. As at a SuperNode, an app that raises answers with an error and the run goes on.
     """
     own = [contexts[message.metadata.dst_node_id] for message in messages]
     try:
@@ -116,7 +119,7 @@ def answered(
 
 
 def site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Context]:
-    """One Context for each simulated site, as Flower's simulation would make it."""
+    """A Context for each of `sites` simulated sites, by node id, as Flower's simulation would make it."""
     return {
         FIRST_NODE + index: Context(
             run_id=1,

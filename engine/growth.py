@@ -1,4 +1,4 @@
-"""How a simulation's records differ from those that a run has noted, and which sums change with them."""
+"""Compares a simulation's records with those that a run has noted, and finds the sums that must change."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,9 @@ MOST_NAMED = 3
 
 @dataclass
 class Changes:
-    """Records by what happened to them, each as its place and its class; what is gone by its class alone.
+    """Records that changed since the run noted them, by place and class; removed ones by class alone.
 
-    learnt: whether the run noted anything at all. training: new ones that would be trained on.
+    learnt: whether the run noted any records. training: number of new ones that would be trained on.
     """
 
     learnt: bool = False
@@ -35,7 +35,7 @@ class Changes:
     duplicate: list[str] = field(default_factory=list)
 
     def in_words(self) -> Iterator[str]:
-        """A line for each kind that there is."""
+        """Yield a line for each kind of change that occurred."""
         for kind, what in (
             ("new", "are new"),
             ("corrected", "are known with another class"),
@@ -49,7 +49,10 @@ class Changes:
 
 
 def changes_of(run: Path, federation: SimulatedFederation, known: int) -> Changes:
-    """What happened to the records of the known classes; between sites that exist nothing is compared."""
+    """Compare the records of the first `known` classes with those that a run folder noted.
+
+    Natural sites are compared one by one, so a record that moved between them is removed and new.
+    """
     found = Changes()
     # sites that exist one by one; those among which records were divided together, with the server's
     test = [] if federation.test is None else [federation.test]
@@ -104,7 +107,7 @@ def _compare(
 
 @dataclass
 class Stale:
-    """Sums that are no longer those of a site's training records. sums: (task, site).
+    """Sums that no longer match a site's training records. sums: (task, site).
 
     added, subtracted: training records that the sums of all sites lack, and that they have and should not.
     """
@@ -123,7 +126,10 @@ class Stale:
 
 
 def stale_sums(run: Path, experiment: Experiment, schedule: TaskSchedule) -> Stale:
-    """What has changed at sites that noted what they gave; new ones are asked as a matter of course."""
+    """Find the sums of sites that noted their records and whose training records have changed since.
+
+    run: its folder. schedule: the tasks and their classes. New sites are asked anyway and not listed.
+    """
     federation, found = simulated_federation(experiment), Stale()
     was_all, there_all = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for folder in sorted(path.parent for path in run.glob(f"sites/*/runs/*/{FOLDER}")):
@@ -148,9 +154,9 @@ def _counted(records: Noted, classes: range) -> Counter[tuple[int, int]]:
 
 
 def correct_sums(run: Path, experiment: Experiment, schedule: TaskSchedule, *, grows: bool) -> str:
-    """Have the run ask again for the sums that its records have changed; what it does, or ''.
+    """Make a run ask again for sums of records that have changed; returns in words which, or ''.
 
-    grows: whether a new task comes anyway, whose exchange asks for what is missing.
+    grows: whether a new task follows anyway, whose exchange asks for what is missing.
     """
     stale = stale_sums(run, experiment, schedule)
     new = any(not (run / "sites" / name).exists() for name in simulated_federation(experiment).sites)

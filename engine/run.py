@@ -57,14 +57,14 @@ def run_in_process(
 
 
 def answer(message: Message, context: Context) -> Message:
-    """The ClientApp, by a name that a spawned process can import."""
+    """Answer one message with the ClientApp, under a name that a spawned process can import."""
     from perennial.client.app import app
 
     return app(message, context)
 
 
 def answer_cohort(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
-    """The same for sites that train in one pass."""
+    """Answer the messages of several sites, which train in one pass, with the ClientApp."""
     # here: a run without cohorts does not need it
     from perennial.client.cohort import answer_together
 
@@ -108,7 +108,11 @@ def resumed_settings(
     device: str,
     threads: int = 1,
 ) -> RunSettings:
-    """Settings that go on with folder; a given experiment, or data that grew, may add classes and tasks."""
+    """Settings with which the run in `folder` continues.
+
+    experiment: with overrides and seed, a file that may add classes and tasks; None: the run's own, in which
+    data that grew may do so. Raises StateError if the folder holds no run.
+    """
     stored = folder / "experiment.yaml"
     if not os.path.exists(stored):
         raise StateError(f"{folder}: no run to resume here (experiment.yaml is missing)")

@@ -39,9 +39,10 @@ CLEAR: dict[str, Any] = {"privacy": {"mode": "none"}, "secure": None}
 
 @dataclass(frozen=True)
 class SumsSeen:
-    """One run. summary: summary.json. scores: (m,) of the canaries. trains: (m,) bool, those in no test.
+    """What one audited run shows of its canaries.
 
-    recording: what the run with noise was made of.
+    summary: of summary.json. scores: (m,) evidence that each canary is present. trains: (m,) bool, canaries
+    that are training samples. recording: the noised run, for white-box tests.
     """
 
     summary: dict[str, Any]
@@ -51,9 +52,9 @@ class SumsSeen:
 
 
 def sums_seen(experiment: Experiment, folder: Path, present: np.ndarray) -> SumsSeen:
-    """What one run of an experiment with noise on sums shows of its canaries.
+    """Run an experiment with noise on sums three times, twice without noise, and score its canaries.
 
-    folder: for the runs. present: (m,) bool, which canaries are there.
+    folder: for the runs. present: (m,) bool, which canaries are in the data.
     """
     runs = _Runs(experiment, folder, len(present))
     _, with_all, more = runs.run("all", np.ones_like(present), CLEAR)

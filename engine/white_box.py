@@ -1,4 +1,4 @@
-"""From what an audit has watched to a recording that white-box tests can judge.
+"""Turns what an audit has watched into a recording that white-box tests can judge.
 
 What is claimed is read from the experiment and the ledgers alone; what was done, from the watched releases.
 """
@@ -22,7 +22,7 @@ MOST_VALUES = 4096
 
 
 def ledger_entries(folder: Path) -> list[Entry]:
-    """Every charge of every simulated site of a run. folder: the run's."""
+    """Read the ledger entries of every simulated site of a run. folder: the run's."""
     found = sorted((folder / "sites").glob("*/ledger.jsonl"))
     return [entry for path in found for entry in Ledger(path.parent).entries()]
 
@@ -30,7 +30,10 @@ def ledger_entries(folder: Path) -> list[Entry]:
 def recording_of(
     experiment: Experiment, seen: Sequence[Seen], entries: Sequence[Entry], sites: int
 ) -> Recording:
-    """What a run has done, beside what is claimed of it. sites: that took part."""
+    """Put together the watched releases of a run and what its experiment and ledgers claim of them.
+
+    seen: the releases. entries: of the ledgers. sites: how many took part.
+    """
     privacy = experiment.privacy
     assert privacy.noise_multiplier is not None
     kind = "statistics" if privacy.release == "sums" else KINDS[privacy.mode]

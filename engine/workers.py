@@ -106,14 +106,14 @@ class _Contents:
 
 
 class WorkerGrid(InProcessGrid):
-    """Sites in position order are dealt out to the workers in turn; each worker answers one after the other.
+    """A Grid over worker processes: sites, by position, are assigned to the workers in turn.
 
     Cohorts are dealt out in the order in which they were cut. What a site remembers lies on the disk, so any
     worker can answer for it; one that still answers an earlier message of a site gets the next one too.
 
     client: the ClientApp; under spawn something that can be imported by name. workers: at least 1.
     start_method: fork shares what is already in memory; a process that has used CUDA can only spawn.
-    devices: dealt to the workers in turn; none: each takes what the contexts say.
+    devices: assigned to the workers in turn; none: each takes what the contexts say.
 
     A worker that dies answers every message it still had with an error that names it and the signal; its
     sites move to the workers that are left, without their Context.state. Raises StateError, from push and
@@ -152,7 +152,7 @@ class WorkerGrid(InProcessGrid):
         self._alive = list(self._workers)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send every message to its site's worker at once."""
+        """Send each message to its site's worker; returns their ids. Raises StateError if no worker lives."""
         self._require_worker()
         messages = list(messages)
         ids = [self._number(message) for message in messages]
@@ -169,7 +169,7 @@ class WorkerGrid(InProcessGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """What has arrived; waits up to LONGEST_WAIT seconds for it when messages are under way."""
+        """Return the replies that have arrived, after waiting up to LONGEST_WAIT seconds if some are due."""
         if not self._returned and not any(worker.pending for worker in self._alive):
             return []
         ready = wait([worker.connection for worker in self._alive], 0 if self._returned else LONGEST_WAIT)
@@ -194,7 +194,7 @@ class WorkerGrid(InProcessGrid):
                 yield reply
 
     def close(self) -> None:
-        """End all workers; what they were still working on is lost."""
+        """End all workers; replies that they were working on are lost."""
         for worker in self._alive:
             worker.end()
         self._alive = []

@@ -4,12 +4,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Block(BaseModel):
-    """Checked when it is read: a key that is not declared is refused, and no value changes afterwards."""
+    """A block of a file that is checked when read: no unknown key, and no change of a value afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def is_set(self, key: str) -> bool:
-        """Whether a key differs from its default, so that a file written from the block reads back."""
+        """Whether the value of a key differs from its default, and so must be written to a file."""
         return getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
 
 

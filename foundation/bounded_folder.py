@@ -27,16 +27,16 @@ class BoundedFolder:
     gigabytes: float
 
     def used(self, entry: Path) -> None:
-        """Note that an entry is in use, so that others go before it."""
+        """Mark an entry as used now; entries that were not used for longer are removed first."""
         # an entry that is not there, or that only others may write to
         with suppress(OSError):
             os.utime(entry / TURN)
 
     def make_room(self, entry: Path, coming: int) -> bool:
-        """Whether an entry may take so many bytes more.
+        """Whether this many bytes more fit, after removing other entries if needed.
 
-        Others go for it, the longest unused first, and none that was used within an hour: two processes would
-        take turns to remove each other's.
+        The longest unused go first, and none that was used within an hour: two processes would take turns to
+        remove each other's.
         """
         others = sorted((_last_use(other), other) for other in self._entries() if other != entry)
         sizes = {other: size_of(other) for _, other in others}

@@ -21,10 +21,7 @@ def cache_folder() -> Path:
 
 
 def machine_features() -> BoundedFolder:
-    """Where the features of simulated samples are kept.
-
-    Raises ConfigError when $PERENNIAL_CACHE_GIGABYTES is no number above 0.
-    """
+    """Folder for features of simulated samples. Raises ConfigError for a bad $PERENNIAL_CACHE_GIGABYTES."""
     said = os.environ.get(MOST) or str(GIGABYTES)
     try:
         gigabytes = float(said)

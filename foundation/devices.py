@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def to_device(tensor: "torch.Tensor", place: "torch.device") -> "torch.Tensor":
-    """The tensor on a device. A copy from the processor to a GPU is queued behind the work that is there.
+    """The tensor on a device; a copy from CPU to GPU does not wait for the GPU.
 
     From ordinary memory the driver would first wait until the GPU has nothing to do; from pinned memory it
     does not.

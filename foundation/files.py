@@ -24,7 +24,6 @@ def replace_file(
     The bytes are on the disk before the old file disappears. On any error (a full disk, say) the old file
     stays as it was and the partial one is removed; what a killed writer left of its own is removed by the
     next one.
-
     data: the bytes, or pieces of them. durable: False does not wait for the disk, so that a power cut may
     leave a damaged file.
     Raises StateError naming the path.
@@ -78,7 +77,7 @@ def file_sha256(path: Path) -> str:
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """folder and the folders above it, where they are missing, each with this mode from its first moment.
+    """Create a folder and missing ones above it, each with this mode from its first moment.
 
     Raises StateError naming it when it is a file or cannot be made.
     """
@@ -101,10 +100,7 @@ def _make(folder: Path, mode: int) -> None:
 
 
 def open_private(path: Path) -> TextIO:
-    """path for reading and for adding to, made with mode 0600 where it is missing; a link is refused.
-
-    Raises OSError.
-    """
+    """Open path to read and append, created with mode 0600 if missing. Raises OSError, also on a link."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o600), "a+", encoding="utf-8")
 
@@ -131,7 +127,7 @@ def flush_folder(folder: Path) -> None:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait until no other process is inside this block for folder; a process that dies inside leaves it."""
+    """Context manager: wait until no other living process is inside such a block for this folder."""
     with open_private(folder / "turn") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def permanent() -> Iterator[None]:
-    """What is made inside is never searched for garbage, nor is what was there before.
+    """Context manager: exclude from garbage collection all that exists at the end of the block.
 
     For the imports of a command: they make hundreds of thousands of objects that stay, and the collector
-    would look at all of them several times on the way, again during the run, and once more when the
-    process ends. Processes that are forked afterwards share their memory undisturbed.
+    would look at all of them several times on the way, again during the run, and once more when the process
+    ends. Processes that are forked afterwards share their memory undisturbed.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -39,7 +39,7 @@ def beating(path: Path) -> Iterator[None]:
 
 
 def renew(path: Path) -> None:
-    """One beat. An error is ignored, because only what a person sees depends on it."""
+    """Set the file's time to now, creating it if it is missing; errors are ignored."""
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
         os.utime(path)

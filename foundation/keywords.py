@@ -55,7 +55,7 @@ def build(
 
 
 def checked(where: str, hint: Any, value: Any) -> Any:
-    """value as its annotation says. Raises ConfigError naming where, what was found and what is allowed."""
+    """Convert value to the type `hint`. Raises ConfigError naming `where` and what is wrong with it."""
     try:
         return TypeAdapter(hint, config=ConfigDict(strict=False)).validate_python(value)
     except ValidationError as error:

@@ -33,7 +33,10 @@ _ALLOWED: ContextVar[Mapping[str, str] | None] = ContextVar("allowed plug-ins", 
 
 @contextmanager
 def only(allowed: Mapping[str, str] | None) -> Iterator[None]:
-    """Inside the block no plug-in is looked for or imported but of these packages, at these hashes."""
+    """Context manager: no plug-ins are found or imported but those of these packages at these hashes.
+
+    allowed: package -> SHA-256 of its source; None: any plug-in.
+    """
     token = _ALLOWED.set(allowed)
     try:
         yield
@@ -60,9 +63,9 @@ def _require_allowed(target: str) -> None:
 
 
 def target_of(kind: Kind, name: str) -> str | None:
-    """`module:Class` that a name stands for; None where nobody has installed a plug-in of this name.
+    """The `module:Class` that a name stands for; None if no installed plug-in has this name.
 
-    Raises ConfigError where two installed packages use the same name.
+    Raises ConfigError if two installed packages use the same name.
     """
     if is_target(name):
         return name
@@ -79,7 +82,7 @@ def is_target(name: str) -> bool:
 
 
 def with_names(value: Any) -> Any:
-    """A mapping or list in which each class stands as `module:Class`."""
+    """A copy of a mapping or list with each class in it replaced by its `module:Class`."""
     if isinstance(value, Mapping):
         return {key: with_names(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -109,7 +112,10 @@ def load(kind: Kind, target: str, where: str) -> Any:
 
 
 def refuse_unknown(kind: Kind, name: str, ours: Iterable[str], where: str) -> ConfigError:
-    """The error for a name that is neither ours nor installed."""
+    """Build, and do not raise, the ConfigError for a name that is neither built in nor installed.
+
+    ours: names of the built-in ones. where: key of the experiment.
+    """
     allowed = known(kind, ours)
     return ConfigError(
         f"{where}: found {name!r}{nearest(name, allowed)}; allowed: {', '.join(allowed)}, or module:Class"
@@ -117,7 +123,7 @@ def refuse_unknown(kind: Kind, name: str, ours: Iterable[str], where: str) -> Co
 
 
 def known(kind: Kind, ours: Iterable[str]) -> list[str]:
-    """Names that can be used: ours, and those of installed plug-ins."""
+    """All usable names of a kind, sorted: built-in ones (ours) and installed plug-ins."""
     return sorted({*ours, *(entry.name for entry in entry_points(group=GROUPS[kind]))})
 
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def ends_in_one_go() -> Iterator[None]:
-    """Around all of a command: once it is done, its process ends without destroying its objects one by one.
+    """Context manager around a whole command: at its end the process exits without freeing its objects.
 
     Python would search them for garbage, and Python and PyTorch would free hundreds of thousands of them: a
-    tenth of a second, for memory that the system takes back in one step. What else belongs to an end comes
-    before: threads are awaited, exit functions that were registered inside are called, output is flushed.
-    After an error that nobody caught, the process ends as ever.
+    tenth of a second, for memory that the system takes back in one step. Before that, threads are awaited,
+    exit functions that were registered inside are called, and output is flushed. After an error that nobody
+    caught, the process ends as usual.
     """
     status: list[int] = []
     atexit.register(_end, status)

@@ -27,7 +27,7 @@ def speak_of(**facts: object) -> None:
 
 @contextmanager
 def one_subject() -> Iterator[None]:
-    """Forget at the end what speak_of() was told."""
+    """Context manager: at its end, drop the facts that speak_of() set inside."""
     before = _about.set("")
     try:
         yield
@@ -36,7 +36,7 @@ def one_subject() -> Iterator[None]:
 
 
 class OneLine(logging.Filter):
-    """Makes a record's text printable, says what it is about, and indents its traceback."""
+    """A filter that makes a record's text printable, adds the facts of speak_of(), and indents tracebacks."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Always true: every record is kept."""

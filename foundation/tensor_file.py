@@ -35,10 +35,11 @@ NAMES = {
 def pieces(
     tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, which follow from its content alone: the header, then each tensor.
+    """Yield the bytes of a safetensors file, equal for equal content: the header, then each tensor.
 
-    tensors: may be views of one storage. One that lies on a device, or not in order, is copied when its turn
-    comes, and no other. Raises ValueError for a type that NumPy lacks.
+    tensors: may be views of one storage. Only one that is on a device or not contiguous is copied, when its
+    turn comes.
+    Raises ValueError for a type that NumPy does not have.
     """
     order = list(NAMES)
     types = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}

@@ -10,7 +10,7 @@ FEWEST_CHARACTERS = 20
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. Raises ConfigError when others can read it or it is short."""
+    """The token in a file, stripped. Raises ConfigError when others can read the file or it is too short."""
     try:
         mode, text = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -26,7 +26,7 @@ def read_token(path: Path) -> str:
 
 
 def made_token(path: Path) -> str:
-    """The token in a file; makes one, readable for its owner alone, if there is no file."""
+    """The token in a file; creates it for its owner alone if missing. Raises as read_token()."""
     if not path.exists():
         replace_file(path, f"{secrets.token_urlsafe(32)}\n".encode())
     return read_token(path)

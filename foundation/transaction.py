@@ -14,10 +14,10 @@ LOCK_SECONDS = 60.0
 
 @contextmanager
 def transaction(path: Path, tables: tuple[str, ...], otherwise: str) -> Iterator[sqlite3.Connection]:
-    """One transaction, for this process alone; on the disk when the block ends, or nothing of it.
+    """Context manager: one SQLite transaction, for this process alone, written wholly or not at all.
 
-    path: mode 0600, made where there is none. tables: each as CREATE TABLE takes it. otherwise: what does not
-    happen where the file cannot be used, in words, for the StateError that says so.
+    path: mode 0600, made if missing. tables: each as CREATE TABLE takes it. otherwise: what does not happen
+    if the file cannot be used, in words for the StateError.
     """
     make_folder(path.parent)
     try:

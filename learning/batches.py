@@ -23,8 +23,9 @@ EVALUATION_BATCH = 2048
 class TrainingSet:
     """Samples of one round: new data first, then exemplars.
 
-    x: (n, C, H, W) uint8 or (n, D) float32 on the device; y: (n,) int64. exemplars: how many of the n are
-    exemplars. patients: (n,) int64 whose each sample is, from 0, where that counts.
+    x: (n, C, H, W) uint8 or (n, D) float32 on the device. y: (n,) int64 labels. mean, std: to normalise with.
+    exemplars: how many of the n are exemplars. patients: (n,) int64, each sample's patient counted from 0, if
+    patients are the privacy unit.
     """
 
     x: Tensor
@@ -39,28 +40,28 @@ class TrainingSet:
         return len(self.y)
 
     def counts(self, num_classes: int) -> Tensor:
-        """(num_classes,) samples of each class."""
+        """(num_classes,) number of samples of each class."""
         return torch.bincount(self.y, minlength=num_classes)
 
     @cached_property
     def shares(self) -> np.ndarray:
-        """(n,) float64, how often each sample is drawn where each class is drawn equally often."""
+        """(n,) float64, the probability of drawing each sample if every class is drawn equally often."""
         labels = self.y.cpu()
         frequency = torch.bincount(labels)[labels].double().reciprocal().numpy()
         return frequency / frequency.sum()
 
     def inputs(self, rows: Tensor | slice) -> Tensor:
-        """Floats of some rows, normalised, on the device."""
+        """The samples at `rows` as the model's inputs: normalised float32 on the device."""
         return self.floats(self.x[rows])
 
     def floats(self, x: Tensor) -> Tensor:
-        """Stored samples as the model sees them."""
+        """Convert stored samples, as in x, to the model's inputs: normalised float32 on the device."""
         inputs = to_float(x, self.mean, self.std)
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
 
 
 def epoch_order(data: TrainingSet, generator: np.random.Generator, balanced: bool) -> np.ndarray:
-    """(n,) int64, the samples of one epoch. balanced: each class is drawn equally often."""
+    """(n,) int64 indices of the samples of one epoch, in order. balanced: draw each class equally often."""
     if not balanced:
         return generator.permutation(len(data))
     return generator.choice(len(data), size=len(data), p=data.shares)
@@ -97,7 +98,7 @@ def shuffled(
 
 
 def in_batches(data: TrainingSet, among: Tensor | None = None) -> Iterator[slice | Tensor]:
-    """The rows of each batch of an evaluation. among: (m,) int64, the samples to look at; None: all."""
+    """Yield the rows of each evaluation batch. among: (m,) int64, the samples to evaluate; None: all."""
     for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH):
         batch = slice(start, start + EVALUATION_BATCH)
         yield batch if among is None else among[batch]

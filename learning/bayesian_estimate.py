@@ -38,7 +38,11 @@ FILE = "typical.json"
 
 @dataclass(frozen=True)
 class BayesianFigure:
-    """The figure of one run as a site keeps it. epsilon: None where the bound is void, and why."""
+    """A run's Bayesian figure, as a site keeps it.
+
+    epsilon: None if the bound is void. delta: that it holds for. invocations: of the mechanism, of `planned`.
+    void: why the bound is void, or ''.
+    """
 
     epsilon: float | None
     delta: float
@@ -49,7 +53,10 @@ class BayesianFigure:
 
 @dataclass
 class NeighbourDistances:
-    """One round's distances, until keep() adds them to what the site has of this run. path: of the file."""
+    """Distances measured in one round, until keep() adds them to the run's file at the site, `path`.
+
+    pairs: neighbours that are sampled at each invocation of the mechanism.
+    """
 
     path: Path
     experiment: Experiment
@@ -61,7 +68,7 @@ class NeighbourDistances:
     def of(
         cls, experiment: Experiment, state_dir: Path, site: str, run: str, round_number: int
     ) -> Self | None:
-        """None if the experiment asks for no estimate, or if only the server sees what an estimate needs."""
+        """Begin a round; None if no estimate is asked for, or if only the server could make one."""
         privacy = experiment.privacy
         if privacy.bayesian_estimate is None or privacy.mode not in ("client_local", "sample"):
             return None
@@ -70,11 +77,11 @@ class NeighbourDistances:
         return cls(path, experiment, privacy.bayesian_estimate.pairs, generator)
 
     def records(self, samples: int) -> Tensor:
-        """(pairs,) indices of records drawn at random, each on its own."""
+        """(pairs,) indices of records of `samples`, drawn at random with replacement."""
         return torch.from_numpy(self.generator.integers(samples, size=self.pairs))
 
     def see(self, distances: Tensor) -> None:
-        """One invocation of the mechanism, and how far sampled neighbours move it; at least 3."""
+        """Note one invocation of the mechanism. distances: 3 or more, by which sampled neighbours move it."""
         self._seen.append(distances.detach().double().cpu())
 
     def see_halves(
@@ -84,7 +91,7 @@ class NeighbourDistances:
         own: Sequence[str],
         train: Callable[[TrainingSet, np.random.Generator], TrainingResult],
     ) -> None:
-        """Measure one invocation of client_local by training on two halves of the site's data.
+        """Note one invocation of client_local, measured by training on two halves of the site's data.
 
         train: trains the model of flat in place; the model is restored afterwards.
         own: names of tensors that do not leave the site.
@@ -143,7 +150,7 @@ class NeighbourDistances:
 
 
 def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSet]:
-    """Two disjoint random halves of data, each taken twice, exemplars last; none of fewer than 2 samples."""
+    """Two disjoint random halves of data, each sample twice, exemplars last; [] for fewer than 2 samples."""
     if len(data) < 2:
         return []
     new = len(data) - data.exemplars
@@ -158,7 +165,7 @@ def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSe
 
 
 def bayesian_figure_of(state_dir: Path, run: str) -> BayesianFigure | None:
-    """What a site has estimated in a run; None where it has not. Raises StateError on a damaged file."""
+    """The figure that a site has estimated in a run, or None. Raises StateError if its file is damaged."""
     path = _path(state_dir, run)
     found = _read(path)
     if found is None:
@@ -172,7 +179,7 @@ def bayesian_figure_of(state_dir: Path, run: str) -> BayesianFigure | None:
 
 
 def runs_with_bayesian_figure(state_dir: Path) -> list[str]:
-    """The runs of which a site has an estimate, by name."""
+    """The runs, by their token, for which a site keeps an estimate."""
     return sorted(path.parent.name for path in state_dir.glob(f"runs/*/{FILE}"))
 
 

@@ -20,11 +20,11 @@ from perennial.learning.losses import log_prior
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss sees of a batch of B samples.
+    """A batch of B samples, as a loss gets it.
 
     logits: (B, M), with gradient. labels: (B,) int64. features: (B, d). old_logits: (B, M_old) of the model
-    of the task before, or None. first_class: the first label of this task. new_features: (B, d) of the new
-    backbone alone, of which a dual backbone's features are one part; None without an old one.
+    of the task before, or None. first_class: the first label of this task. new_features: (B, d) of a dual
+    backbone's new part alone, or None.
     """
 
     logits: Tensor
@@ -47,13 +47,13 @@ class Loss:
     needs_previous: ClassVar[bool] = False
 
     def begin(self, counts: Tensor) -> None:
-        """Called when training begins. counts: (M,) the site's samples of each class. Default: nothing."""
+        """Prepare for training. counts: (M,) the site's samples of each class. Does nothing by default."""
 
     @classmethod
     def of_rows(cls, losses: "Sequence[Any]", owners: Tensor) -> "Loss | None":
-        """One loss for the samples of several sites in one batch; None if the batch decides a sample's value.
+        """One loss for a batch of several sites' samples; None if a sample's value depends on the batch.
 
-        losses: of this class, one of each site, begun. owners: (B,) int64, which of them
+        losses: of this class, one for each site, begun. owners: (B,) int64, which of them
         each sample belongs to.
         """
         return losses[0] if cls.alone else None
@@ -90,7 +90,7 @@ class CrossEntropy(Loss):
 class BalancedSoftmax(Loss):
     """Cross entropies of logits shifted by the site's log-prior, so a sample's loss depends on the others.
 
-    Ren et al. 2020 (arXiv 2007.10740), equation 4. Raises ValueError where the prior or a label is of another
+    Ren et al. 2020 (arXiv 2007.10740), equation 4. Raises ValueError if the prior or a label is of another
     number of classes.
     """
 
@@ -102,7 +102,7 @@ class BalancedSoftmax(Loss):
 
     @classmethod
     def of_rows(cls, losses: "Sequence[BalancedSoftmax]", owners: Tensor) -> Loss:
-        """Each sample has the prior of its site."""
+        """One loss in which each sample's logits are shifted by the prior of its own site."""
         together = copy(losses[0])
         together.prior = torch.stack([loss.prior for loss in losses])[owners]
         return together
@@ -227,7 +227,10 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def classification(config: LearnerConfig) -> Loss:
-    """The loss over the labels that a learner names."""
+    """Build the loss over the labels that a learner names, ours or a plug-in's.
+
+    Raises ConfigError if a plug-in is missing, is no Loss, or does not know the options.
+    """
     named = config.classification
     if named.name not in LOSSES:
         where = "learner.classification"

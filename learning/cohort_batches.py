@@ -20,7 +20,7 @@ from perennial.models.stacked import side_by_side
 
 @dataclass(frozen=True)
 class CohortBatch:
-    """One step of the first `count` sites.
+    """One training step of the first `count` sites.
 
     rows: (B, count) int64, which of the N samples; a shorter batch is filled up with its first sample.
     sizes: samples of each site's batch. inputs: (B, count * C, ...). labels: (B * count,) int64.
@@ -43,7 +43,7 @@ class CohortBatches:
         augmentation: AugmentationConfig,
         memory_format: torch.memory_format,
     ) -> None:
-        """generators: of each site's order. memory_format: of images."""
+        """Draw the order of each site's samples with its generator. memory_format: of images."""
         self._config, self._data, self._format = config, data, memory_format
         self._balanced = config.memory is not None and config.memory.balanced
         self._offsets = np.cumsum([0, *map(len, data)])[:-1].tolist()
@@ -60,7 +60,7 @@ class CohortBatches:
         self._floats = data[0].floats(self._stored) if few else None
 
     def step(self, number: int, count: int) -> CohortBatch:
-        """The batches of the first `count` sites. With augmentation each step can be drawn once, in order."""
+        """Step `number` of the first `count` sites. With augmentation, ask for each once, in order."""
         sizes = tuple(self.sizes[number, :count].tolist())
         if self._augmented is None:
             rows = self._rows[number, : max(sizes), :count].contiguous()
@@ -78,7 +78,7 @@ class CohortBatches:
         return CohortBatch(rows, sizes, inputs, self._labels[rows].view(-1))
 
     def reported(self) -> Tensor:
-        """(steps, K): samples of each batch that count in the reported loss, which is the last epoch's."""
+        """(steps, K): samples of each batch of the last epoch, whose loss is reported; 0 for others."""
         table = np.zeros(self.sizes.shape, dtype=np.float32)
         for site, steps in enumerate(np.count_nonzero(self.sizes, axis=0)):
             last = slice(steps - steps // self._config.epochs, steps)

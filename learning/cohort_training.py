@@ -35,10 +35,7 @@ from perennial.models.stacked import stack
 
 @dataclass(frozen=True)
 class Member:
-    """One site of a cohort.
-
-    start: (P,), the model received. generator: of its batches. correction, extra: as in `train`.
-    """
+    """One site of a cohort. start: (P,), the model received. generator: of batches. Others: see `train`."""
 
     data: TrainingSet
     start: Tensor
@@ -48,19 +45,19 @@ class Member:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What members that train in one pass must have in common."""
+        """A key that must be equal for all members that train in one pass."""
         pull = self.correction.pull if self.correction is not None else 0.0
         shifts = self.correction is not None and self.correction.shift is not None
         return pull, shifts, self.extra is not None
 
     def steps(self, config: LearnerConfig) -> int:
-        """Steps of one round."""
+        """Number of optimiser steps of this member in one round."""
         return config.epochs * ceil(len(self.data) / config.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemberResult(TrainingResult):
-    """end: (P,), the model after training. rows: (K, P), of all members; the update is one of them."""
+    """end: (P,), the member's model after training. rows: (K, P), the updates of all members."""
 
     end: Tensor
     rows: Tensor

@@ -9,7 +9,7 @@ from perennial.foundation.errors import ConfigError, StateError
 
 
 def choose_device(device: str) -> torch.device:
-    """The device that a word names: cpu, cuda, cuda:N, or auto for the GPU if there is one.
+    """The device called `device`: cpu, cuda, cuda:N, or auto for the GPU if there is one.
 
     Raises ConfigError for any other word, and StateError when a GPU is asked for that is not there.
     """
@@ -28,7 +28,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def worker_devices(device: str) -> list[str]:
-    """The devices over which worker processes are dealt: every GPU for cuda, and for auto where there is one.
+    """Names of the devices that worker processes share: every GPU for cuda, and for auto if there is one.
 
     Raises as choose_device does.
     """

@@ -19,7 +19,7 @@ def count_correct(
 ) -> tuple[list[int], list[int]]:
     """(correct, total) for each class; both have num_classes entries, all 0 for empty data.
 
-    predict: maps inputs (B, ...) to classes (B,). among: (m,) int64, the samples to look at; None: all.
+    predict: maps inputs (B, ...) to classes (B,). among: (m,) int64, the samples to count; None: all.
     """
     correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
     total = torch.zeros_like(correct)
@@ -32,7 +32,7 @@ def count_correct(
 
 
 def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
-    """The class of the largest logit."""
+    """A function from inputs (B, ...) to the class (B,) of the largest logit."""
     return lambda inputs: model(inputs).argmax(dim=1)
 
 
@@ -43,18 +43,19 @@ def head_counts(
     folder: BoundedFolder | None,
     among: Tensor | None = None,
 ) -> tuple[list[int], list[int]]:
-    """(correct, total) of the head, as count_correct. Fixed maps answer once a sample, whatever the task.
+    """(correct, total) of the model's head, as count_correct returns them.
 
-    folder: where their answers may be kept; None: in memory.
+    folder: where features of fixed maps, computed once for each sample, may be stored; None: in memory.
     """
     classify, rows = classifier(model, data, None, folder)
     return count_correct(lambda inputs: classify(inputs).argmax(dim=1), rows, num_classes, among)
 
 
 def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
-    """The class whose mean, a row of (M, d) of unit length, is closest; a row of zeros is never predicted.
+    """A function from inputs (B, ...) to the class (B,) whose mean feature is closest.
 
-    means: or the (M, d + 1) rows of a Gaussian head, whose largest score counts.
+    means: (M, d), rows of unit length, or of zeros for classes that are never predicted; or the (M, d + 1)
+    rows of a Gaussian head, for the class of the largest score.
     """
     if means.shape[1] != model.feature_width:
         classify = over_features(model, means)

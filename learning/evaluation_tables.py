@@ -36,7 +36,7 @@ MOST_CLASSES = 200
 class EvaluationTables:
     """Counts, int64, of one site or of several together.
 
-    confusion: (M, M) samples by their class and by what the model called them.
+    confusion: (M, M) samples by their class and by the class predicted.
     positive, negative: (M, S) samples of the class, and of all other classes, by the class's score.
     confidence: (2, 2, C) samples, and right answers, by the probability of the answer: at temperature 1, and
     at that of the scores.
@@ -44,7 +44,7 @@ class EvaluationTables:
     of the true class, and the mean of the two most probable classes.
     validation: (1,) the number of those samples.
     calibration: (2, M, S) calibration samples of the class, and of all others, by the class's score.
-    subgroups: (G, M, 3) of each subgroup and class: samples, right answers, samples that were called so.
+    subgroups: (G, M, 3) of each subgroup and class: samples, right answers, samples predicted as the class.
     """
 
     confusion: np.ndarray
@@ -64,7 +64,7 @@ class EvaluationTables:
 
     @classmethod
     def from_vector(cls, counts: np.ndarray, classes: int, subgroups: int = 0) -> "EvaluationTables":
-        """The inverse of vector(). Raises ValueError when it has another length."""
+        """The tables whose vector() is `counts`. Raises ValueError when it has another length."""
         shapes = _shapes(classes, subgroups)
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         if len(counts) != sum(sizes):
@@ -85,26 +85,25 @@ class EvaluationTables:
 
     @property
     def classes(self) -> int:
-        """M."""
         return len(self.confusion)
 
     @property
     def samples(self) -> int:
-        """How many the confusion matrix counts."""
+        """Number of samples in the confusion matrix."""
         return int(self.confusion.sum())
 
     @property
     def correct(self) -> list[int]:
-        """Right answers of each class."""
+        """(M,) number of right answers for each class."""
         return self.confusion.diagonal().tolist()
 
     @property
     def total(self) -> list[int]:
-        """Samples of each class."""
+        """(M,) number of samples of each class."""
         return self.confusion.sum(axis=1).tolist()
 
     def by_class(self) -> np.ndarray:
-        """(M, 3) samples, right answers, samples that were called so."""
+        """(M, 3) for each class: samples, right answers, samples predicted as it."""
         return np.stack(
             [self.confusion.sum(axis=1), self.confusion.diagonal(), self.confusion.sum(axis=0)], axis=1
         )
@@ -125,20 +124,20 @@ def _shapes(classes: int, subgroups: int) -> dict[str, Sequence[int]]:
 
 
 def even_odds(classes: int) -> float:
-    """Log odds of one class of so many alike, from which scores are counted."""
+    """Log odds of each of so many equally probable classes, from which score bins are counted."""
     return -math.log(max(1, classes - 1))
 
 
 def score_bin_lower(index: int, classes: int) -> float:
-    """Lower edge of a score bin, in log odds; -inf for the first one."""
+    """Lower edge of score bin `index` in log odds; -inf for the first one."""
     return -math.inf if index <= 0 else float(SCORE_EDGES[index - 1]) + even_odds(classes)
 
 
 def least_score_bin(log_odds: float, classes: int) -> int:
-    """The first score bin all of whose samples reach these log odds, the lower edge of a bin."""
+    """The first score bin whose samples all have these log odds or more; they must be a bin's lower edge."""
     return int(np.searchsorted(SCORE_EDGES + even_odds(classes), log_odds, side="right"))
 
 
 def as_probability(log_odds: float) -> float:
-    """The probability of log odds; beyond 36 it is 1 to the last bit of a double."""
+    """Convert log odds to a probability; beyond 36 it is 1 to the last bit of a double."""
     return math.exp(-np.logaddexp(0.0, -log_odds))

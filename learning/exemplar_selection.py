@@ -67,7 +67,7 @@ def random_by_hash(hashes: np.ndarray, budget: int) -> Tensor:
 
 
 def share_by_hash(hashes: np.ndarray, share: float) -> Tensor:
-    """Indices of the samples whose keyed hash is among the lowest share of all that there can be.
+    """Indices of the samples whose keyed hash is among the lowest `share` of all possible hashes.
 
     Adding or removing a sample does not change whether another one is chosen.
 

@@ -33,17 +33,17 @@ BANKS = 4
 
 @dataclass(frozen=True)
 class FeatureSet(TrainingSet):
-    """Samples by their features: x is (n, d), and that is what a head sees."""
+    """A training set whose samples are replaced by their features: x is (n, d), the input of a head."""
 
     def floats(self, x: Tensor) -> Tensor:
         return x
 
 
 class FeatureBank:
-    """Features by sample.
+    """Features of fixed maps, each computed once and kept by the hash of its sample.
 
-    shared: where they outlive this process, in an entry of this name; None: in memory alone. Other processes
-    add to the entry. Where one empties it, the bank goes on in memory, with what it has read.
+    shared: a folder on disk in which they outlive this process, in the entry `name`; None: in memory alone.
+    Other processes add to the entry. If one empties it, the bank goes on in memory, with what it has read.
     """
 
     def __init__(self, width: int, shared: BoundedFolder | None, name: str = "") -> None:
@@ -55,7 +55,7 @@ class FeatureBank:
         """Number of the file of rows that has been read: another one was begun anew."""
 
     def features(self, backbone: FixedFeatures, data: TrainingSet) -> Iterator[tuple[Tensor, Tensor]]:
-        """((b, d) features on the grid, (b,) labels) of all samples in order, on data's device."""
+        """Yield ((b, d) features on the grid, (b,) labels) for all samples in order, on data's device."""
         for start in range(0, len(data), ROWS):
             part = slice(start, start + ROWS)
             keys = _keys(data.x[part])
@@ -65,7 +65,7 @@ class FeatureBank:
             yield _in_fixed_batches(backbone.finished, mapped.to(data.x.device), backbone.width), data.y[part]
 
     def feature_set(self, backbone: FixedFeatures, data: TrainingSet) -> FeatureSet:
-        """data with its features in place of its samples."""
+        """The same training set with features in place of samples."""
         parts = [features for features, _ in self.features(backbone, data)]
         x = torch.cat(parts) if parts else torch.empty(0, backbone.width, device=data.x.device)
         return FeatureSet(x, data.y, data.mean, data.std)
@@ -173,9 +173,9 @@ _banks: dict[tuple[str, str, BoundedFolder | None], FeatureBank] = {}
 
 
 def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | None) -> FeatureBank:
-    """The bank of a backbone's maps, kept in this process.
+    """The feature bank of a backbone's maps; a process keeps the latest few banks.
 
-    folder: where it may be kept on disk, which maps that cost next to nothing do not use.
+    folder: where features may be stored on disk, unless the maps are cheap to compute; None: in memory.
     """
     constants = hashlib.sha256(data.mean.cpu().numpy().tobytes() + data.std.cpu().numpy().tobytes())
     content, used = backbone.maps_content(constants.hexdigest()), folder if backbone.costly else None

@@ -16,7 +16,7 @@ from perennial.models.incremental import IncrementalModel
 
 
 class Outputs(NamedTuple):
-    """What the model and the frozen networks answer to a batch.
+    """Outputs of the model and the frozen networks for a batch.
 
     features: (B, d) of the model. old_logits: (B, M_old) of the teacher, or None. new_features: (B, d) of the
     new backbone alone, if the model has an old one beside it.
@@ -42,11 +42,11 @@ class FrozenOutputs:
         data: TrainingSet,
         augmented: bool,
     ) -> None:
-        """Compute or prepare what the teacher and the frozen parts of the model answer.
+        """Check the frozen networks and, without augmentation, compute their outputs for the whole set.
 
         teacher: complete model of the previous task, or None.
-        kind: "full", or "old_backbone" for the teacher's head on its backbone alone, which a dual backbone
-        has computed already.
+        kind: "full", or "old_backbone" for the teacher's head on its backbone alone, whose features a dual
+        backbone has computed already. augmented: whether inputs differ between epochs.
 
         Raises ProtocolError when a frozen part could still learn, or knows as many classes as the model.
         """
@@ -70,7 +70,7 @@ class FrozenOutputs:
                 self.old_logits = outputs(teacher, data)
 
     def beside(self, rows: Tensor, inputs: Tensor) -> Outputs:
-        """The model's answers to a batch, with those of the frozen networks beside them."""
+        """Outputs of the model and the frozen networks for one batch. rows: indices of its samples."""
         old = self._old_of(rows, inputs)
         if self._dual is None or old is None:
             features, new = self._model.features(inputs), None
@@ -96,10 +96,7 @@ class FrozenOutputs:
 
 
 def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> None:
-    """Check that the parts that must stay frozen are frozen, and that the teacher knows fewer classes.
-
-    Raises ProtocolError otherwise.
-    """
+    """Raise ProtocolError if a frozen part could still be trained, or the teacher knows no fewer classes."""
     frozen = {"teacher": teacher}
     if isinstance(model, DualBackboneModel):
         frozen["old backbone"] = model.old_backbone  # pyright: ignore[reportArgumentType]
@@ -115,5 +112,5 @@ def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> N
 
 @torch.no_grad()
 def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet) -> Tensor:
-    """(n, ...) answers to all samples, in batches."""
+    """(n, ...) values of `answer`, a function of inputs (B, ...), for all samples, without gradient."""
     return torch.cat([answer(data.inputs(rows)) for rows in in_batches(data)])

@@ -1,4 +1,4 @@
-"""What a local correction adds to the gradient of every step."""
+"""The correction that a strategy adds to the gradient of every local step."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GradientCorrection:
-    """gradient + shift + pull * (parameters - anchor); anchor: the model received.
+    """Changes each gradient to gradient + shift + pull * (parameters - anchor).
 
-    shift: (T,) or None. FedProx and FedDyn pull; SCAFFOLD, FedDyn and AdaBest shift.
+    anchor: the model received. shift: (T,) or None. FedProx, FedDyn pull; SCAFFOLD, FedDyn, AdaBest shift.
     """
 
     shift: Tensor | None = None

@@ -34,14 +34,14 @@ class Term:
     factors: tuple[float, ...] = ()
 
     def mean(self) -> Tensor:
-        """The term of the batch."""
+        """The term's value for the batch: the mean of its values times the factors."""
         value = batch_mean(self.values) if self.values.dim() else self.values
         for factor in self.factors:
             value = factor * value
         return value
 
     def each(self) -> Tensor:
-        """(B,) values of the samples."""
+        """(B,) the term's value for each sample."""
         values = self.values if self.values.dim() == 1 else self.values.flatten(1).mean(dim=1)
         return math.prod(self.factors) * values if self.factors else values
 
@@ -61,8 +61,8 @@ class Extra(Protocol):
 class Objective:
     """The sum of the loss terms for one training set.
 
-    teacher: frozen model of the task before, or None in task 1 and where no term needs it.
-    first_class: of the task, which some losses need. extra: one more term, with samples of its own.
+    teacher: frozen model of the task before, or None in task 1 and where no term needs it. augmented: whether
+    inputs change between epochs. first_class: of the task. extra: one more term, with samples of its own.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Objective:
         return loss + self._extra.term(self._model(drawn), targets).mean()
 
     def require_alone(self) -> None:
-        """Raises PrivacyError naming each term in which a sample's loss depends on other samples."""
+        """Raise PrivacyError that names each term in which a sample's loss depends on other samples."""
         terms = coupled_terms(self._config)
         if self._extra is not None:
             terms.append("the strategy's own term of the loss")
@@ -123,7 +123,7 @@ class Objective:
 
 
 def terms_beside(config: LearnerConfig, batch: Batch) -> list[Term]:
-    """The terms beside the loss over the labels."""
+    """All terms of a batch's loss but that over the labels: distillation, consolidation and contrastive."""
     terms = row_terms(config, batch)
     if (contrast := config.contrastive) is not None:
         value = supervised_contrastive(batch.features, batch.labels, contrast.temperature, contrast.form)
@@ -132,7 +132,7 @@ def terms_beside(config: LearnerConfig, batch: Batch) -> list[Term]:
 
 
 def row_terms(config: LearnerConfig, batch: Batch) -> list[Term]:
-    """Those of them in which each sample has a value of its own."""
+    """The distillation and consolidation terms of a batch, in which each sample has a value of its own."""
     terms: list[Term] = []
     distil = config.distillation
     if distil is not None and batch.old_logits is not None:
@@ -148,12 +148,12 @@ def row_terms(config: LearnerConfig, batch: Batch) -> list[Term]:
 
 
 def teacher_kind(config: LearnerConfig) -> str:
-    """Which teacher distillation asks; see FrozenOutputs."""
+    """The kind of teacher that distillation needs, as FrozenOutputs takes it."""
     return "full" if config.distillation is None else config.distillation.teacher
 
 
 def class_counts(config: LearnerConfig, data: TrainingSet, num_classes: int) -> Tensor:
-    """(num_classes,) samples of each class, as a loss over the labels gets them."""
+    """(num_classes,) samples of each class for the loss's prior; 0 or 1 under class-balanced batches."""
     counts = data.counts(num_classes)
     # the prior of what is drawn: corrected twice, common classes would count less than rare ones
     return counts.clamp(max=1) if config.memory is not None and config.memory.balanced else counts

@@ -16,11 +16,11 @@ from perennial.config.learner import Optimizer
 
 
 class FlatOptimizer:
-    """One step is one tensor operation or a few, whatever the model's number of layers.
+    """SGD or Adam over one vector: a step takes a few tensor operations, whatever the number of layers.
 
     parameters, gradient: (P,) float32, the same memory in every step. progress: share of the task's rounds
-    done, for the cosine schedule (Loshchilov and Hutter 2017, arXiv 1608.03983). recorded: the number of
-    steps taken, which Adam needs, is kept on the GPU, so that a step that is replayed finds it there.
+    done, for the cosine schedule (Loshchilov and Hutter 2017, arXiv 1608.03983). recorded: keep Adam's number
+    of steps on the GPU, so that a step that is replayed finds it there.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class FlatOptimizer:
 
     @property
     def states(self) -> list[Tensor]:
-        """What it remembers between steps: vectors of the parameters' shape."""
+        """Momentum, or Adam's two moments, each of the parameters' shape; [] if there are none yet."""
         momentum = [state for state in self._momentum if state is not None]
         return [*momentum, *self._first, *self._second]
 
     def move(self, parameters: Tensor, gradient: Tensor, states: Sequence[Tensor]) -> None:
-        """Go on in other memory, with other parameters. states: as the property gives them."""
+        """Continue with other parameters, gradient memory and states, in the order of the property."""
         self._parameters, self._gradient = [parameters], [gradient]
         if self._config.name == "adam":
             self._first, self._second = [states[0]], [states[1]]
@@ -60,12 +60,12 @@ class FlatOptimizer:
             self._momentum = [*states] or [None]
 
     def forget(self) -> None:
-        """Give its memory back; it takes no step after that."""
+        """Free the memory of parameters, gradient and states; no step may follow."""
         self._parameters, self._gradient, self._momentum, self._first, self._second = [], [], [], [], []
 
     @torch.no_grad()
     def step(self) -> None:
-        """Apply the gradient; it is left as it was, for whoever zeroes it."""
+        """Move the parameters by one step; the gradient is left as it is, for the caller to zero."""
         config = self._config
         if config.name == "sgd":
             sgd(

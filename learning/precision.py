@@ -1,4 +1,4 @@
-"""The precision of a learner's products, in training and in evaluation.
+"""The precision of matrix products and convolutions, in training and in evaluation.
 
 float32 is exact float32 on a GPU too. tf32 rounds what goes into products and convolutions of a GPU to 10
 bits and is float32 on a processor. bfloat16 is autocast of the forward pass. They change bits, so they are
@@ -17,7 +17,7 @@ from perennial.config.learner import LearnerConfig
 
 
 def use_products_of(config: LearnerConfig) -> None:
-    """Let this process multiply float32 numbers on a GPU as the learner asks."""
+    """Set for this process whether a GPU multiplies in TF32, as the learner's precision says."""
     rounds = config.precision == "tf32"
     # the one way in which both halves of cuDNN agree: PyTorch exports no model while they differ
     torch.backends.cuda.matmul.allow_tf32 = rounds
@@ -25,7 +25,7 @@ def use_products_of(config: LearnerConfig) -> None:
 
 
 def autocast(config: LearnerConfig, device: torch.device) -> AbstractContextManager[None]:
-    """The precision of the forward pass that a learner asks for."""
+    """A context in which the forward pass runs in bfloat16 if the learner asks for it, else unchanged."""
     return _bfloat16(device) if config.precision == "bfloat16" else nullcontext()
 
 
@@ -36,7 +36,7 @@ def _bfloat16(device: torch.device) -> Iterator[None]:
 
 
 class GroupNormInside(TorchFunctionMode):
-    """Group norms take bfloat16 as it comes: their sums are in float32 inside the kernel.
+    """A mode in which group norms take bfloat16 directly; their sums are in float32 inside the kernel.
 
     Left to itself, autocast on a GPU converts their inputs to float32 and back, and so moves three times the
     bytes between two convolutions.

@@ -1,4 +1,4 @@
-"""Whether an experiment's privacy claim can be true, as far as its settings decide it.
+"""Checks whether an experiment's privacy claim can be true, as far as its settings decide it.
 
 Both sides ask: the server before a run starts, and each site before anything leaves it, because a server that
 did not ask would still have its sites charge a finite epsilon for a claim that is false.

@@ -48,9 +48,9 @@ def train_privately(
     extra: Extra | None = None,
     neighbours: NeighbourDistances | None = None,
 ) -> TrainingResult:
-    """Train model in place by DP-SGD, and say what changed; its loss is private and stays at the site.
+    """Train model in place by DP-SGD and return its update; its loss is private and stays at the site.
 
-    neighbours: sees at each step how far records drawn at random would move its sum.
+    neighbours: notes at each step how far records drawn at random would move its sum.
     correction: FedProx's pull alone, which is public. Under unit patient a batch is drawn over patients, each
     with all of theirs. Raises PrivacyError when the model, a term of the loss or the correction has no
     gradient of one sample.
@@ -116,7 +116,7 @@ def _samples_of(data: TrainingSet, units: Tensor) -> tuple[Tensor, Tensor | None
 
 
 def secret_generator(source: NoiseSource) -> np.random.Generator:
-    """The generator for augmentation and dropout, seeded by a secret.
+    """A generator with a secret seed, for augmentation and dropout.
 
     What they draw depends on who is in the batch, so with a seed that others know one sample could change
     what happens to the next.

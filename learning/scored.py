@@ -1,4 +1,4 @@
-"""What a classifier says of samples, binned as the tables of an evaluation count it."""
+"""Classifies samples and bins the scores as the tables of an evaluation count them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from perennial.models.prediction import log_odds
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """n samples under one model of M classes, whose logits were divided by a temperature.
+    """Answers of one model of M classes for n samples; logits were divided by a temperature.
 
     label, predicted: (n,) int64. score: (n, M) int16 bin of each class's log odds. confidence: (n, 2) uint8
     bin of the answer's probability, at temperature 1 and at that of the scores.
@@ -45,13 +45,13 @@ class Scored:
 
     @property
     def correct(self) -> list[int]:
-        """Right answers of each class."""
+        """(M,) number of right answers for each class."""
         right = self.label[self.label == self.predicted]
         return np.bincount(right, minlength=self.score.shape[1]).tolist()
 
     @property
     def total(self) -> list[int]:
-        """Samples of each class."""
+        """(M,) number of samples of each class."""
         return np.bincount(self.label, minlength=self.score.shape[1]).tolist()
 
     def pick(self, rows: np.ndarray) -> "Scored":
@@ -61,9 +61,9 @@ class Scored:
     def tables(
         self, weights: np.ndarray | None = None, subgroup: np.ndarray | None = None, subgroups: int = 0
     ) -> EvaluationTables:
-        """How often each thing happened; likelihood and calibration stay empty.
+        """Count the samples into EvaluationTables; likelihood, validation and calibration stay 0.
 
-        weights: (n,) int64, how often each sample counts; None: once. subgroup: (n,) int64, -1 for none.
+        weights: (n,) int64, how often each counts; None: once. subgroup: (n,) int64, -1 or None: in none.
         """
         classes = self.score.shape[1]
         each = np.ones(len(self), dtype=np.int64) if weights is None else weights
@@ -110,10 +110,10 @@ def score(
     among: Tensor | None = None,
     temperature: float | None = None,
 ) -> Scored:
-    """The samples under a model with its head, or with means instead: as over_features takes them.
+    """Score samples under a model's head, or under class means instead.
 
-    folder: where the answers of fixed feature maps may be kept; None: in memory. among: (m,) int64, the
-    samples to look at; None: all. temperature: by which logits are divided; None: 1.
+    means: as over_features takes them; None: the head. folder: where features of fixed maps may be stored;
+    None: in memory. among: (m,) int64, the samples to score; None: all. temperature: divides logits; None: 1.
     """
     classify, rows = classifier(model, data, means, folder)
     return score_logits(classify, rows, model.num_classes, among, temperature)
@@ -122,7 +122,10 @@ def score(
 def classifier(
     model: IncrementalModel, data: TrainingSet, means: Tensor | None, folder: BoundedFolder | None
 ) -> tuple[Callable[[Tensor], Tensor], TrainingSet]:
-    """(function from inputs (B, ...) to logits (B, M), what to give it): fixed maps answer once a sample."""
+    """(function from inputs (B, ...) to logits (B, M), the data that it takes), for a head or class means.
+
+    With fixed feature maps the data's samples are replaced by their features. means, folder: as for score.
+    """
     model.eval()
     if means is not None:
         return over_features(model, means), data
@@ -139,7 +142,7 @@ def score_logits(
     among: Tensor | None = None,
     temperature: float | None = None,
 ) -> Scored:
-    """Score data with a function from inputs (B, ...) to logits (B, M). among, temperature: as of score."""
+    """Score data with a function from inputs (B, ...) to logits (B, M). among, temperature: as for score."""
     parts = [
         bin_logits(classify(data.inputs(rows)), data.y[rows], temperature) for rows in in_batches(data, among)
     ] or [bin_logits(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64))]
@@ -165,7 +168,13 @@ def likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.n
 
 
 def bin_logits(logits: Tensor, labels: Tensor, temperature: float | None = None) -> tuple[np.ndarray, ...]:
-    """The arrays of Scored. logits: (B, M), where -inf is a class that is never predicted. labels: (B,)."""
+    """(label, predicted, score, confidence) as in Scored.
+
+    Score: (B, M) bins of log odds at the temperature. Confidence: (B, 2) bins of the largest probability, at
+    temperature 1 and at the given one. Predicted does not depend on it.
+
+    logits: (B, M), -inf for a class that is never predicted. labels: (B,). temperature: None for 1.
+    """
     exact = logits.double()
     scaled = exact / (temperature or 1.0)
     edges = torch.from_numpy(SCORE_EDGES + even_odds(logits.shape[1])).to(logits.device)

@@ -24,14 +24,17 @@ GPU_OPTIONS = ("graphs", "benchmark")
 
 
 class Steps:
-    """Carries out each step as it comes."""
+    """Carries out training steps one operation at a time."""
 
     records = False
     """Whether steps are recorded, so that everything that changes between them must lie on the device."""
 
     @contextmanager
     def turn(self, obstacle: str = "") -> Iterator["Steps"]:
-        """What carries out the steps of one turn. obstacle: why no two steps are alike; '': they are."""
+        """A context that gives what carries out the steps of one turn.
+
+        obstacle: why no two steps of the turn are alike, in words; '' if they are.
+        """
         yield self
 
     def __call__(self, work: Work, *inputs: Tensor, layout: Hashable = None) -> None:
@@ -43,13 +46,13 @@ class GraphedSteps(Steps):
     """Records the second step of each shape, and replays it from then on; the first one warms up.
 
     Only steps of one turn share a recording, because each turn has memory of its own. What cannot be recorded
-    is carried out as it comes, and the log says why, once for each reason.
+    is carried out one operation at a time, and the log says why, once for each reason.
     """
 
     records = True
 
     def __init__(self, recorder: Callable[[], Recorder]) -> None:
-        """recorder: makes what records the steps of one turn."""
+        """recorder: called at the beginning of each turn, returns a new Recorder for its steps."""
         self._recorder = recorder
         self._logged: set[str] = set()
 
@@ -109,7 +112,7 @@ class CudaGraphs:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """The whole turn runs on the stream that records, behind what the device still has to do."""
+        """A context in which the GPU's work goes to the recording stream, after what is queued already."""
         outer = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream):
@@ -137,7 +140,7 @@ _graphed: dict[str, GraphedSteps] = {}
 
 
 def gpu_options(words: str) -> frozenset[str]:
-    """The options that a setting names, with commas between. Raises ConfigError naming an unknown one."""
+    """The set of options in a setting, separated by commas. Raises ConfigError naming an unknown one."""
     found = frozenset(word.strip() for word in words.split(",") if word.strip())
     if unknown := sorted(found.difference(GPU_OPTIONS)):
         raise ConfigError(f"gpu: found {', '.join(unknown)!r}, allowed {', '.join(GPU_OPTIONS)}")

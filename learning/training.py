@@ -27,11 +27,11 @@ from perennial.models.incremental import IncrementalModel
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What local training changed, and what it measured.
+    """The update and the losses of local training.
 
     update: (P,) float32, vector after minus vector before.
-    loss: mean of the last epoch.
-    classification: the part of it that is the loss over the labels, if known.
+    loss: mean of the last epoch. steps: of the optimiser.
+    classification: the part of the loss that is over the labels, if known.
     """
 
     update: Tensor
@@ -56,10 +56,10 @@ def train(
     steps: Steps = AS_THEY_COME,
     start: Mapping[str, Tensor] | None = None,
 ) -> TrainingResult:
-    """Train model in place on data for the configured epochs, and say what changed.
+    """Train model in place on data for the configured epochs, and return its update and losses.
 
-    correction: what is added to each step's gradient. extra: one more term of each step's loss. steps: what
-    carries them out. Between the first step and the last nothing waits for the device. start: the tensors
+    correction: is added to each step's gradient. extra: one more term of each step's loss. steps: carries
+    them out. The device is not waited for between the first step and the last. start: the tensors
     that flat was loaded from, if the caller still holds them: then no copy of them is made.
     Raises DataError when there is nothing to train on, or when batch normalisation meets a single sample.
     """
@@ -126,7 +126,7 @@ def train(
 
 @contextmanager
 def seeded_dropout(model: nn.Module, generator: np.random.Generator) -> Iterator[None]:
-    """Give dropout layers a random stream of their own while training lasts.
+    """A context in which dropout layers draw from a random stream that `generator` seeds.
 
     They draw from PyTorch's global generator, which is restored afterwards.
     """

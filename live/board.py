@@ -22,10 +22,10 @@ RESTED = 30.0
 
 
 class Board:
-    """The panels of one page.
+    """Draws the panels of one page again when something changed, and sends them to browsers as events.
 
-    look: takes in what happened, and says whether anything did. draw: the panels. Both run in a thread of
-    their own. every: seconds after which panels are drawn again although nothing happened.
+    look: reads what happened, and returns whether panels must be drawn. draw: returns them by name. Both run
+    in a thread of their own. every: seconds after which panels are drawn again although nothing happened.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Board:
         self._task: asyncio.Task[None] | None = None
 
     async def panels(self) -> dict[str, Markup]:
-        """Every panel as it is now."""
+        """All panels by name, drawn anew if something changed."""
         self._wanted = time.monotonic()
         await self._refresh()
         return {name: content for name, (_, content) in self._panels.items()}
 
     async def stream(self, seen: int) -> AsyncIterator[str]:
-        """Server-sent events with the panels that changed since version `seen`, until nobody takes them."""
+        """Yield server-sent events with the panels newer than version `seen`, as long as somebody reads."""
         self.watchers += 1
         self._wanted = time.monotonic()
         if self._task is None or self._task.done():
@@ -72,7 +72,7 @@ class Board:
             self._wanted = time.monotonic()
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop polling for changes."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

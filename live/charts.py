@@ -22,10 +22,7 @@ def share_chart(
     marks: Sequence[AxisMark] = (),
     unit: str = "round",
 ) -> Markup:
-    """Shares over rounds or tasks.
-
-    first, last: of the x axis. description: for a person who cannot see the chart.
-    """
+    """Shares over rounds or tasks. first, last: of the x axis. description: for people who cannot see it."""
     across = Axis(unit, first, last, "{:.0f}".format, whole=True, grid=False)
     up = Axis(low=0.0, high=1.0, words=lambda share: f"{100 * share:.0f}")
     return Curves(curves, across, up, HEIGHT, marks=marks).drawn(WIDTH, description)

@@ -1,4 +1,4 @@
-"""Which faults stand, from one look at the SuperLink's word, at run folders, and at a site's own files.
+"""Finds the present faults in the SuperLink's status, in run folders, and in a site's own files.
 
 What each is called, whose turn it is and which command ends it stands in `server/faults.py`.
 """
@@ -37,7 +37,7 @@ NEARLY = 0.8
 
 
 def diagnosis(superlink: SuperLinkStatus | None, runs: Iterable[tuple[RunState, Spending]]) -> list[Fault]:
-    """Every fault that an operator may know of, the gravest first."""
+    """Every present fault of the SuperLink and of runs that an operator may know of, the gravest first."""
     found = list(of_superlink(superlink)) if superlink is not None else []
     for state, spending in runs:
         found += [*of_run(state), *_of_spending(state, spending)]
@@ -45,7 +45,7 @@ def diagnosis(superlink: SuperLinkStatus | None, runs: Iterable[tuple[RunState, 
 
 
 def of_superlink(superlink: SuperLinkStatus) -> Iterator[Fault]:
-    """Of the SuperLink itself and of the operator's record of sites, whatever the runs do."""
+    """Yield the faults of the SuperLink itself and of the operator's record of sites."""
     ends = superlink.certificate_ends
     if ends - time.time() < SOON * DAY:
         over = ends < time.time()
@@ -63,7 +63,7 @@ def of_superlink(superlink: SuperLinkStatus) -> Iterator[Fault]:
 
 
 def of_run(state: RunState) -> Iterator[Fault]:
-    """Of one run: its process, whom it waits for, its sites, and what it has learnt."""
+    """Yield the faults of one run: its process, late or failed sites, and what the model has learnt."""
     run, status, deployed = state.name, state.status, state.engine == "grpc"
     if status in ("silent", "ended"):
         logged = f"Its log says why: perennial deploy logs {run}." if deployed else "It ended with an error."

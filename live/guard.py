@@ -45,7 +45,7 @@ WRONG_TOKENS, PER_SECONDS = 10, 60.0
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Whether an address that a server listens on can be reached from this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -56,14 +56,14 @@ def is_loopback(host: str) -> bool:
 
 @dataclass
 class Session:
-    """A person who has signed in. form: the word that forms carry."""
+    """A signed-in person's session. until: its end, monotonic. form: the secret that its forms carry."""
 
     until: float
     form: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
 
 class Sessions:
-    """Who has signed in with the token. token: None lets nobody change anything."""
+    """The sessions of people who have signed in with the token; token None lets nobody sign in."""
 
     def __init__(self, token: str | None, cookie: str, *, secure: bool) -> None:
         self.enabled = token is not None
@@ -74,7 +74,7 @@ class Sessions:
         self._wrong: list[float] = []
 
     def holds(self, token: str) -> bool:
-        """Whether this is the token; takes the same time for every wrong one, and not too many of them."""
+        """Whether this is the token; takes equally long for any wrong one. After too many of them: False."""
         now = time.monotonic()
         self._wrong = [when for when in self._wrong if now - when < PER_SECONDS]
         if self._token is None or len(self._wrong) >= WRONG_TOKENS:
@@ -85,7 +85,7 @@ class Sessions:
         return right
 
     def begin(self) -> str:
-        """A new session's id."""
+        """Begin a session, and return the id that its cookie carries."""
         now = time.monotonic()
         self._sessions = {key: found for key, found in self._sessions.items() if found.until > now}
         while len(self._sessions) >= MOST_SESSIONS:
@@ -95,21 +95,21 @@ class Sessions:
         return identity
 
     def of(self, request: Request) -> Session | None:
-        """The session of a request, if it has one that has not ended."""
+        """The session that a request's cookie names, or None if it has ended."""
         found = self._sessions.get(_hashed(request.cookies.get(self.cookie, "")))
         return found if found is not None and found.until > time.monotonic() else None
 
     def end(self, request: Request) -> None:
-        """Sign out."""
+        """Sign out the person whose request this is."""
         self._sessions.pop(_hashed(request.cookies.get(self.cookie, "")), None)
 
     def bearer(self, request: Request) -> bool:
-        """Whether a program brings the token, as Prometheus does."""
+        """Whether a request has the token in its Authorization header (Bearer), as Prometheus sends it."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         return kind.lower() == "bearer" and self.holds(token.strip())
 
     def allow_change(self, request: Request, form: Mapping[str, str]) -> None:
-        """Check that a signed-in person's own form asks. Raises HTTPException."""
+        """Raise HTTPException (403) unless a signed-in person sent this form from one of these pages."""
         session = self.of(request)
         if session is None:
             raise HTTPException(HTTPStatus.FORBIDDEN, "Sign in first.")
@@ -118,7 +118,7 @@ class Sessions:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises HTTPException for one that is too large or none."""
+    """The fields of a submitted form. Raises HTTPException if it is too large or no form."""
     if request.headers.get("content-type", "").split(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Only a form is taken here.")
     body = b""
@@ -133,7 +133,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 class Guard:
-    """Refuses requests under foreign names and from foreign origins, and adds the policy to each answer.
+    """Refuses requests under foreign names or from foreign origins, and adds security headers to answers.
 
     hosts: names, with or without port, by which the pages may be asked for. A name that an attacker's DNS
     points here (DNS rebinding) is none of them.
@@ -191,7 +191,7 @@ def _hashed(text: str) -> str:
 
 
 def allowed_hosts(host: str, more: Collection[str]) -> set[str]:
-    """The names by which pages that listen at `host` may be asked for. Raises StateError for a bad one."""
+    """Host names that pages answer to: `host`, loopback and `more`. Raises StateError for a bad one."""
     for name in more:
         if not name or "/" in name or "@" in name:
             raise StateError(f"host name: found {name!r}, allowed a name without scheme and path")

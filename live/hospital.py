@@ -75,7 +75,7 @@ TITLES = {
 
 
 class HospitalPages(Pages):
-    """The page of one site.yaml. notices: told its warnings every few seconds; None: nobody is told."""
+    """The page of one site.yaml. notices: sends its faults to people, checked every 2 s; None: sends none."""
 
     def __init__(self, path: Path, sessions: Sessions, notices: Notices | None = None) -> None:
         super().__init__(sessions)
@@ -86,7 +86,7 @@ class HospitalPages(Pages):
         self._undrawn = True
 
     def app(self, hosts: set[str]) -> ASGIApp:
-        """The application. hosts: names by which it may be asked for."""
+        """Build the web application. hosts: names by which it may be asked for."""
         routes = [
             Route("/", self.index),
             Route("/events", self.events),
@@ -109,7 +109,7 @@ class HospitalPages(Pages):
             await asyncio.sleep(2.0)
 
     async def index(self, request: Request) -> Response:
-        """The page."""
+        """Answer with the site's page, or lead a visitor who is not signed in to sign in."""
         if self._sessions.of(request) is None:
             return RedirectResponse("/sign-in", HTTPStatus.SEE_OTHER)
         drawn = await self.board.panels()
@@ -118,20 +118,23 @@ class HospitalPages(Pages):
         return page(self.state.config.site, body, self._where(request), watched=watched)
 
     async def events(self, request: Request) -> Response:
-        """The page as it changes."""
+        """Stream the changes of the page. Raises HTTPException (403) for a visitor who is not signed in."""
         if self._sessions.of(request) is None:
             raise HTTPException(HTTPStatus.FORBIDDEN, "Sign in first.")
         return event_stream(self.board.stream(version_seen(request)), self.board.watchers, most=50)
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus, with the token."""
+        """Answer Prometheus with the site's metrics; 401 without session or token."""
         if self._sessions.of(request) is None and not self._sessions.bearer(request):
             return token_wanted()
         await asyncio.to_thread(self._look)
         return Response(await asyncio.to_thread(site_metrics, self.state), media_type=CONTENT_TYPE)
 
     async def act(self, request: Request) -> Response:
-        """Show what an action would do, and do it when the form comes back."""
+        """Show what an action would do, and do it once the form on that page is submitted.
+
+        Raises HTTPException if the form is not this session's (403) or the action fails (409).
+        """
         action = request.url.path[1:]
         session = self._sessions.of(request)
         if session is None:
@@ -216,7 +219,7 @@ def _set_aside(fab: Path) -> None:
 
 
 def site_metrics(state: HospitalState) -> bytes:
-    """Of one site."""
+    """One site's metrics in Prometheus's text format."""
     site = state.config.site
     ends = Counter(one.ended for one in state.asked)
     figures: dict[str, tuple[str, float | None]] = {

@@ -52,7 +52,7 @@ class MailSettings(Block):
 
 
 def read_mail_settings(path: Path) -> MailSettings:
-    """The settings in a file. Raises ConfigError when others can read it, or naming what is wrong."""
+    """Read the settings from a file. Raises ConfigError if others can read it, or naming what is wrong."""
     settings = validate(MailSettings, read_yaml(path), str(path))
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{path}: others can read this file; allowed: mode 0600 (chmod 600 {path})")
@@ -60,7 +60,7 @@ def read_mail_settings(path: Path) -> MailSettings:
 
 
 def mail(settings: MailSettings) -> Callable[[dict[str, Any]], None]:
-    """Sends a notice as a message of plain text. It raises OSError when the server does not take it."""
+    """A function that sends a notice as an e-mail. It raises OSError when the server does not take it."""
 
     def send(notice: dict[str, Any]) -> None:
         message = message_of(notice, settings)
@@ -81,7 +81,7 @@ def mail(settings: MailSettings) -> Callable[[dict[str, Any]], None]:
 
 
 def message_of(notice: dict[str, Any], settings: MailSettings) -> EmailMessage:
-    """What a person reads. Text of sites is in no header but the subject, and on one line there."""
+    """The plain-text e-mail for a notice. Sites' text stands in no header but the subject, on one line."""
     message = EmailMessage()
     subject = " ".join(f"{notice['run']}: {notice['text']}".split())
     message["Subject"] = subject[:LONGEST_SUBJECT] + ("…" if len(subject) > LONGEST_SUBJECT else "")

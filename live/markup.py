@@ -20,7 +20,7 @@ MARK = Markup(
 
 
 def page(title: str, body: Markup, where: Markup, *, watched: str = "", status: int = 200) -> HTMLResponse:
-    """One page. where: the links at its top. watched: address of the events that bring it up to date."""
+    """A whole HTML page. where: links at its top. watched: address of the events that update it, or ''."""
     events = f' data-events="{escape(watched)}"' if watched else ""
     return HTMLResponse(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -38,18 +38,18 @@ def page(title: str, body: Markup, where: Markup, *, watched: str = "", status: 
 
 
 def panel(name: str, content: Markup, heading: str = "") -> Markup:
-    """A part of a page that events replace."""
+    """A section of a page, whose content events replace by its name."""
     return Markup(f'<section id="{escape(name)}" class="panel-{escape(name)}">{heading}{content}</section>')
 
 
 def message(title: str, text: str, status: int) -> HTMLResponse:
-    """A page that says one thing."""
+    """A page with a title, one text and a link back, answered with HTTP status `status`."""
     body = join([element("h1", title), element("p", text, "story"), Markup('<p><a href="/">back</a></p>')])
     return page(title, body, Markup(""), status=status)
 
 
 def sign_in(back: str, fault: str = "") -> HTMLResponse:
-    """Where the token is asked for. back: the page to go on with."""
+    """The page that asks for the token. back: address to go to afterwards. fault: what was wrong before."""
     wrong = element("p", fault, "fault") if fault else ""
     body = Markup(
         f"<h1>Sign in</h1>{wrong}"
@@ -73,7 +73,11 @@ def confirm(
     fields: Markup | None = None,
     hidden: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
-    """A form that does something after it has said what."""
+    """A page that says what an action would do, with a form whose submission does it.
+
+    action: address that the form is sent to. back: address to return to. fields: further inputs of the form.
+    hidden: values that it carries along.
+    """
     kept = "".join(
         f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
         for name, value in {"form": session.form, **(hidden or {})}.items()
@@ -88,13 +92,13 @@ def confirm(
 
 
 def heading(status: str, words: str, name: str, story: Markup) -> Markup:
-    """What stands at the top of a page: a status, whose it is, and a sentence."""
+    """The top of a page: a status in words, the name of the run or site, and a sentence on it."""
     state = f'<p class="state">{pill(status, words)}</p>'
     return Markup(f'{state}{element("h1", name)}<p class="story">{story}</p>')
 
 
 def cards(entries: Iterable[tuple[str, str, str]]) -> Markup:
-    """Figures that a person asks for first. entries: (name, value, note)."""
+    """The most important figures as cards. entries: (name, value, note)."""
     inside = "".join(
         f'<div class="card"><dt>{escape(name)}</dt><dd><span class="value">{escape(value)}</span>'
         f'<span class="note">{escape(note)}</span></dd></div>'
@@ -104,14 +108,14 @@ def cards(entries: Iterable[tuple[str, str, str]]) -> Markup:
 
 
 def since(moment: float | None) -> Markup:
-    """How long ago something was; the page's script keeps it up to date."""
+    """How long ago `moment` was (seconds since 1970); the page's script keeps it up to date."""
     if moment is None:
         return Markup(MISSING)
     return Markup(f'<time data-since="{moment:.0f}">{escape(short_time(time.time() - moment))}</time>')
 
 
 def short_time(seconds: float) -> str:
-    """'12 s', '4 min', '2 h 5 min', as the script of the page writes it too."""
+    """A duration as '12 s', '4 min' or '2 h 5 min', as the page's script writes it too."""
     seconds = max(0, int(seconds))
     if seconds < 120:
         return f"{seconds} s"
@@ -120,7 +124,7 @@ def short_time(seconds: float) -> str:
 
 
 def pill(status: str, words: str) -> Markup:
-    """A status as a word with a shape beside it, so that colour alone says nothing."""
+    """A status as a word in a shape, so that colour alone says nothing."""
     return Markup(f'<span class="pill {escape(status)}">{escape(words)}</span>')
 
 

@@ -27,7 +27,7 @@ class _Families(Collector):
 
 
 def exposition(found: Iterable[Metric]) -> bytes:
-    """Metrics in Prometheus's text format."""
+    """Write metrics in Prometheus's text format."""
     return generate_latest(_Families(found))
 
 
@@ -38,7 +38,7 @@ def gauge(
     values: Values,
     kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
 ) -> Metric:
-    """One gauge, or one counter, with its values by label."""
+    """A gauge or counter named perennial_NAME. words: its help text. values: (labels' values, value) each."""
     family = kind(f"perennial_{name}", words, labels=labels)
     for found, value in values:
         family.add_metric(list(found), value)
@@ -46,7 +46,7 @@ def gauge(
 
 
 def fault_metric(faults: Iterable[Fault]) -> Metric:
-    """1 for every fault that stands, with its words and whose turn it is."""
+    """A gauge that is 1 for each present fault, with the fault's words and whose turn it is as labels."""
     labels = tuple(Fault("superlink").facts())
     return gauge(
         "fault", "1 for a fault that stands.", labels, [(list(f.facts().values()), 1.0) for f in faults]
@@ -56,7 +56,7 @@ def fault_metric(faults: Iterable[Fault]) -> Metric:
 def run_metrics(
     runs: Sequence[WatchedRun], faults: Iterable[Fault] = (), superlink: SuperLinkStatus | None = None
 ) -> bytes:
-    """Of runs, of what is wrong, and of the SuperLink where there is one."""
+    """Metrics of runs, faults and the SuperLink, if there is one, in Prometheus's text format."""
     of_superlink = [] if superlink is None else _of_superlink(superlink)
     return exposition([fault_metric(faults), *of_superlink, *_of_runs(runs)])
 

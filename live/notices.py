@@ -28,7 +28,7 @@ Send = Callable[[dict[str, Any]], None]
 
 
 def read_address(path: Path) -> str:
-    """The webhook's address in a file. Raises ConfigError when it is none."""
+    """Read the webhook's address from a file. Raises ConfigError when it holds none."""
     try:
         address = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -39,7 +39,7 @@ def read_address(path: Path) -> str:
 
 
 class Notices:
-    """Who was told what. sends: each gives one notice to the outside, in a thread of its own."""
+    """Sends each notice once. sends: functions that deliver a notice, each in a thread of its own."""
 
     def __init__(self, sends: Sequence[Send]) -> None:
         self._told: dict[str, set[Fault]] = {}
@@ -51,9 +51,9 @@ class Notices:
             threading.Thread(target=_deliver, args=(send, waiting), name="notices", daemon=True).start()
 
     def take(self, name: str, faults: Iterable[Fault], *, finished: bool = False) -> None:
-        """Send a notice of every fault that has begun since the last look, and of a run that has finished.
+        """Send a notice for every fault that is new since the last call, and for a run that has finished.
 
-        name: of the run or the site. faults: every one that stands now.
+        name: of the run or the site. faults: all that are present now.
         """
         found = set(faults)
         before = self._told.get(name)
@@ -90,7 +90,7 @@ def _deliver(send: Send, waiting: "queue.Queue[dict[str, Any]]") -> None:
 
 
 def webhook(address: str) -> Send:
-    """Sends a notice as JSON. `text` is the key that Slack, Mattermost and their like show."""
+    """A function that posts a notice as JSON, with its text under the key that chat services show."""
 
     def send(notice: dict[str, Any]) -> None:
         text = f"{notice['run']}: {notice['text']} {notice['remedy']}".rstrip()

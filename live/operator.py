@@ -54,10 +54,10 @@ ASKED = {
 
 
 class OperatorPages(Pages):
-    """The pages over one folder of runs.
+    """The pages for one folder of runs.
 
-    sessions: who may steer. everyone: whether a person who has not signed in may look. notices: told what is
-    wrong every few seconds; None: nobody is told. budget: as in Spending.
+    sessions: who may steer. everyone: whether a person who has not signed in may look. notices: sends faults
+    to people, checked every 2 s; None: sends none. budget: as in Spending.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OperatorPages(Pages):
         self._notices = notices
 
     def app(self, hosts: set[str]) -> ASGIApp:
-        """The application. hosts: names by which it may be asked for."""
+        """Build the web application. hosts: names by which it may be asked for."""
         routes = [
             Route("/", self._read(self.index)),
             Route("/events", self._read(self.index_events)),
@@ -113,7 +113,7 @@ class OperatorPages(Pages):
     # looking
 
     async def index(self, request: Request) -> Response:
-        """Every run."""
+        """Answer with the overview of all runs."""
         panels = await self.runs.board.panels()
         body = Markup(
             f"<h1>Runs</h1>{panel('superlink', panels['superlink'])}{panel('warnings', panels['warnings'])}"
@@ -124,11 +124,11 @@ class OperatorPages(Pages):
         return page("Runs", body, self._where(request), watched=f"/events?v={self.runs.board.version}")
 
     async def index_events(self, request: Request) -> Response:
-        """The overview as it changes."""
+        """Stream the changes of the overview."""
         return self._stream(self.runs.board.stream(version_seen(request)))
 
     async def run(self, request: Request) -> Response:
-        """One run."""
+        """Answer with the page of one run."""
         run = self._run(request)
         asked = SitesAsked.of(request.query_params)
         drawn = await run.board.panels()
@@ -152,7 +152,7 @@ class OperatorPages(Pages):
         return page(run.state.name, join(parts), join([links, self._where(request)]), watched=events)
 
     async def run_events(self, request: Request) -> Response:
-        """One run as it changes."""
+        """Stream the changes of one run's page."""
         run, asked = self._run(request), SitesAsked.of(request.query_params)
         stream = run.board.stream(version_seen(request))
         if asked != SitesAsked():
@@ -160,14 +160,14 @@ class OperatorPages(Pages):
         return self._stream(stream)
 
     async def report(self, request: Request) -> Response:
-        """The report that a finished run has written."""
+        """Answer with the report of a finished run. Raises HTTPException (404) before there is one."""
         path = self._run(request).folder / "report.html"
         if not path.is_file() or path.is_symlink():
             raise HTTPException(HTTPStatus.NOT_FOUND, "This run has no report yet.")
         return FileResponse(path, headers={"content-security-policy": REPORT_POLICY}, media_type="text/html")
 
     async def compare(self, request: Request) -> Response:
-        """Some runs side by side."""
+        """Answer with finished runs side by side. Raises HTTPException (404) if none of them is finished."""
         chosen = [name for name in request.query_params.getlist("run") if self.runs.get(name) is not None]
         summaries = {name: found for name in chosen[:12] if (found := self.runs.summary(name))}
         if not summaries:
@@ -183,7 +183,7 @@ class OperatorPages(Pages):
         return page("Compared", body, join([Markup('<a href="/">all runs</a>'), self._where(request)]))
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus."""
+        """Answer Prometheus with the metrics of runs and of the SuperLink."""
         faults = await asyncio.to_thread(self.runs.diagnosis)
         superlink = await asyncio.to_thread(read_superlink_status, self.runs.folder)
         runs = await asyncio.to_thread(self.runs.recent)
@@ -192,7 +192,7 @@ class OperatorPages(Pages):
     # steering
 
     async def act(self, request: Request) -> Response:
-        """Ask whether to pause, resume or stop a run, and do so when the form comes back."""
+        """Ask whether to pause, resume or stop a run, and do so once the form that asks is submitted."""
         action, run = request.path_params["action"], self._run(request)
         if action not in ASKED:
             raise HTTPException(HTTPStatus.NOT_FOUND, "There is no such page.")

@@ -1,4 +1,4 @@
-"""What the pages of operator and hospital share: signing in and out, streams of events, pages of errors."""
+"""The base of the operator's and the hospital's pages: signing in and out, streams of events, error pages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -20,10 +20,7 @@ from perennial.server.report.markup import Markup, escape
 
 
 class Pages:
-    """Pages that people watch, and steer by after they have signed in.
-
-    sessions: who has signed in.
-    """
+    """Pages that people watch, and steer after they have signed in. sessions: those who have."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -44,7 +41,7 @@ class Pages:
         raise NotImplementedError
 
     async def sign_in(self, request: Request) -> Response:
-        """The page that asks for the token, or the session that it begins."""
+        """Answer with the page that asks for the token; begin a session if a submitted form has it."""
         sessions = self._sessions
         if not sessions.enabled:
             raise HTTPException(HTTPStatus.NOT_FOUND, "These pages are read-only: no token was given.")
@@ -61,7 +58,7 @@ class Pages:
         return answer
 
     async def sign_out(self, request: Request) -> Response:
-        """End the session, and lead back to the first page."""
+        """End the session, and lead back to the first page. Raises HTTPException (403) without a session."""
         self._sessions.allow_change(request, await read_form(request))
         self._sessions.end(request)
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
@@ -81,13 +78,13 @@ class Pages:
 
 
 def version_seen(request: Request) -> int:
-    """The version of a page that a browser shows, from which its stream of events goes on."""
+    """The version of a page that a browser shows, from which its stream of events goes on; 0 if unknown."""
     text = request.headers.get("last-event-id") or request.query_params.get("v", "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
 def event_stream(events: AsyncIterator[str], watchers: int, most: int) -> Response:
-    """Events as they come; whoever comes after so many watchers is asked to come back later."""
+    """A response that streams events; 503 with a time to retry if `most` watchers or more are there."""
     if watchers >= most:
         return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "30"})
     return StreamingResponse(events, media_type="text/event-stream")

@@ -47,7 +47,7 @@ class SitesAsked:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "SitesAsked":
-        """From a page's address; what is none of ours is left out."""
+        """Read the choice from the query of a page's address; unknown or invalid values are left out."""
         state = query.get("state", "")
         page = query.get("page", "1")
         return cls(
@@ -58,12 +58,12 @@ class SitesAsked:
 
 
 def headline(state: RunState, spending: Spending) -> Markup:
-    """Name, status and one sentence; of the status screen readers are told (live.js)."""
+    """Name, status and one sentence; screen readers announce the status (live.js)."""
     return heading(state.status, STATUS_WORDS[state.status], state.name, escape(story(state)))
 
 
 def story(state: RunState) -> str:
-    """What the run does, in a sentence or two."""
+    """One or two sentences on what the run does now."""
     task = f", task {state.task} of {state.tasks}" if state.tasks > 1 else ""
     rounds = (
         f"Round {state.round} of {state.rounds_planned}" if state.rounds_planned else "Before the first round"
@@ -85,12 +85,12 @@ def story(state: RunState) -> str:
 
 
 def faults(state: RunState, spending: Spending) -> Markup:
-    """What is wrong, the gravest first, or one line that says that nothing is."""
+    """The run's faults, the gravest first, or a line that says that there are none."""
     return faults_in_words(diagnosis(state.superlink, [(state, spending)]))
 
 
 def figures(state: RunState, spending: Spending) -> Markup:
-    """The numbers that a person asks for first."""
+    """The most important numbers: accuracy, forgetting, sites, skipped rounds, time, epsilon."""
     forgotten = [value for value in state.forgetting() if value is not None]
     worst = max(spending.by_site.values(), default=None)
     last = state.rounds[-1] if state.rounds else None
@@ -108,7 +108,7 @@ def figures(state: RunState, spending: Spending) -> Markup:
 
 
 def waiting(state: RunState, spending: Spending) -> Markup:
-    """For whom the round waits, and since when."""
+    """The sites that the round waits for, and since when."""
     if state.status != "running" or not state.asked:
         return Markup("")
     waited = sorted(state.waited_for.items(), key=lambda item: item[1])
@@ -233,7 +233,7 @@ def privacy(state: RunState, spending: Spending) -> Markup:
 
 
 def notes(state: RunState, spending: Spending) -> Markup:
-    """What the journal says in words, the newest first."""
+    """The journal's newest events in words, the newest first."""
     if not state.notes:
         return Markup("")
     items = "".join(

@@ -1,4 +1,4 @@
-"""What is known of one run at this moment, folded from its journal and from the round that goes on."""
+"""The present state of one run, read from its journal and from the live status of the current round."""
 
 import statistics
 import time
@@ -29,7 +29,7 @@ SITE_ORDER: tuple[SiteStatus, ...] = get_args(SiteStatus)
 
 @dataclass(frozen=True)
 class RoundPoint:
-    """One round that is over. sites: whose update is in the model."""
+    """One finished round. sites: number whose update is in the model. sent: bytes. seconds: its duration."""
 
     round: int
     task: int
@@ -43,9 +43,9 @@ class RoundPoint:
 
 @dataclass(frozen=True)
 class TaskPoint:
-    """One task that is over. accuracy: of each task so far; classes: accuracy of each class so far.
+    """One finished task. accuracy: of each task so far; classes: accuracy of each class so far.
 
-    signs: why the model is taken to have learnt nothing; empty where it has.
+    signs: why the model is taken to have learnt nothing; empty if it has learnt.
     """
 
     task: int
@@ -57,7 +57,7 @@ class TaskPoint:
 
 @dataclass
 class SiteNow:
-    """One site. since: time of its status, in seconds since 1970, where that is known."""
+    """The state of one site. since: time of its status, in seconds since 1970; None if unknown."""
 
     name: str
     status: SiteStatus = "unknown"
@@ -67,7 +67,7 @@ class SiteNow:
 
 @dataclass
 class RunState:
-    """A run folder as a page shows it. Call read() to take in what happened since the last call."""
+    """The state of a run, read from its folder. Call read() to bring it up to date."""
 
     folder: Path
     experiment: str = ""
@@ -121,11 +121,11 @@ class RunState:
 
     @property
     def damaged(self) -> int:
-        """Lines of the journal that could not be read."""
+        """Number of lines of the journal that could not be read."""
         return self._journal.damaged
 
     def read(self) -> bool:
-        """Take in what happened since the last call; whether anything did."""
+        """Read what was added to the run's files since the last call; returns whether anything changed."""
         changed = False
         for event in self._journal.read():
             if self._journal.restarted:
@@ -143,7 +143,7 @@ class RunState:
 
     @property
     def status(self) -> Status:
-        """What the run does, as far as its files and its heartbeat say."""
+        """The run's status, as its files and its heartbeat show it."""
         if self.ended_as:
             return self.ended_as
         if not self.alive:
@@ -156,14 +156,14 @@ class RunState:
 
     @property
     def waited_for(self) -> dict[str, float]:
-        """Site -> since when its answer is awaited."""
+        """Site -> time since which the run waits for its answer, in seconds since 1970."""
         return {
             site: since for site, (_, since) in self.asked.items() if self.answered.get(site, 0.0) < since
         }
 
     @property
     def seconds_left(self) -> float | None:
-        """About how long the run still takes, by the median of its last rounds; None before the second."""
+        """Expected seconds until the run ends, by the median of its last rounds; None before the second."""
         taken = [point.seconds for point in self.rounds[-10:] if not point.skipped]
         if len(taken) < 2 or self.rounds_planned < self.round:
             return None
@@ -178,7 +178,7 @@ class RunState:
         return by_round if by_round is not None else (self.learnt[-1].average if self.learnt else None)
 
     def forgetting(self) -> list[float | None]:
-        """How far each task but the newest fell from its best, as a share; [] before the second task."""
+        """For each task but the newest, its best accuracy minus the newest; [] before the second task."""
         if len(self.learnt) < 2:
             return []
         newest = self.learnt[-1].accuracy
@@ -192,7 +192,7 @@ class RunState:
 
     @property
     def silent(self) -> set[str]:
-        """Sites of this run from whose SuperNode the SuperLink hears nothing."""
+        """Sites of this run whose SuperNode the SuperLink no longer hears."""
         return {site for site in self.site_names() if self._silent_since(site) is not None}
 
     @property
@@ -207,7 +207,7 @@ class RunState:
         return superlink.sites.get(site) if superlink is not None and superlink.alive else None
 
     def sites(self) -> list[SiteNow]:
-        """Every site that is known, those that need attention first."""
+        """The state of every known site, those that need attention first."""
         order = {status: place for place, status in enumerate(SITE_ORDER)}
         over = self.is_over
         found = [self.site(name, over) for name in self.site_names()]
@@ -219,11 +219,11 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody works on the run."""
+        """Whether no process works on the run."""
         return self.status in ("finished", "stopped", "ended", "silent")
 
     def site(self, name: str, over: bool) -> SiteNow:
-        """One site's state. over: whether nobody works on the run."""
+        """The state of one site. over: whether no process works on the run."""
         fault = self.last_faults.get(name)
         if name in self.refusing and not over:
             return SiteNow(name, "refused", self.refusing[name], fault and fault[2])

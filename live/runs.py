@@ -1,4 +1,4 @@
-"""The run folders of one place, as pages watch them."""
+"""The run folders below one folder, as pages show them."""
 
 import json
 import threading
@@ -43,7 +43,7 @@ SPENDING_EVERY = 2.0
 
 
 class WatchedRun:
-    """One run: its state, what it has cost, and its panels.
+    """One run as a page shows it: its state, its privacy spending and its panels.
 
     steered: whether people may pause, resume and stop it here.
     """
@@ -59,7 +59,7 @@ class WatchedRun:
         self._undrawn = True
 
     def look(self) -> bool:
-        """Take in what happened; whether the panels show less than that."""
+        """Read what happened in the run; returns whether something is not yet in the panels."""
         with self._turn:
             changed = self.state.read()
             request = read_request(self.folder)
@@ -73,14 +73,14 @@ class WatchedRun:
             return self._undrawn
 
     def draw(self) -> dict[str, Markup]:
-        """Every panel of the page."""
+        """Draw every panel of the page; returns them by name."""
         with self._turn:
             self._undrawn = False
             drawn = {name: draw(self.state, self.spending) for name, draw in PANELS.items()}
             return drawn | {"controls": self._controls()}
 
     def actions(self) -> tuple[str, ...]:
-        """What people may do with the run now."""
+        """The actions that the run allows now: pause, resume, stop, or none."""
         match self.state.status:
             case "running" | "waiting":
                 return ("resume", "stop") if self._request == "pause" else ("pause", "stop")
@@ -102,10 +102,10 @@ class WatchedRun:
 
 
 class Runs:
-    """Every run folder below `folder`.
+    """The runs whose folders lie in `folder`.
 
     Only names that the folder itself lists are ever opened, so no name of an address leads anywhere else.
-    budget: as in Spending.
+    steered, budget: as in WatchedRun and Spending.
     """
 
     def __init__(self, folder: Path, steered: bool, budget: float | None = None) -> None:
@@ -118,7 +118,7 @@ class Runs:
         self.board = Board(lambda: False, self._draw, every=1.0)
 
     def names(self) -> list[str]:
-        """The runs, the newest first."""
+        """Names of the runs, the newest first."""
         found = []
         try:
             for path in self.folder.iterdir():
@@ -130,7 +130,7 @@ class Runs:
         return [name for _, name in sorted(found, reverse=True)]
 
     def get(self, name: str) -> WatchedRun | None:
-        """One run; None where the folder lists no such name."""
+        """The run called `name`; None if the folder lists no such name."""
         if name not in self.names():
             self._watched.pop(name, None)
             return None
@@ -140,7 +140,7 @@ class Runs:
         return self._watched[name]
 
     def recent(self) -> list[WatchedRun]:
-        """Every run without a result, with one since yesterday, or that somebody has looked at lately."""
+        """Runs that have no result yet, had one since yesterday, or were viewed lately."""
         names = [
             name
             for place, name in enumerate(self.names())
@@ -155,14 +155,14 @@ class Runs:
         return False
 
     def diagnosis(self) -> list[Fault]:
-        """What is wrong with the SuperLink and with recent runs."""
+        """The faults of the SuperLink and of recent runs, the gravest first."""
         runs = self.recent()
         for run in runs:
             run.look()
         return diagnosis(read_superlink_status(self.folder), [(run.state, run.spending) for run in runs])
 
     def watched(self) -> list[WatchedRun]:
-        """Every run that somebody has looked at lately."""
+        """The runs that are held in memory because somebody viewed them lately."""
         return list(self._watched.values())
 
     def is_over(self, name: str) -> bool:
@@ -171,7 +171,7 @@ class Runs:
         return (folder / "summary.json").is_file() and not is_alive(folder / ALIVE)
 
     def summary(self, name: str) -> dict[str, Any]:
-        """summary.json of a run; {} where there is none that can be read."""
+        """The content of a run's summary.json; {} if there is none that can be read."""
         path = self.folder / name / "summary.json"
         try:
             facts = path.stat()
@@ -189,7 +189,7 @@ class Runs:
         return {"superlink": self.superlink(), "warnings": self.faults(), "runs": self.overview()}
 
     def faults(self) -> Markup:
-        """What is wrong with recent runs, and of how many older ones the result is."""
+        """The faults of recent runs as HTML, and how many older runs have a faulty model."""
         recent = {run.state.name for run in self.recent()}
         older = [name for name in self.names()[:MOST_RUNS] if name not in recent and self.learnt_badly(name)]
         if not older:
@@ -212,7 +212,7 @@ class Runs:
         return self._bad.get(name, (0.0, False))[1]
 
     def superlink(self) -> Markup:
-        """How many registered sites are connected; nothing where there is no SuperLink."""
+        """A sentence on how many registered sites are connected; '' if there is no SuperLink."""
         status = read_superlink_status(self.folder)
         if status is None:
             return Markup("")
@@ -222,7 +222,7 @@ class Runs:
         return element("p", words, "story")
 
     def overview(self) -> Markup:
-        """The table of all runs, those that go on first."""
+        """A table of all runs."""
         rows = []
         for name in self.names()[:MOST_RUNS]:
             status, progress, accuracy, forgotten = self._facts(name)
@@ -271,7 +271,7 @@ class Runs:
 
 
 def compared(runs: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """A table of what runs came to. runs: summary.json by name."""
+    """A table of the results of runs. runs: content of summary.json, by name."""
     rows = []
     for name, summary in runs.items():
         epsilon = summary.get("epsilon")

@@ -11,7 +11,7 @@ MOST_CONNECTIONS = 4096
 def web_server(
     app: ASGIApp, host: str, port: int, certificate: Path | None = None, key: Path | None = None
 ) -> uvicorn.Server:
-    """A server that is ready to run. It logs nothing of a request: addresses and forms may hold secrets."""
+    """A web server, not yet started. It logs no request: addresses and forms may hold secrets."""
     config = uvicorn.Config(
         app,
         host=host,

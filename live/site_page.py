@@ -20,7 +20,7 @@ SHOWN = 50
 
 
 def headline(state: HospitalState) -> Markup:
-    """Name, status and what happens now."""
+    """The site's name and status, and what it does now."""
     if state.consent.paused:
         status, words = "paused", "paused"
     elif not state.alive:
@@ -33,7 +33,7 @@ def headline(state: HospitalState) -> Markup:
 
 
 def story(state: HospitalState) -> Markup:
-    """What this site does at this moment."""
+    """A sentence on the request that the site answers, or on the last one."""
     if (now := state.now) is not None:
         what = f"Answering {now.kind} of {now.name or now.run[:12]}, round {now.round}, since "
         return Markup(f"{escape(what)}{since(now.began)}.")
@@ -49,7 +49,7 @@ def warnings(state: HospitalState) -> Markup:
 
 
 def figures(state: HospitalState) -> Markup:
-    """The budget and a few counts."""
+    """The most important numbers: epsilon spent and left, the dearest record, requests of a day."""
     words, share = left_in_words(state.epsilon, state.limit)
     unit = state.config.policy.unit or "the largest unit that every release hides"
     answered = sum(one.ended == "answered" and time.time() - one.began < 86400 for one in state.asked)
@@ -68,7 +68,7 @@ def figures(state: HospitalState) -> Markup:
 
 
 def released(state: HospitalState) -> Markup:
-    """What has left this building, line by line, the newest first."""
+    """Everything that has left this building, line by line, the newest first."""
     parts: list[str] = [element("h2", "What has left this building")]
     if not state.releases:
         return join([*parts, element("p", "Nothing.", "calm")])
@@ -96,7 +96,7 @@ def released(state: HospitalState) -> Markup:
 
 
 def approved(state: HospitalState) -> Markup:
-    """Every experiment that may run here, and every offer, with what it asks."""
+    """Every approved experiment and every offer, with what each asks for."""
     parts: list[str] = []
     for offer in state.offered:
         name = quote(offer.name)
@@ -124,7 +124,7 @@ def approved(state: HospitalState) -> Markup:
 
 
 def runs(state: HospitalState) -> Markup:
-    """What is kept of each run, and a way out of it."""
+    """What is stored of each run, and a link to withdraw from it."""
     rows = []
     for kept in state.kept[:SHOWN]:
         link = Markup(f'<a href="/withdraw?run={quote(kept.run)}">Withdraw</a>')
@@ -152,7 +152,7 @@ def requests(state: HospitalState) -> Markup:
 
 
 def controls(state: HospitalState) -> Markup:
-    """What the hospital can do at any time."""
+    """Buttons for what the hospital can do at any time."""
     links = [
         '<a class="button" href="/resume">Resume</a>'
         if state.consent.paused

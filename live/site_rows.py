@@ -1,4 +1,4 @@
-"""What sites' sums say of each other, as the journal's newest round has it."""
+"""The cross-site table of the journal's newest round: how sites' records fit each other's models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ MOST_ROWS = 40
 
 @dataclass(frozen=True)
 class SiteRow:
-    """One site. benefit: other site -> what its records gain for this one, as a share of its error."""
+    """One site. benefit: other site -> by how much its records lower this site's error, as a share of it."""
 
     skill: float | None = None
     given: float | None = None
@@ -22,7 +22,7 @@ class SiteRow:
 
 
 def site_rows(content: object) -> dict[str, SiteRow]:
-    """The rows of a journal's `cross_site`; none of anything that no run writes."""
+    """Read a journal's `cross_site` into a row for each site; parts that no run writes are left out."""
     found: dict[str, SiteRow] = {}
     for site, row in list(content.items())[:MOST_ROWS] if isinstance(content, dict) else ():
         facts: dict[str, Any] = row if isinstance(row, dict) else {}
@@ -38,7 +38,7 @@ def site_rows(content: object) -> dict[str, SiteRow]:
 
 
 def beside_each_other(rows: Mapping[str, SiteRow]) -> Markup:
-    """Two tables: what is said of each site, and who gains from whom."""
+    """Two tables as HTML: skill, gains and mark of each site, and which site gains from which."""
     if not rows:
         return Markup("")
     lead = (

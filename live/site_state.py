@@ -1,4 +1,4 @@
-"""What a hospital's page knows of its own site: ledger, requests, approvals, offers, connection."""
+"""The present state of a hospital's own site: ledger, requests, approvals, offers, connection."""
 
 import math
 import time
@@ -37,7 +37,7 @@ STALE = 6 * 3600.0
 
 @dataclass
 class Asked:
-    """One request. ended: '' while it is answered, else answered, refused or failed."""
+    """A request to the site. ended: '' while it is being answered, else answered, refused or failed."""
 
     kind: str
     run: str
@@ -63,7 +63,7 @@ class ReleasedItem:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """What a site keeps of one run. newest: when it last changed, in seconds since 1970."""
+    """What a site stores of one run. newest: when that last changed, in seconds since 1970."""
 
     run: str
     bytes: int
@@ -71,7 +71,7 @@ class KeptRun:
 
 
 class HospitalState:
-    """One site, as its files say. Call read() to take in what happened."""
+    """The state of one site, read from its files. Call read() to bring it up to date."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -109,12 +109,12 @@ class HospitalState:
 
     @property
     def limit(self) -> float | None:
-        """The lifetime budget."""
+        """The most epsilon that the site may spend in its lifetime; None if its policy sets no limit."""
         return self.config.policy.max_epsilon
 
     @property
     def now(self) -> Asked | None:
-        """The request that is answered at this moment."""
+        """The request that is being answered, or None."""
         recent = (one for one in reversed(self.asked) if not one.ended and time.time() - one.began < STALE)
         return next(recent, None)
 
@@ -124,12 +124,12 @@ class HospitalState:
         return self.alive and self.answered is not None and self.answered < ANSWERED_WITHIN
 
     def newest(self) -> list[Asked]:
-        """The last request of each kind of each run that came within DAY and is over."""
+        """The latest finished request of each kind and run that came within the last day."""
         recent = (one for one in self.asked if one.ended and time.time() - one.began < DAY)
         return list({(one.run, one.kind): one for one in recent}.values())
 
     def read(self) -> bool:
-        """Take in what happened since the last call; whether anything did."""
+        """Read what was added to the site's files since the last call; returns whether anything changed."""
         changed = False
         for event in self._activity.read():
             self._take(event)
@@ -162,7 +162,7 @@ class HospitalState:
         return changed
 
     def refresh(self) -> None:
-        """Look at everything again at once, after a person has changed something."""
+        """Have the next read() look at everything again, after a person has changed something."""
         self._counted = -ASK_AGAIN
 
     def _start_tails(self) -> None:
@@ -260,7 +260,7 @@ class HospitalState:
 
 
 def release_in_words(line: dict[str, Any]) -> str:
-    """What protected one release."""
+    """In words, what protected the release that a line of the ledger records."""
     multiplier, rate, steps = (number(line.get(key)) for key in ("noise_multiplier", "sample_rate", "steps"))
     match line.get("mechanism"):
         case "unprotected":
@@ -278,7 +278,7 @@ def release_in_words(line: dict[str, Any]) -> str:
 
 
 def left_in_words(spent: float | None, limit: float | None) -> tuple[str, float]:
-    """('6.8 of 8 left', share spent)."""
+    """(words such as '6.8 of 8; 1.2 left', share of the budget spent); spent None: it is not known."""
     if spent is None:
         return "unknown: the ledger cannot be read", 1.0
     shown = "∞" if math.isinf(spent) else f"{spent:.3g}"

@@ -1,4 +1,4 @@
-"""What each site has spent of its privacy in a run that goes on: an upper bound, never too little."""
+"""Computes an upper bound on the privacy that each site has spent in a run that goes on."""
 
 import math
 from collections import Counter
@@ -15,11 +15,11 @@ Release = tuple[str, tuple[Entry, ...]]
 
 
 class Spending:
-    """Epsilon by site of one run folder, from its record of releases.
+    """Epsilon spent by each site of a run, from the folder's record of releases.
 
-    unit, delta: of the figures. by_site: epsilon, infinite where something left without protection; empty
-    where nothing is protected. budget: epsilon of one site in one run of which people are told when most of
-    it is spent; None: none.
+    unit, delta: of the figures. by_site: epsilon, infinite if something left without protection; empty if
+    nothing is protected. budget: a site's epsilon in one run; people are told when most of it is spent. None:
+    no budget.
     """
 
     def __init__(self, folder: Path, budget: float | None = None) -> None:
@@ -32,7 +32,7 @@ class Spending:
         self._known: dict[frozenset[tuple[Release, int]], float] = {}
 
     def read(self) -> bool:
-        """Take in what was released since the last call; whether anything was."""
+        """Read what was released since the last call, and count it; returns whether there was anything."""
         changed = False
         for line in self._tail.read():
             if self._tail.restarted:

@@ -23,7 +23,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u20
 
 
 class Tail:
-    """A file of JSON lines, read from its beginning and then on.
+    """Reads a file of JSON lines from its beginning, and on as lines are added.
 
     damaged: lines left out since the beginning. restarted: whether the last call of read() began anew,
     because another file is there now, or this one was cut.
@@ -40,7 +40,7 @@ class Tail:
         self._skipping = False
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The objects of every whole line that came since the last call; none where the file is missing."""
+        """Yield the objects of all whole lines added since the last call; nothing if the file is missing."""
         self.restarted = False
         if not self._open():
             return
@@ -58,7 +58,7 @@ class Tail:
                 self.damaged += 1
 
     def close(self) -> None:
-        """Let go of the file; the next read begins anew."""
+        """Close the file; the next read begins anew."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
@@ -113,7 +113,7 @@ class Tail:
 
 
 def plain(value: object, longest: int = 400) -> str:
-    """value as text of bounded length, without characters that control a terminal or turn text around."""
+    """The value as text of at most `longest` characters, without control or direction-changing characters."""
     text = value if isinstance(value, str) else str(value)[:longest]
     if len(text) <= longest and text.isprintable():
         return text
@@ -121,7 +121,7 @@ def plain(value: object, longest: int = 400) -> str:
 
 
 def number(value: object) -> float | None:
-    """value where it is a finite number, else None."""
+    """The value as a float if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -132,7 +132,7 @@ def number(value: object) -> float | None:
 
 
 def texts(value: object) -> list[str]:
-    """The strings of a list, as plain text; none of anything else."""
+    """The strings of a list, as plain text; [] for anything that is no list."""
     if not isinstance(value, list):
         return []
     try:
@@ -145,18 +145,18 @@ def texts(value: object) -> list[str]:
 
 
 def whole(value: object) -> int:
-    """value where it is a number from 0 on, without its fraction; else 0."""
+    """The value rounded down if it is a number from 0 on; else 0."""
     found = number(value)
     return int(found) if found is not None and 0 <= found < 2**53 else 0
 
 
 def numbers(value: object) -> list[float | None]:
-    """The items of a list, None for each that is no finite number."""
+    """The items of a list, with None for each that is no finite number; [] for no list."""
     return [number(item) for item in value[:MOST]] if isinstance(value, list) else []
 
 
 def seconds(value: object) -> float | None:
-    """A journal's time, in seconds since 1970."""
+    """A journal's ISO time in seconds since 1970; None for anything else."""
     try:
         return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
     except (ValueError, OverflowError, OSError):

@@ -32,9 +32,9 @@ def train_autoencoder(
     seed: int,
     say: Callable[[int, float], None],
 ) -> FeatureEncoder:
-    """The encoder after epochs over rows 0 .. count - 1, by the mean squared error of what is drawn again.
+    """Train an autoencoder on rows 0 .. count - 1 by mean squared error, and return its encoder.
 
-    say: called with each epoch and its mean loss.
+    batch: gives the inputs of some rows. say: called with each epoch and its mean loss.
     The same arguments give the same bits. The features are scaled to a mean square of 1, so that bounds on
     digests mean the same with any encoder.
     Raises DataError when training diverged, or every feature is 0.

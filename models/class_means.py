@@ -68,10 +68,10 @@ class GaussianHead(nn.Module):
 
 
 def never_predicted(bias: Tensor, rows: Tensor | None, width: int) -> list[int]:
-    """Labels whose probability is 0 for every sample, because no record of them was learnt from.
+    """Labels that are never predicted, because no record of them was learnt from.
 
-    bias: (M,) of the head. rows: what takes its place, as of over_features, over features of that width;
-    None: the head answers.
+    bias: (M,) of the head. rows: class means or a Gaussian head, as over_features takes them; None: the
+    model's head answers. width: of the features.
     """
     if rows is not None and rows.shape[1] == width:
         found = ~rows.any(dim=1)
@@ -81,6 +81,6 @@ def never_predicted(bias: Tensor, rows: Tensor | None, width: int) -> list[int]:
 
 
 def over_features(model: IncrementalModel, rows: Tensor) -> NearestMean | GaussianHead:
-    """The classifier that rows are of, in evaluation mode on the model's device."""
+    """The classifier with these rows, (M, d) means or (M, d + 1) of a Gaussian head, in evaluation mode."""
     kind = NearestMean if rows.shape[1] == model.feature_width else GaussianHead
     return kind(model, rows.to(model.head.weight.device)).eval()

@@ -93,7 +93,7 @@ class ModelConfig(Block):
 
     @property
     def choices(self) -> list[ChoiceConfig]:
-        """The maps that are still to be chosen, each among several."""
+        """The feature maps that are choices among several, not yet made."""
         return [found for found in self.features or () if isinstance(found, ChoiceConfig)]
 
     @property
@@ -103,7 +103,7 @@ class ModelConfig(Block):
 
     @property
     def maps(self) -> tuple[FeatureMapConfig, ...]:
-        """What looks at a sample and was not trained here; nothing where a network begins from scratch."""
+        """Fixed maps, with all alternatives, and a pretrained backbone; () if all is trained anew."""
         found: list[FeatureMapConfig] = [] if self.pretrained is None else [self.pretrained]
         for each in self.features or ():
             found += each.of if isinstance(each, ChoiceConfig) else (each,)
@@ -202,7 +202,7 @@ class EncoderConfig(Block):
 
     @property
     def layout(self) -> "EncoderConfig":
-        """A network of the same shapes that needs no file, for a model whose tensors come from elsewhere."""
+        """The settings of an encoder of the same shapes without a file, whose tensors a saved model fills."""
         return EncoderConfig(name="mobilenet_v2" if self.name == "mobilenet_v2" else "random")
 
     @model_validator(mode="after")

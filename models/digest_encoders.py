@@ -38,7 +38,11 @@ that the size of random features neither grows nor vanishes over the blocks."""
 
 
 def digest_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of one sample's encoded features: (4, 8, 8) for images above 16 pixels, half the sides below."""
+    """Shape of one sample's encoded features, by the shape of the sample.
+
+    Images (C, H, W) with a side above 16 pixels: (4, 8, 8); smaller ones: (4, H / 2, W / 2), rounded up. Rows
+    of a table (D,): (64,).
+    """
     if len(input_shape) == 1:
         return (TABLE_DIGEST,)
     height, width = input_shape[1:]
@@ -48,7 +52,7 @@ def digest_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class FeatureEncoder(nn.Module):
-    """x -> r >= 0, of each sample alone. layers: what a file holds the weights of."""
+    """x -> r >= 0, for each sample by itself. layers: the part whose weights a file holds."""
 
     layers: nn.Sequential
 
@@ -57,7 +61,7 @@ class FeatureEncoder(nn.Module):
         self.input_shape = input_shape
 
     def train(self, mode: bool = True) -> "FeatureEncoder":
-        """Stays in evaluation mode, whatever the model around it does: its statistics are fixed too."""
+        """Stay in evaluation mode, whatever the model around it does: its statistics are fixed too."""
         return super().train(False)
 
 
@@ -90,7 +94,7 @@ class MobileNetEncoder(FeatureEncoder):
     """
 
     def __init__(self, input_shape: tuple[int, ...], seed: int) -> None:
-        """Raises ConfigError for tables, and for images of other channels."""
+        """Draw all weights from the seed. Raises ConfigError unless inputs are images of 1 or 3 channels."""
         super().__init__(input_shape)
         if len(input_shape) != 3 or input_shape[0] not in (1, COLOURS):
             raise ConfigError(
@@ -125,7 +129,7 @@ class MobileNetEncoder(FeatureEncoder):
 def build_encoder(config: EncoderConfig, input_shape: tuple[int, ...], seed: int) -> FeatureEncoder:
     """The encoder that an experiment names, frozen, on the CPU. seed: the experiment's.
 
-    Raises ConfigError naming the file, and the tensor or key in it, where it is not the one that the
+    Raises ConfigError naming the file, and the tensor or key in it, if it is not the file that the
     experiment was read with, or does not fit such inputs.
     """
     if config.name == "mobilenet_v2":

@@ -57,9 +57,9 @@ class TwoBranchBackbone(nn.Module):
 
 
 class DigestTwoBranchModel(IncrementalModel):
-    """C([F_R(x), F_D(P_R(x))]); keys "backbone.image.", "backbone.digest.", "backbone.fuse.", "head.".
+    """A model C([F_R(x), F_D(P_R(x))]) with a frozen encoder P_R, which never travels.
 
-    The encoder is part of the complete state (keys "encoder."), frozen, and never travels.
+    Keys: "backbone.image.", "backbone.digest.", "backbone.fuse.", "head.", in the complete state "encoder.".
     """
 
     def __init__(

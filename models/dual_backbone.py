@@ -50,9 +50,9 @@ class ChannelGate(nn.Module):
 
 
 class DualBackboneModel(IncrementalModel):
-    """Adds keys "old_backbone." (frozen) and "gate." from the second task on.
+    """From the second task on, a frozen old backbone and a new one, whose features a gate mixes.
 
-    In the first task there is nothing old: the model has neither, and is the plain backbone with its head.
+    Their keys are "old_backbone." and "gate.". In the first task the model is the plain backbone and head.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DualBackboneModel(IncrementalModel):
         return new if self.old_backbone is None else self.fuse(self.old_features(x), new)
 
     def old_features(self, x: Tensor) -> Tensor:
-        """Features of the task before. Only from the second task on."""
+        """(B, d) features of the backbone of the task before. Only from the second task on."""
         assert self.old_backbone is not None
         # an attack that differentiates the input must see this path too; parameters never get a gradient
         with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
@@ -94,7 +94,7 @@ class DualBackboneModel(IncrementalModel):
         return self
 
     def begin_task(self, previous: Mapping[str, Tensor] | None) -> None:
-        """The previous task's new backbone becomes the old one, and the gate starts afresh.
+        """Make the previous task's new backbone the old one, and reset the gate.
 
         previous: complete_state of the previous global model, None at the first task. FlatParameters must be
         built after this. Raises StateError naming the key when its backbone is not this model's.
@@ -108,7 +108,7 @@ class DualBackboneModel(IncrementalModel):
         self.gate.reset()
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Have an old backbone and a gate if, and only if, state has an old backbone."""
+        """Add an old backbone and a gate if `state` has an old backbone, and remove them if not."""
         if not any(key.startswith(_OLD) for key in state):
             self.old_backbone = self.gate = None
         elif self.old_backbone is None:

@@ -27,7 +27,7 @@ TORCHVISION_LAYERS = "features."
 
 
 def read_content(path: Path) -> bytes:
-    """The safetensors bytes in path. Raises ConfigError when it cannot be read."""
+    """The safetensors bytes of an encoder's file, .json or not. Raises ConfigError when it cannot be read."""
     try:
         content = path.read_bytes()
         return base64.b64decode(json.loads(content)["safetensors"]) if path.suffix == TEXT_SUFFIX else content
@@ -40,12 +40,12 @@ def read_content(path: Path) -> bytes:
 
 
 def as_text(content: bytes) -> bytes:
-    """content as read_content reads it from a .json file."""
+    """Encode safetensors bytes as the JSON that read_content reads from a .json file."""
     return json.dumps({"safetensors": base64.b64encode(content).decode()}).encode()
 
 
 def content_of(path: Path, sha256: str) -> bytes:
-    """The safetensors bytes in path. Raises ConfigError when they are not those that sha256 names."""
+    """The safetensors bytes in path. Raises ConfigError if their SHA-256 is not `sha256`."""
     content = read_content(path)
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
@@ -57,7 +57,7 @@ def content_of(path: Path, sha256: str) -> bytes:
 
 
 def about_of(content: bytes) -> dict[str, Any]:
-    """{} where a file has none. safetensors reads metadata from paths only, and a path may have changed."""
+    """The metadata that write_autoencoder put into a file's content; {} if there is none."""
     length = int.from_bytes(content[:8], "little")
     try:
         about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][ABOUT])
@@ -67,7 +67,7 @@ def about_of(content: bytes) -> dict[str, Any]:
 
 
 def read_autoencoder(path: Path, sha256: str, input_shape: tuple[int, ...]) -> "dict[str, Tensor]":
-    """The encoder's tensors. Raises ConfigError where the file is of another input shape or version."""
+    """The encoder's tensors. Raises ConfigError if the file has another hash, input shape or version."""
     content = content_of(path, sha256)
     tensors = _tensors(path, content)
     said = about_of(content)
@@ -81,7 +81,7 @@ def read_autoencoder(path: Path, sha256: str, input_shape: tuple[int, ...]) -> "
 
 
 def write_autoencoder(path: Path, tensors: "dict[str, Tensor]", about: dict[str, Any]) -> None:
-    """Write what read_autoencoder reads. about: input_shape, and what a reader of the file should know."""
+    """Write an encoder for read_autoencoder. about: input_shape, and facts for whoever reads the file."""
     from safetensors.torch import save
 
     metadata = {ABOUT: json.dumps({"version": VERSION, **about}, sort_keys=True)}
@@ -89,7 +89,7 @@ def write_autoencoder(path: Path, tensors: "dict[str, Tensor]", about: dict[str,
 
 
 def read_torchvision(path: Path, sha256: str) -> "dict[str, Tensor]":
-    """The tensors of the layers before the pooling, from a file with torchvision's names."""
+    """The tensors of MobileNetV2's layers before the pooling, from a file with torchvision's names."""
     tensors = _tensors(path, content_of(path, sha256))
     return {
         name.removeprefix(TORCHVISION_LAYERS): tensor

@@ -1,4 +1,4 @@
-"""A saved model as one module that takes samples as the data hold them and gives probabilities."""
+"""A saved model as one module, from samples as the data hold them to probabilities."""
 
 import torch
 from torch import Tensor, nn
@@ -55,5 +55,5 @@ class Exported(nn.Module):
         return *answer, torch.stack(reached, dim=1)
 
     def example(self, saved: SavedModel) -> Tensor:
-        """(2, *shape) zeros of the type that forward takes."""
+        """(2, *shape) zeros of the type that forward takes, for tracing."""
         return torch.zeros(2, *saved.inputs.shape, dtype=torch.uint8 if self.pixels else torch.float32)

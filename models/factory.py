@@ -1,4 +1,4 @@
-"""From the `model` block of an experiment to a model."""
+"""Builds the model that the `model` block of an experiment describes."""
 
 from collections.abc import Mapping
 from math import prod
@@ -34,11 +34,12 @@ def build_model(
     *,
     with_weights: bool = True,
 ) -> IncrementalModel:
-    """A model with its first values, on the CPU.
+    """An untrained model on the CPU, initialised from the seed alone.
 
     input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
-    least 1. encoder: of digest_two_branch; None: a random one. constants: mean and std of the inputs, which
-    fixed maps of pixels undo; None, and with_weights False: for a model whose tensors come from elsewhere.
+    least 1. encoder: of the model digest_two_branch; None: a random one. constants: mean and std by which
+    inputs are normalised, for feature maps that undo it. with_weights: False does not read weights trained
+    elsewhere, for a model that a saved one's tensors will fill, which need no constants either.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
     """
@@ -78,7 +79,7 @@ def build_model(
 
 
 def network_of(layout: Mapping[str, Any]) -> IncrementalModel:
-    """The network of a finished run, without its weights. layout: of feature_maps/finished_run.py."""
+    """A finished run's network without its weights. layout: as feature_maps/finished_run.py reads it."""
     return build_model(
         ModelConfig.model_validate(layout["model"]),
         tuple(layout["inputs"]["shape"]),

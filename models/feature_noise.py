@@ -19,10 +19,10 @@ from perennial.foundation.errors import ConfigError
 def noised_features(
     model: nn.Module, module: str, clip: float, std: float, generator: torch.Generator
 ) -> Iterator[None]:
-    """Inside, the module's outputs are clipped and noised, each sample for itself.
+    """A context in which a module's outputs are clipped and noised, sample by sample.
 
-    clip: L2 norm of one sample's output, over all its axes. std: of the noise on each element. generator: on
-    the CPU. Raises ConfigError naming a module that the model does not have.
+    module: its name. clip: L2 norm of one sample's output, over all its axes. std: of the noise on each
+    element. generator: on the CPU. Raises ConfigError naming a module that the model does not have.
     """
     named = dict(model.named_modules())
     if module not in named:

@@ -34,7 +34,7 @@ class FlatParameters:
     """
 
     def __init__(self, model: nn.Module, channels_last: bool = False) -> None:
-        """Raises StateError when a travelling tensor is not float32, or there is none."""
+        """Move the model's tensors. Raises StateError if one that travels is not float32, or none travels."""
         tensors = travelling(model)
         self.shapes: dict[str, torch.Size] = {key: tensor.shape for key, tensor in tensors.items()}
         self.keys: tuple[str, ...] = tuple(tensors)
@@ -64,7 +64,7 @@ class FlatParameters:
 
     @property
     def gradient(self) -> Tensor:
-        """(T,), zero unless a backward came before it was first asked for."""
+        """(T,) memory of the gradient, made at the first use: zero, or what a backward pass left before."""
         if self._gradient is None:
             self._gradient = torch.zeros_like(self.trainable)
             self.trainable.grad = self._gradient
@@ -76,19 +76,19 @@ class FlatParameters:
         return self._gradient
 
     def forget_gradient(self) -> None:
-        """Give the gradient's memory back until it is asked for again."""
+        """Free the gradient's memory until it is next used."""
         self._gradient = self.trainable.grad = None
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def forget(self) -> None:
-        """Give all memory back until `load` fills the vector again; before, nobody may read the model."""
+        """Free all memory until `load` fills the vector again; until then the model must not be used."""
         self.forget_gradient()
         self.vector.untyped_storage().resize_(0)
 
     @property
     def large(self) -> bool:
-        """Whether memory that is not needed now should be given back."""
+        """Whether the vector is so large that unused memory should be freed."""
         return len(self.vector) >= LARGE
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ class FlatParameters:
         return self._rearranged(rows, (0, 3, 1, 2), lambda shape: (shape[0], *shape[2:], shape[1]))
 
     def as_stored(self, rows: Tensor) -> Tensor:
-        """The same vectors (K, P) or (K, T) as this model's lie: the inverse of row_major."""
+        """(K, P) or (K, T) row-major vectors in this model's own memory order: the inverse of row_major."""
         return self._rearranged(rows, (0, 2, 3, 1), tuple)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -147,7 +147,7 @@ class FlatParameters:
 
     @property
     def keeps_parts(self) -> bool:
-        """Whether steps must leave parts of the vector as they were."""
+        """Whether hold() has named tensors that steps must not change."""
         return bool(self._held)
 
     def hold(self, keys: Iterable[str]) -> None:
@@ -164,7 +164,7 @@ class FlatParameters:
         self._held = tuple(held)
 
     def keep_held(self, before: Tensor) -> None:
-        """Give the held tensors the values that they have in before (P,). Call it after each step."""
+        """Set the held tensors back to their values in before (P,). Call it after each step."""
         for held in self._held:
             self.vector[held].copy_(before[held])
 

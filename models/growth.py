@@ -8,7 +8,7 @@ from perennial.foundation.errors import StateError
 
 
 def grown(old: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """old in the shapes of template, whose values stand wherever old has none: new rows and new tensors.
+    """`old` in the shapes of `template`, with template's values for rows and tensors that old lacks.
 
     Tensors that template does not name are left out. The result shares no memory with either, and lies on
     template's device. Raises StateError naming the tensor that has more rows than template, or rows of

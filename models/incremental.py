@@ -16,15 +16,15 @@ from perennial.models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_
 
 @runtime_checkable
 class Restructured(Protocol):
-    """A module that only some of its states have all modules of."""
+    """A module some of whose submodules exist only in some of its states."""
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Have the modules that state, by this module's own keys, has values for."""
+        """Add or remove submodules until they are those of `state`, which has this module's own keys."""
         ...
 
 
 def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What state holds of the module that its keys call prefix, by that module's own keys."""
+    """The entries of `state` whose keys begin with `prefix`, without the prefix."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
@@ -99,7 +99,7 @@ class IncrementalModel(nn.Module):
         """
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Gain or lose the modules that only some states have: here, those of the backbone."""
+        """Add or remove submodules until they are those of `state`; by default, of the backbone alone."""
         if isinstance(self.backbone, Restructured):
             self.backbone.restructure(below("backbone.", state))
 
@@ -114,7 +114,7 @@ def joined_features(parts: Sequence[Tensor]) -> Tensor:
 
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:
-    """What crosses the wire in a round, detached and shared: trainable parameters, then float buffers.
+    """The tensors that cross the wire in a round, detached and shared: trained parameters, float buffers.
 
     Integer buffers (BatchNorm's counter) do not travel, because a weighted mean would turn them into floats.
     Frozen parameters, and buffers of modules whose own parameters are all frozen, do not travel either, nor
@@ -133,16 +133,16 @@ def travelling(model: nn.Module) -> dict[str, Tensor]:
 
 
 def complete_state(model: nn.Module) -> dict[str, Tensor]:
-    """All float tensors of the model, travelling and frozen, detached and shared."""
+    """All float tensors of the model, travelling and frozen, detached, sharing the model's memory."""
     return {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
 
 
 def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
-    """Make model the one that complete_state described.
+    """Give model the tensors and structure of a complete_state.
 
     The model must have been built with as many classes as the state has head rows. Modules that only one of
-    the two has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
-    The model lies in the memory of state, with no copy: whoever trains the one writes to the other. Raises
+    the two has (a dual backbone's old one) are added or removed; FlatParameters must then be built anew.
+    The model uses the memory of state, with no copy: whoever trains the one writes to the other. Raises
     StateError naming the key that is missing, unknown, or of another shape or dtype.
     """
     model.restructure(state)
@@ -152,14 +152,14 @@ def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def copy_state(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy state into targets after check_state."""
+    """Copy state into targets, key by key. Raises StateError as check_state does."""
     check_state({key: target.shape for key, target in targets.items()}, state)
     for key, target in targets.items():
         target.copy_(state[key])
 
 
 def check_state(shapes: Mapping[str, torch.Size], state: Mapping[str, Tensor]) -> None:
-    """Hold state to exact keys, exact shapes and float32. Raises StateError naming the key."""
+    """Raise StateError naming a key of state that is missing, unknown, or of another shape or dtype."""
     for key in state:
         if key not in shapes:
             raise StateError(f"tensor {key!r}: unknown to this model{nearest(key, shapes)}")

@@ -16,7 +16,7 @@ LINEAR_SLOPE = sqrt(5)
 
 @contextmanager
 def seeded_initialisation(seed: int, *ids: int | str) -> Iterator[None]:
-    """Modules built inside get the same values whatever was drawn before.
+    """A context in which layers are initialised from the seed alone, whatever was drawn before.
 
     Layers of PyTorch and torchvision draw from the global CPU generator and take no other; this lends them a
     fresh one and then puts it back as it was. Build on the CPU and move the module afterwards.

@@ -46,7 +46,7 @@ def batch_norm_layers(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_rows(own: Tensor, fresh: Tensor) -> Tensor:
-    """own with the rows of fresh that it lacks: a classifier of fewer classes, grown; the same if none lacks.
+    """`own` with the rows of `fresh` that it lacks, as for a classifier that gains classes.
 
     Raises ValueError when the shapes differ in anything but the number of rows, or own has more rows.
     """

@@ -9,7 +9,7 @@ from perennial.models.config import Norm
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Eight groups, or the greatest common divisor of eight and channels where eight does not divide them.
+    """Group normalisation of eight groups, or of the greatest common divisor of eight and channels.
 
     It holds no statistics of the data and sees one sample at a time, which suits sites with different
     classes and per-sample privacy.

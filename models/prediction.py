@@ -1,4 +1,4 @@
-"""From a model's logits to what a person reads: probabilities, prediction sets."""
+"""Turns a model's logits into what a person reads: probabilities and prediction sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,9 @@ NONE_OF_THE_KNOWN = "none of the known classes"
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """probabilities: (B, M) float64, after scaling. sets: (B, M) bool; None without calibration.
+    """Predictions for B samples.
 
+    probabilities: (B, M) float64, after scaling. sets: (B, M) bool; None without calibration.
     reached: class -> (B,) bool, whether its operating point is reached.
     """
 
@@ -28,7 +29,7 @@ class Answers:
 
 
 def answers(logits: Tensor, confidence: Confidence, classes: Sequence[str] = ()) -> Answers:
-    """What logits (B, M) say: a class is in the set if its log odds reach its threshold.
+    """Predictions from logits (B, M): a prediction set has the classes whose log odds reach their thresholds.
 
     classes: names by label, for operating points.
     """
@@ -46,7 +47,7 @@ def answers(logits: Tensor, confidence: Confidence, classes: Sequence[str] = ())
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """(B, M) softmax of logits over the temperature: 0 for a class that is never predicted, for no other."""
+    """(B, M) softmax of logits / temperature: 0 for classes that are never predicted, above 0 for others."""
     stated = (logits / temperature).softmax(dim=1)
     return torch.where(logits > NEVER / 2, stated.clamp(min=LEAST), stated)
 

@@ -17,14 +17,14 @@ from perennial.models.feature_maps.pretrained import build_pretrained, filled_up
 
 
 class PretrainedBackbone(nn.Module):
-    """(B, C, H, W) normalised inputs -> (B, width). Grey images are shown as grey colours."""
+    """(B, C, H, W) normalised inputs -> (B, width) features. Grey images get three equal channels."""
 
     def __init__(
         self, network: nn.Module, size: tuple[int, int] | None, scale: Tensor, shift: Tensor
     ) -> None:
-        """network: (B, 3, H, W) -> (B, width). size: that images are resized to; None keeps theirs.
+        """network: (B, 3, H, W) -> (B, width). size: to which images are resized; None keeps theirs.
 
-        scale, shift: (3, 1, 1), from inputs as this project normalises them to what the network reads.
+        scale, shift: (3, 1, 1), convert this project's normalised inputs to the network's own.
         """
         super().__init__()
         self.network, self._size = network, size
@@ -38,7 +38,7 @@ class PretrainedBackbone(nn.Module):
         return self.network(filled_up(x, self.network))
 
     def train(self, mode: bool = True) -> "PretrainedBackbone":
-        """Training mode but for batch normalisation."""
+        """Set training mode for all but batch normalisation, which keeps its statistics."""
         super().train(mode)
         for module in self.network.modules():
             if isinstance(module, _BatchNorm):
@@ -47,7 +47,7 @@ class PretrainedBackbone(nn.Module):
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The network's children with parameters, in order, and the blocks in place of a list of them."""
+    """The parts of a network with parameters, in order; a list of blocks counts as its blocks."""
     parts = []
     for child in network.children():
         parts += list(child) if isinstance(child, nn.Sequential | nn.ModuleList) else [child]
@@ -62,11 +62,11 @@ def build_pretrained_backbone(
     *,
     with_weights: bool = True,
 ) -> tuple[PretrainedBackbone, int]:
-    """The backbone and its width.
+    """(the backbone, its number of features).
 
-    trained_blocks: "all", or how many of the last blocks learn on.
-    constants: mean and std of the inputs; None with with_weights False, where a saved model brings all.
-    Raises ConfigError where the weights are not here, or the network has fewer blocks.
+    trained_blocks: "all", or how many of the last blocks go on learning.
+    constants: mean and std of the inputs; None with with_weights False, if a saved model brings all.
+    Raises ConfigError if the weights are missing, or the network has fewer blocks.
     """
     if len(input_shape) != 3:
         raise ConfigError(

@@ -41,7 +41,7 @@ class _Hidden:
 
 
 def relabel(model: IncrementalModel, generator: np.random.Generator) -> dict[str, Tensor]:
-    """Rename all hidden neurons in place; outputs change only in the order of float sums.
+    """Permute all hidden neurons in place; outputs change only in the order of float sums.
 
     Returns, by hidden layer, (size,) int64: position i now holds the neuron that was at permutation[i].
     Classes are never renamed. Channels under group normalisation move with their group.

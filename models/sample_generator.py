@@ -20,7 +20,7 @@ class SampleGenerator(nn.Module):
     """Images: two convolutions, each after doubling the resolution; rows of a table: two linear layers."""
 
     def __init__(self, input_shape: tuple[int, ...], seed: int, number: int) -> None:
-        """seed, number: of the stream that the first values come from."""
+        """Initialise the weights from the stream of `seed` and `number`."""
         super().__init__()
         self.input_shape = input_shape
         self._image = len(input_shape) == 3

@@ -27,13 +27,12 @@ PERSONAL_MODEL = "personal_model.safetensors"
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model takes. shape: (C, H, W) of an image, (D,) of a row.
+    """The inputs of a model. shape: (C, H, W) of an image, (D,) of a row.
 
-    stored: uint8 where the data are 8-bit pixels, float32 where they are numbers in a scale of their own.
+    stored: uint8 if the data are 8-bit pixels, float32 if they are numbers in a scale of their own.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
-    columns: of a table, feature column -> "numeric", "date" or its categories, in the order
-    of the D features.
-    fill: (D,) what stands for a missing number of a table; None: the mean.
+    columns: of a table, feature column -> "numeric", "date" or its categories, in the D features' order.
+    fill: (D,) replaces missing numbers of a table; None: the mean does.
     """
 
     shape: tuple[int, ...]
@@ -45,11 +44,11 @@ class Inputs:
 
     @property
     def filling(self) -> Tensor:
-        """(D,) What stands for a missing number."""
+        """(D,) The values that replace missing numbers."""
         return self.mean if self.fill is None else self.fill
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The fields as JSON values; from_json reads them."""
         return {
             "shape": self.shape,
             "stored": self.stored,
@@ -71,13 +70,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Confidence:
-    """What calibration found. temperature: that logits are divided by; None: nobody fitted one.
+    """Results of calibration. temperature: divides logits; None: nobody fitted one.
 
     thresholds: the least log odds of a probability, after temperature scaling, with which each class is in a
     prediction set that holds the true class with probability coverage; -inf: always. None without calibration
     samples. In files always is null.
     void: why that coverage is not guaranteed, or ''.
-    points: class -> (the specificity that was asked for, the least log odds with which it is reported at it).
+    points: class -> (specificity asked for, least log odds at which the class is reported with it).
     """
 
     temperature: float | None = None
@@ -88,7 +87,7 @@ class Confidence:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Confidence":
-        """From a mapping of the fields; missing ones are not known."""
+        """Build it from a mapping of the fields; missing ones are unknown."""
         thresholds = found.get("thresholds")
         return cls(
             found.get("temperature"),
@@ -99,7 +98,7 @@ class Confidence:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The inverse of from_json."""
+        """The fields as JSON values; from_json reads them."""
         always = (
             None if self.thresholds is None else [t if math.isfinite(t) else None for t in self.thresholds]
         )
@@ -135,7 +134,7 @@ class SavedModel:
 
     @property
     def classifier_name(self) -> str:
-        """As learner.classifier calls it."""
+        """The classifier as learner.classifier names it: head, nearest_mean or gaussian."""
         if self.class_means is None:
             return "head"
         return "nearest_mean" if self.class_means.shape[1] == self.model.feature_width else "gaussian"
@@ -167,10 +166,7 @@ def save_model(
 
 
 def load_saved(path: Path) -> SavedModel:
-    """Load a model from a model.safetensors.
-
-    Raises StateError naming the file when it is missing, damaged or incomplete.
-    """
+    """Load a model.safetensors. Raises StateError naming the file if missing, damaged or incomplete."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -201,8 +197,9 @@ def _name(class_means: Tensor, tensors: Mapping[str, Tensor]) -> str:
 
 
 def model_file(folder: Path, site: str) -> Path:
-    """The model to use. folder: of a run, or a real site's state folder, which holds its own model alone.
+    """Path of the model to use: of `site` in a run's folder, or for site '' the folder's own model.
 
+    folder: of a run, or a real site's state folder, which holds its own model alone.
     Raises StateError when the site has no model of its own there.
     """
     if site:

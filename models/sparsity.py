@@ -25,7 +25,7 @@ MODEL, VGG = "model", "vgg11"
 
 @dataclass(frozen=True)
 class SparsityPlan:
-    """What is measured. channels: indices, the same in every layer. layers: so many first ReLU calls.
+    """What is measured. channels: indices, the same in every layer. layers: number of first ReLU calls.
 
     combine: "average" over the layers as published; "concatenate" keeps each layer's channels apart; "last"
     takes the last of the layers alone.
@@ -37,7 +37,7 @@ class SparsityPlan:
 
     @property
     def length(self) -> int:
-        """Entries of the vector."""
+        """Number of entries of the vector."""
         return len(self.channels) * (self.layers if self.combine == "concatenate" else 1)
 
     def fingerprint(self, model_sha256: str) -> str:
@@ -46,9 +46,9 @@ class SparsityPlan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def vector(self, zeros: list[Tensor]) -> Tensor:
-        """(length,) float64 from each layer's (C_l,) shares of zeros.
+        """Combine each layer's (C_l,) shares of zeros into a (length,) float64 vector, as the plan says.
 
-        Raises ConfigError when a layer has too few channels.
+        Raises ConfigError when a layer does not have all the plan's channels.
         """
         layers = zeros[-1:] if self.combine == "last" else zeros
         least = min(len(layer) for layer in layers)
@@ -62,7 +62,11 @@ class SparsityPlan:
 
 
 def common_channels(model: nn.Module, sample: Tensor, layers: int, combine: Combine) -> int:
-    """Channels that all measured layers have. sample: (1, ...) input of any values."""
+    """Number of channels that a plan can choose from, of the first `layers` ReLU calls.
+
+    combine: "last" takes the last of these layers; otherwise the fewest channels of any. sample: (1, ...)
+    input of any values.
+    """
     widths = [output.shape[1] for output in _relu_outputs(model, sample, layers)]
     return widths[-1] if combine == "last" else min(widths)
 
@@ -76,11 +80,11 @@ def relu_calls(model: nn.Module, sample: Tensor) -> int:
 
 @torch.no_grad()
 def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> list[Tensor]:
-    """(C_l,) float64 share of exact zeros of each channel, for the first ReLU calls of a model.
+    """(C_l,) float64 share of exact zeros of each channel, for the first `layers` ReLU calls of a model.
 
     model: in evaluation mode. batches: inputs (B, ...). Zeros are counted as whole numbers, so the order of
     the samples does not matter. Raises ConfigError when the network calls fewer ReLUs than asked, DataError
-    on no sample at all or on an activation that is not a number.
+    on no sample at all or on an activation that is NaN.
     """
     zeros: list[Tensor] = []
     indices, seen = [0] * layers, 0

@@ -1,4 +1,4 @@
-"""K networks as one: the same layers with the weights of K sites, in one pass.
+"""Runs K networks as one: the same layers with the weights of K sites, in one pass.
 
 Dimension 1 of every activation holds the sites one after the other, (B, K * C, ...), so that elementwise
 layers, pooling and flatten(1) are right as they are. A convolution has K groups, a linear layer is one
@@ -122,11 +122,11 @@ STACKED: dict[type[nn.Module], Callable[[Any, str, StackedParameters], nn.Module
 def stack(
     model: IncrementalModel, flat: FlatParameters, count: int
 ) -> tuple[IncrementalModel, StackedParameters]:
-    """(the model with the weights of several sites, those weights), which the caller loads.
+    """(a model for `count` sites, their weights in one vector); the caller fills the weights.
 
-    Its code is the model's own, its layers are stacked ones, and it stands on the weights: whoever loads
-    others, or keeps fewer sites, changes what it computes. A small model's serve the next turn of as many
-    sites too. model: the one of flat; count: number of sites.
+    The stacked model computes with these weights: loading others, or keeping fewer sites, changes what it
+    computes. For a small model, a later call with the same count returns the same objects, with their
+    gradient set to zero. model: of one site, whose parameters flat holds.
     Raises ConfigError naming the layer that has no stacked form.
     """
     if count in flat.stacks:
@@ -147,7 +147,7 @@ def stack(
 
 @torch.no_grad()
 def check_stacked(model: IncrementalModel, input_shape: tuple[int, ...]) -> None:
-    """Raises ConfigError unless a stacked model answers as the model itself does.
+    """Raise ConfigError unless a stacked model gives the same answers as the model itself.
 
     Layers decide whether there is a form; whether code between them mixes sites shows in the answers alone.
     The model's values change.
@@ -168,7 +168,7 @@ def check_stacked(model: IncrementalModel, input_shape: tuple[int, ...]) -> None
 
 @torch.no_grad()
 def largest_activation(model: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Elements of the largest output of any layer, for one sample."""
+    """Number of elements of the largest output of any layer, for one sample."""
     found = [0]
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
     hooks = [
@@ -214,11 +214,11 @@ def _refuse_batch_statistics(module: nn.Module, name: str) -> None:
 
 
 def as_rows(x: Tensor, count: int) -> Tensor:
-    """(B, K * C, ...) as (B * K, C, ...)."""
+    """Reshape (B, K * C, ...) to (B * K, C, ...)."""
     return x.view(len(x) * count, x.shape[1] // count, *x.shape[2:])
 
 
 def side_by_side(batches: Sequence[Tensor]) -> Tensor:
-    """K batches (B_k, C, ...) as one (B, K * C, ...), the shorter ones filled up with zeros."""
+    """Join K batches (B_k, C, ...) to one (B, K * C, ...), the shorter ones filled up with zeros."""
     x = nn.utils.rnn.pad_sequence(list(batches))
     return x.reshape(x.shape[0], -1, *x.shape[3:])

@@ -21,7 +21,7 @@ class StackedParameters:
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], count: int, like: Tensor) -> None:
-        """shapes: of one site's parameters, in the order of its vector. like: has their type and device."""
+        """Zeros for `count` sites. shapes: one site's parameters, in order. like: gives type and device."""
         self.count = count
         self.leaves: dict[str, Tensor] = {}
         self.sizes: Sequence[int] = ()
@@ -34,15 +34,15 @@ class StackedParameters:
 
     @property
     def length(self) -> int:
-        """T."""
+        """T, the number of values of one site."""
         return sum(self._lengths)
 
     def keep_apart(self, name: str, shape: tuple[int, ...]) -> None:
-        """Let a leaf have shape (K, *shape)."""
+        """Give a leaf the shape (K, *shape), from the next settle() on."""
         self._shapes[name] = (0, shape)
 
     def settle(self) -> None:
-        """Make the leaves anew, on the vector and the gradient as they are."""
+        """Make the leaves views of the present vector and gradient."""
         weights, gradients = self.blocks(self.vector), self.blocks(self.gradient)
         for (name, (merged, shape)), weight, gradient in zip(
             self._shapes.items(), weights, gradients, strict=True
@@ -53,31 +53,31 @@ class StackedParameters:
             self.leaves[name] = leaf
 
     def begin_again(self) -> None:
-        """Hold as many sites as at first, in the same memory; the gradient is zero."""
+        """Hold all sites again, in the same memory, with zero gradient."""
         self.count, self.vector, self.gradient = self._whole
         self.gradient.zero_()
         self.sizes = self.generators = ()
         self.settle()
 
     def blocks(self, vector: Tensor) -> list[Tensor]:
-        """(K, n) of each tensor, as views of vector (K * T,)."""
+        """Split vector (K * T,) into one (K, n) view for each tensor."""
         parts = vector.split([self.count * length for length in self._lengths])
         return [part.view(self.count, -1) for part in parts]
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """(K, T) sites' vectors in the order of this one, (K * T,)."""
+        """Reorder sites' vectors (K, T) as this vector is ordered: (K * T,), tensor by tensor."""
         return torch.cat([part.reshape(-1) for part in rows.split(self._lengths, dim=1)])
 
     def rows(self, vector: Tensor) -> Tensor:
-        """(K, T), the sites' vectors; a copy."""
+        """Reorder vector (K * T,) as one vector for each site: (K, T), a copy."""
         return torch.cat(self.blocks(vector), dim=1)
 
     def load(self, rows: Tensor) -> None:
-        """Take the sites' vectors, (K, T)."""
+        """Copy the sites' vectors, (K, T), into this vector."""
         self.vector.copy_(self.gathered(rows))
 
     def keep(self, count: int, beside: Sequence[Tensor]) -> list[Tensor]:
-        """Go on with the first `count` sites; returns their part of other vectors (K * T,)."""
+        """Drop all but the first `count` sites, and return their part of other vectors (K * T,)."""
 
         def first(vector: Tensor) -> Tensor:
             return torch.cat([block[:count].reshape(-1) for block in self.blocks(vector)])
@@ -89,10 +89,10 @@ class StackedParameters:
         return others
 
     def block(self, name: str, vector: Tensor) -> Tensor:
-        """(K, n) of one tensor, as a view of vector."""
+        """The (K, n) view of vector (K * T,) that holds one tensor."""
         return self.blocks(vector)[list(self._shapes).index(name)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Features (B, K * d_i) of several kinds as (B, K * sum d_i), each site's own side by side."""
+        """Join kinds of features (B, K * d_i) to (B, K * sum d_i), each site's own side by side."""
         batch = len(parts[0])
         return torch.cat([part.view(batch, self.count, -1) for part in parts], dim=2).view(batch, -1)

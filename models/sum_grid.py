@@ -41,23 +41,23 @@ class SumGrid:
 
     @cached_property
     def step(self) -> float:
-        """A power of two: as fine as the range allows, and not below FINEST."""
+        """The value of one step, a power of two: as fine as the range allows, and not below FINEST."""
         largest = _power_of_two(self.updates) * _power_of_two(self.largest_weight * self.largest_norm)
         return max(FINEST, largest * 2.0 ** (HEADROOM + 1 - self.bits))
 
     @cached_property
     def share(self) -> float:
-        """What weight * norm of one update may be at most."""
+        """The largest weight * norm that one update may have."""
         return self.step * 2.0 ** (self.bits - HEADROOM - 1) / _power_of_two(self.updates)
 
     def holds(self, weight: float, norm: float) -> bool:
-        """Whether one weighted update of this size has room, whatever else is in the sum."""
+        """Whether an update of this weight and norm fits, whatever else is in the sum."""
         return weight * norm <= self.share
 
     def integers(self, update: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
-        """int64 steps of weight * update, in its shapes, rounded towards zero so that no norm grows.
+        """weight * update in int64 steps, in its shapes, rounded towards zero so that no norm grows.
 
-        Raises OverflowError for an update that has no room.
+        Raises OverflowError for an update that does not fit.
         """
         norm = math.sqrt(math.fsum(float(t.double().square().sum()) for t in update.values()))
         if not self.holds(weight, norm):
@@ -69,14 +69,14 @@ class SumGrid:
         }
 
     def wrapped(self, steps: Tensor) -> Tensor:
-        """int64 steps modulo 2^bits, as signed integers: what is left of a sum once its masks cancel."""
+        """int64 steps modulo 2^bits, as signed integers, which is what a sum is once its masks cancel."""
         if self.bits == 64:
             return steps
         half = 1 << (self.bits - 1)
         return torch.bitwise_and(steps + half, 2 * half - 1) - half
 
     def values(self, steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """float64 values of a sum of steps."""
+        """Convert a sum of steps to float64 values."""
         return {name: self.wrapped(t).to(torch.float64).mul_(self.step) for name, t in steps.items()}
 
 

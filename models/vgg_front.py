@@ -26,7 +26,7 @@ class VggFront(nn.Module):
     """
 
     def __init__(self, layers: int, input_shape: tuple[int, ...]) -> None:
-        """Draws from the global generator, as torchvision does; see vgg11_front."""
+        """Draw weights from PyTorch's global generator, as torchvision does; vgg11_front seeds it."""
         super().__init__()
         vgg = torchvision().models.vgg
         everything = vgg.make_layers(vgg.cfgs["A"], batch_norm=False)
@@ -49,13 +49,13 @@ class VggFront(nn.Module):
 
 
 def vgg11_front(layers: int, input_shape: tuple[int, ...], seed: int) -> VggFront:
-    """With seeded weights, in evaluation mode. Raises ConfigError when it cannot take such inputs."""
+    """A VggFront with seeded weights, in evaluation mode. Raises ConfigError if inputs do not suit it."""
     with seeded_initialisation(seed, "vgg11"):
         return VggFront(layers, input_shape).eval()
 
 
 def read_vgg11(path: Path) -> dict[str, Tensor]:
-    """The convolutions' tensors of a safetensors file with torchvision's names, by the names of VggFront.
+    """Read the convolutions of torchvision's VGG-11 from a safetensors file, by the names of VggFront.
 
     Raises ConfigError when the file cannot be read.
     """
@@ -73,7 +73,7 @@ def read_vgg11(path: Path) -> dict[str, Tensor]:
 
 
 def with_weights(front: VggFront, tensors: dict[str, Tensor]) -> VggFront:
-    """front with the weights that it needs of tensors. Raises ConfigError naming one that is missing."""
+    """Load tensors into `front` and return it. Raises ConfigError naming one that is missing or wrong."""
     for name, parameter in front.state_dict().items():
         found = tuple(tensors[name].shape) if name in tensors else "nothing"
         if found != tuple(parameter.shape):

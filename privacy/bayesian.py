@@ -95,7 +95,7 @@ class BayesianAccountant:
         self._costs = np.zeros(len(ORDERS))
 
     def resume(self, invocations: int, costs: NDArray[np.float64]) -> None:
-        """Go on after so many invocations. costs: (orders,) what they have come to."""
+        """Set the number of invocations so far and their accumulated costs, (orders,) float64."""
         self.invocations, self._costs = invocations, costs
 
     def accumulate(
@@ -110,7 +110,6 @@ class BayesianAccountant:
 
         largest: what clipping allows a distance to be at most; the cost at that distance bounds the mean for
         certain, so the bound from few pairs need not be above it.
-
         Raises PrivacyError when the plan is used up, on bad distances, or where noise_std is not above 0.
         """
         if self.invocations == self.planned:
@@ -144,10 +143,7 @@ class BayesianAccountant:
         return -math.expm1(self.invocations * math.log1p(-self.failure_probability))
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon for a typical record.
-
-        Raises PrivacyError when the failure probability of the bounds alone reaches delta.
-        """
+        """Epsilon for a typical record. Raises PrivacyError if the bounds' failure alone reaches delta."""
         left = delta - self.failure
         if not left > 0:
             raise PrivacyError(

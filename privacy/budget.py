@@ -51,11 +51,12 @@ class Budget:
                 raise PrivacyError(f"{name} is {getattr(self, name)}; allowed: {values}")
 
     def solve(self, accountant: AccountantName = "prv") -> "Solved":
-        """The same numbers with the missing one filled in.
+        """Compute the number that is None from the other four.
 
-        The answer never promises too much: the accountant confirms it, so a noise multiplier or delta is
-        rounded up, steps and a sample rate are rounded down, to a relative 1e-3.
-        Raises PrivacyError when no value can reach the goal.
+        The claim stays true: the accountant confirms the answer, so a noise multiplier or delta is rounded
+        up, steps and a sample rate are rounded down, by a relative 1e-3 at most; epsilon is the accountant's
+        own bound.
+        Raises PrivacyError when no value reaches the goal.
         """
 
         missing = next(field.name for field in fields(self) if getattr(self, field.name) is None)

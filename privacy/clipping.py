@@ -33,7 +33,7 @@ def clip(vector: Tensor, clip_norm: float) -> float:
 
 
 def clip_tensors(tensors: Iterable[Tensor], clip_norm: float) -> float:
-    """As clip, over the concatenation of several tensors, all scaled in place; returns the norm before.
+    """Clip several tensors together in place, as clip() clips one vector; returns the norm before.
 
     tensors: any shapes, 0-d ones included. Integer and boolean tensors are neither measured nor changed: a
     step counter is no contribution of the data, and would otherwise use up the norm.

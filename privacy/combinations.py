@@ -125,7 +125,7 @@ def _of_release(
 
 
 def coupled_reason(terms: Sequence[str]) -> str:
-    """Why DP-SGD cannot have these terms of a loss."""
+    """A sentence that says why DP-SGD cannot have these loss terms."""
     return (
         f"{', '.join(terms)}: a sample's loss depends there on other samples, so clipping one sample's "
         "gradient does not bound what that sample changes; allowed: terms whose values follow from each "

@@ -51,7 +51,7 @@ class Cost:
 
 
 def common_unit(entries: Iterable[Entry]) -> Unit:
-    """The largest unit that every release still hides."""
+    """The largest unit that every one of these releases hides."""
     units: list[Unit] = [entry.unit for entry in entries]
     return _UNITS[max((_UNITS.index(unit) for unit in units), default=0)]
 
@@ -89,7 +89,7 @@ def compose(
 
 
 def of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
-    """The releases that one sample can be in: of those over parts of one scope, the most in one part.
+    """How often one sample can be in each release: of disjoint parts of the data, the largest count.
 
     McSherry 2009 (parallel composition). Only parts of one run of one experiment are known to be disjoint:
     "task 1" of another experiment may hold what "task 2" of this one holds. A whole site is in all parts, so
@@ -110,17 +110,17 @@ def of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
 
 
 def covers_add_remove(entry: Entry, unit: Unit) -> bool:
-    """Whether the entry hides an addition or removal of the unit; replacing a larger unit does."""
+    """Whether the entry hides adding or removing the unit, as replacing a larger unit also does."""
     return entry.relation == "add_remove" if entry.unit == unit else hides(entry.unit, unit)
 
 
 def hides(found: Unit, wanted: Unit) -> bool:
-    """Whether a guarantee for one unit is one for another, of the same size or smaller."""
+    """Whether a guarantee for unit `found` also holds for `wanted`: a unit of the same size or smaller."""
     return _UNITS.index(found) <= _UNITS.index(wanted)
 
 
 def needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:
-    """Whether the entry hides additions and removals only, while the claim is about replacements."""
+    """Whether the entry hides adding and removing alone, and the claim needs it to hide a replacement."""
     return entry.relation == "add_remove" and (relation == "replace" or entry.unit != unit)
 
 

@@ -206,12 +206,12 @@ class PrivacyConfig(FiniteBlock):
 
     @property
     def bayesian_estimate(self) -> BayesianConfig | None:
-        """How the figure for a typical record is estimated; None where it is not asked for."""
+        """Settings of the estimate for a typical record; None if it is not asked for."""
         return self.bayesian if self.bayesian is not None and self.bayesian.enabled else None
 
     @property
     def hidden_unit(self) -> Unit | None:
-        """Whose presence the guarantee hides; None without protection."""
+        """The unit whose presence the guarantee hides; None without protection."""
         if self.mode == "none":
             return None
         return (self.unit or "sample") if self.mode in ("sample", "sample_shared") else "site"

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Uncovered:
-    """Something that depends on the data and that no charge covers.
+    """A field of a message that depends on the data, and for which the ledger is not charged.
 
-    field: regular expression of its path. text: of the text in it. words: what it tells, for people.
+    field: regular expression of its path. text: regular expression found in its text. words: what it tells,
+    for people.
     """
 
     field: str
@@ -21,7 +22,7 @@ class Uncovered:
     text: str = ""
 
     def covers(self, path: str, text: str = "") -> bool:
-        """Whether this is what a difference at a path is."""
+        """Whether this explains a difference at this path with this text."""
         return bool(re.fullmatch(self.field, path) and re.search(self.text, text))
 
 
@@ -58,5 +59,5 @@ UNCOVERED = (
 
 
 def uncovered_in_words() -> list[str]:
-    """The list for people."""
+    """One sentence for each uncovered field, for people."""
     return [item.words for item in UNCOVERED]

@@ -45,11 +45,12 @@ class Digests:
 
 @dataclass(frozen=True)
 class DigestGuarantee:
-    """What the noise is worth. scale: of Laplace noise, or standard deviation of Gaussian noise.
+    """The guarantee that the noise on digests gives. scale: of Laplace noise, or Gaussian standard deviation.
 
     nominal: the epsilon that was asked for. epsilon: what replacing one sample can really cost, for features
     alone; infinite without a proof. if_public: the epsilon that the published scale would have, were its
-    bound public. label_epsilon: of the labels; infinite when they leave in the clear.
+    bound public.
+    label_epsilon: of the labels; infinite when they leave in the clear.
     """
 
     scale: float
@@ -61,9 +62,9 @@ class DigestGuarantee:
 
 
 def form_groups(labels: Tensor, config: DigestConfig, generator: np.random.Generator) -> Tensor:
-    """(D, S) rows of the samples, each at most once; what is left over is in no digest. labels: (n,) int64.
+    """Draw (D, S) groups of rows, each row in one group at most. labels: (n,) int64.
 
-    Raises DataError when there are fewer samples than one digest takes.
+    With mix "within_class" a group has one class. Raises DataError if no group can be filled.
     """
     size = config.per_digest
     order = torch.from_numpy(generator.permutation(len(labels)))
@@ -82,7 +83,7 @@ def form_groups(labels: Tensor, config: DigestConfig, generator: np.random.Gener
 
 
 def draw_weights(count: int, config: DigestConfig, generator: np.random.Generator) -> Tensor:
-    """(D, S) float32, rows sum to 1: equal, as configured, or drawn."""
+    """(count, S) float32 weights in each digest, rows sum to 1: equal, as configured, or drawn."""
     size = config.per_digest
     if config.weight_alpha is not None:
         drawn = generator.dirichlet(np.full(size, config.weight_alpha), size=count)
@@ -94,7 +95,7 @@ def draw_weights(count: int, config: DigestConfig, generator: np.random.Generato
 def mix(
     features: Tensor, labels: Tensor, num_classes: int, config: DigestConfig, generator: np.random.Generator
 ) -> Digests:
-    """Digests without noise. features: (n, ...) float32, labels: (n,) int64 in 0 .. num_classes - 1."""
+    """Mix digests without noise. features: (n, ...) float32; labels: (n,) int64 in 0 .. num_classes - 1."""
     groups = form_groups(labels.cpu(), config, generator)
     weights = draw_weights(len(groups), config, generator)
     place, share = groups.to(features.device), weights.to(features.device)
@@ -118,11 +119,11 @@ def make_digests(
     generator: np.random.Generator,
     source: NoiseSource,
 ) -> tuple[Digests, DigestGuarantee]:
-    """What may leave, and what it costs. classes: the task's labels, which are public.
+    """The digests that may leave, with their noise, and what that guarantees.
 
-    features: (n, ...) float32, 0 or more; labels: (n,) int64 inside classes. Label columns: all classes up to
-    the task's last. Raises DataError on too few samples, PrivacyError on features that are
-    negative or not finite.
+    classes: the task's labels, which are public. features: (n, ...) float32, 0 or more; labels: (n,) int64
+    inside classes. Label columns: all classes up to the task's last. Raises DataError on too few samples,
+    PrivacyError on features that are negative or not finite.
     """
     if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
         raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")
@@ -144,9 +145,9 @@ def make_digests(
 
 
 def guarantee_of(config: DigestConfig, length: int, largest: float, largest_weight: float) -> DigestGuarantee:
-    """The noise that config asks for, and what it is worth for one sample among digests of l numbers.
+    """The noise that config asks for, and what it guarantees for one sample.
 
-    largest: the bound of a feature; largest_weight: of a sample in its digest.
+    length: numbers in a digest. largest: bound of a feature. largest_weight: of a sample in its digest.
     """
     change = digest_l1_sensitivity(length, largest, largest_weight)
     scale, honest, delta, if_public = 0.0, math.inf, 0.0, None
@@ -213,7 +214,7 @@ def _harmonic(count: int) -> float:
 
 
 def bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
-    """Features inside the public bound that the noise is sized by."""
+    """Features cut to the bound that sizes the noise: L2 norm with "gauss", else 0 to largest."""
     if config.protection == "gauss":
         assert config.norm is not None
         rows = features.flatten(1)
@@ -225,7 +226,7 @@ def bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
 def digest_entries(
     config: DigestConfig, guarantee: DigestGuarantee, run: str, experiment: str, recipient: str
 ) -> list[Entry]:
-    """What a release of digests is charged as: the features, and the labels where they are protected."""
+    """Ledger entries for a release of digests: for the features, and for the labels if they have noise."""
     common: dict[str, Any] = {
         "run": run,
         "experiment": experiment,

@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 
 class WordSource(Protocol):
-    """Where random words come from."""
+    """A source of random words."""
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """(count,) independent uniform 64-bit words."""

@@ -127,7 +127,7 @@ class Entry:
 
     @property
     def protected(self) -> bool:
-        """Whether anything is hidden from the recipient at all."""
+        """Whether the release hides anything from its recipient."""
         return self.mechanism != "unprotected" and not self.seeded
 
     def to_json(self) -> dict[str, Any]:

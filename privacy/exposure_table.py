@@ -34,11 +34,11 @@ ADVERSARIES = (LYING, HONEST, OTHER)
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the table.
+    """One cell of the table: a channel under a protection.
 
     images: for each adversary, whether it can get single images; None where it sees nothing of the channel.
-    attacks: for each adversary, the program that shows it, or that tried; '' where none did, and the worst
-    is taken for true.
+    attacks: for each adversary, the program that shows it, or that tried; '' if none did, and the worst is
+    assumed.
     """
 
     channel: str
@@ -52,7 +52,7 @@ class Cell:
         return PROTECTIONS[self.protection]
 
     def verdict(self, adversary: str = LYING) -> str:
-        """'YES' or 'no', and who says so."""
+        """'YES (program)', 'no (program)' or '-': whether this adversary gets single images."""
         place = ADVERSARIES.index(adversary)
         found = self.images[place]
         said = self.attacks[place] or "taken at its worst"
@@ -160,7 +160,7 @@ TABLE: dict[tuple[str, Protection], Cell] = {
 
 
 def protection_of_mode(mode: str, *, masks: bool) -> Protection:
-    """What an experiment's privacy.mode is for what it releases. masks: whether it has `secure`."""
+    """The protection of what an experiment releases, by its privacy.mode. masks: whether it has `secure`."""
     if mode == "none":
         return "masks" if masks else "clear"
     if mode == "client_central":

@@ -60,7 +60,7 @@ class Limit:
     unit: Unit | None = None
 
     def measure(self, entries: Iterable[Entry]) -> Measure:
-        """How what these releases spend is counted."""
+        """The Measure in which spending on these releases is compared with this limit."""
         return Measure.of(entries, self.epsilon, self.delta, self.unit)
 
 
@@ -129,7 +129,7 @@ class Ledger:
         return tuple(entries)
 
     def mark(self) -> tuple[TipPosition, int] | None:
-        """(how far the ledger went, bytes of its newest line), by the tip beside it; None without one.
+        """(tip position, bytes of the newest line) by the tip beside the ledger; None without a readable tip.
 
         After a crash it can be a line behind.
         """
@@ -140,9 +140,10 @@ class Ledger:
         return None if tip is None or tip.mark == TipPosition() else (tip.mark, tip.newest)
 
     def record_tip(self) -> int:
-        """Check the whole ledger and note its tip in both places; how many releases it holds.
+        """Check the whole ledger and write its tip in both places; returns the number of releases in it.
 
-        For a place that has no tip yet. Raises StateError when the ledger lacks what a tip has noted.
+        For a place that has no tip yet. Raises StateError when the ledger lacks what a tip or receipt has
+        noted.
         """
         with self._locked() as descriptor:
             for path in self._tips():
@@ -187,11 +188,11 @@ class Ledger:
         return lost, tip.releases
 
     def cost(self, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None) -> Cost:
-        """What all releases so far cost together."""
+        """The privacy cost of all releases so far. unit: what it shall hide; None: the largest all hide."""
         return compose(self.totals(), delta, accountant, unit)
 
     def would_cost(self, entry: Entry, delta: float) -> Cost:
-        """What all releases would cost with one more. Records nothing."""
+        """The privacy cost of all releases and of one more, which is not recorded."""
         return compose(with_one_more(self.totals(), entry), delta)
 
     @property
@@ -202,7 +203,7 @@ class Ledger:
         return self.receipts is not None and self.receipts.newest() is not None
 
     def totals(self) -> Totals:
-        """How many releases had which guarantee."""
+        """Number of releases by their guarantee."""
         if not self.started:
             return {}
         with self._locked() as descriptor:

@@ -45,7 +45,7 @@ class Addition:
     data: bytes = b""
 
     def line(self, values: dict[str, Any], totals: Totals) -> None:
-        """One more line; totals: after it."""
+        """Append one line; totals: after it."""
         chained = {"previous": self.tip.mark.last, "totals": commitment(totals)} | values
         line = json.dumps(chained, allow_nan=False, separators=(",", ":")).encode()
         self.data += line + b"\n"
@@ -53,13 +53,13 @@ class Addition:
 
 
 def after(tip: Tip, line: bytes, totals: Totals) -> Tip:
-    """The tip after one more line, which is given without its newline."""
+    """The tip after one more line, given without its newline. totals: after it."""
     mark = TipPosition(tip.mark.bytes + len(line) + 1, tip.mark.lines + 1, sha256(line).hexdigest())
     return replace(tip, mark=mark, totals=totals, newest=len(line) + 1)
 
 
 def newest_line(descriptor: int, tip: Tip) -> bytes | None:
-    """The line that a tip ends with, or None when it does not stand where the tip says."""
+    """The line that ends at a tip, without newline; None if the open ledger does not have it there."""
     start = tip.mark.bytes - tip.newest
     data = os.pread(descriptor, tip.newest, start) if start >= 0 else b""
     line = data[:-1]
@@ -68,7 +68,7 @@ def newest_line(descriptor: int, tip: Tip) -> bytes | None:
 
 
 def commits(descriptor: int, tip: Tip) -> bool:
-    """Whether the ledger vouches for the tip's totals. Lines of earlier versions do not."""
+    """Whether the tip's totals are those of its newest line; False for lines of earlier versions."""
     line = newest_line(descriptor, tip) if tip.mark != TipPosition() else None
     try:
         values = json.loads(line) if line is not None else {}
@@ -78,7 +78,7 @@ def commits(descriptor: int, tip: Tip) -> bool:
 
 
 def read_on(descriptor: int, tip: Tip, path: Path, entries: list[Entry] | None = None) -> Contents:
-    """The ledger from a tip to its end, every line of that checked. entries: collects the releases.
+    """Read and check the ledger from a tip to its end. entries: a list to which the releases are added.
 
     Only what follows the last newline may be torn: a newline is on the disk before its charge returns. Raises
     StateError naming the line that breaks the chain.
@@ -119,7 +119,7 @@ def _lines(descriptor: int, start: int) -> Iterator[tuple[bytes, bool]]:
 
 
 def check_older(descriptor: int, tip: Tip, path: Path) -> TipPosition:
-    """Check the chain of some older lines again, from where the last charge stopped; where this one did.
+    """Check the chain of the next few older lines, from tip.checked on; returns where the next check begins.
 
     Raises StateError naming the line that breaks the chain.
     """

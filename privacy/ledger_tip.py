@@ -30,7 +30,7 @@ Totals = Mapping[Entry, int]
 
 
 def guarantee(entry: Entry) -> Entry:
-    """The entry without what it was for: releases with equal guarantees are counted together."""
+    """The entry's guarantee alone, without run, recipient or kind, so that equal ones can be counted."""
     return replace(entry, **dict.fromkeys(_WHO, ""))
 
 
@@ -102,7 +102,7 @@ class Tip:
 
 
 def listed(totals: Totals) -> list[tuple[dict[str, Any], int]]:
-    """The totals as JSON has them, in an order of their own."""
+    """The totals as sorted pairs (entry as JSON, count)."""
     pairs = [(entry.to_json(), count) for entry, count in totals.items()]
     return sorted(pairs, key=lambda pair: json.dumps(pair[0], sort_keys=True))
 

@@ -30,7 +30,7 @@ _CHUNK = 1 << 13
 
 
 class NoiseSource(Protocol):
-    """Where noise and secret choices come from; every draw is independent of all earlier ones."""
+    """A source of noise and secret choices; every draw is independent of all earlier ones."""
 
     @property
     def name(self) -> Literal["secure", "seeded"]:

@@ -45,7 +45,7 @@ class CountNoise:
         return self.multiplier * self.norm
 
     def check(self) -> None:
-        """Raises ValueError where the sampler does not go so far."""
+        """Raises ValueError when the sampler cannot draw noise of this size."""
         if not LEAST_STD <= self._steps <= LARGEST_STD:
             least, most = (bound / STEPS / self.norm for bound in (LEAST_STD, LARGEST_STD))
             raise ValueError(
@@ -54,13 +54,14 @@ class CountNoise:
             )
 
     def draw(self, cells: int, source: WordSource) -> Integers:
-        """(cells,) int64: the whole noise, in steps."""
+        """(cells,) int64 samples of the whole noise, in grid steps."""
         return discrete_gaussian(cells, self._steps, source)
 
     def share(self, cells: int, honest: int, source: WordSource) -> Integers:
-        """(cells,) int64: one site's part of the noise, in steps; `honest` parts have the whole variance.
+        """(cells,) int64 samples of one site's share of the noise, in grid steps.
 
-        Raises PrivacyError where a part is too narrow for the sum of them to be near a Gaussian.
+        honest: number of shares whose sum has the whole variance. Raises PrivacyError when a share is too
+        narrow for their sum to be near a Gaussian.
         """
         std = math.ceil(self._steps / math.sqrt(honest))
         if std < LEAST_STD:
@@ -71,13 +72,13 @@ class CountNoise:
         return discrete_gaussian(cells, std, source)
 
     def shrunk(self, cells: Integers) -> Integers:
-        """(2 M,) int64 in steps, of L2 norm `norm` at most, rounded towards zero. cells: in samples."""
+        """Cells (2 M,), in samples, cut to L2 norm `norm` and rounded down: int64 in grid steps."""
         length = float(np.linalg.norm(cells.astype(np.float64)))
         scale = STEPS * (1.0 if length <= self.norm else self.norm / length * _BELOW)
         return np.floor(cells * scale).astype(np.int64)
 
     def within(self, right: Sequence[int], samples: Sequence[int]) -> bool:
-        """Whether a site's counts, in whole samples, keep the norm."""
+        """Whether right and wrong answers, in whole samples, have an L2 norm of `norm` at most."""
         squares = sum(r * r + (n - r) * (n - r) for r, n in zip(right, samples, strict=True))
         return squares <= self.norm**2
 
@@ -92,15 +93,15 @@ def cells_of(right: Sequence[int], samples: Sequence[int]) -> Integers:
 
 
 def in_samples(cells: Integers) -> tuple[list[int], list[int]]:
-    """(right, samples) of each class, to the nearest whole sample; negative ones under noise.
+    """(right answers, samples) of each class from cells (2 M,) in grid steps, rounded to whole samples.
 
-    cells: (2 M,) in steps.
+    Noise can make them negative.
     """
     right, wrong = np.split((cells + STEPS // 2) // STEPS, 2)
     return right.tolist(), (right + wrong).tolist()
 
 
 def towards_zero(cells: Integers) -> tuple[list[int], list[int]]:
-    """As in_samples, of cells without noise, whose norm must not grow."""
+    """(right answers, samples) of each class from cells (2 M,) without noise, rounded down."""
     right, wrong = np.split(cells // STEPS, 2)
     return right.tolist(), (right + wrong).tolist()

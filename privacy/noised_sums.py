@@ -32,18 +32,19 @@ STEPS = 1 << 16
 
 
 def sensitivity(width: int, blocks: Blocks = BLOCKS) -> float:
-    """L2 change of (a G, b S, c n) of so many features when one sample is added or removed."""
+    """L2 change of (a G, b S, c n) when one sample is added or removed. width: D. blocks: (a, b, c)."""
     a, b, c = blocks
     return math.hypot(a * (1 + width / STEPS), b, c)
 
 
 def replacement(width: int, blocks: Blocks = BLOCKS, *, signed: bool = True) -> float:
-    """The same when one sample is replaced by another, of the same class or of another one.
+    """L2 change of (a G, b S, c n) when one sample is replaced by another, of the same class or not.
 
-    Between classes the square is at most 2 (a^2 + b^2 + c^2). Within a class, for features of length 1 whose
-    cosine is t, it is a^2 (2 - 2 t^2) + b^2 (2 - 2 t), which is less for t >= 0, as features that are never
-    negative have. Signed ones reach t = -1: at the default weights 4 against 2.58. Shorter features move less
-    where b^2 >= 2 a^2, because the square is then convex in either length; otherwise a^2 + 4 b^2 bounds them.
+    signed: features can be negative. Between classes the square is at most 2 (a^2 + b^2 + c^2). Within a
+    class, for features of length 1 whose cosine is t, it is a^2 (2 - 2 t^2) + b^2 (2 - 2 t), which is less
+    for t >= 0, as features that are never negative have. Signed ones reach t = -1: at the default weights 4
+    against 2.58. Shorter features move less where b^2 >= 2 a^2, because the square is then convex in either
+    length; otherwise a^2 + 4 b^2 bounds them.
     """
     a, b, c = blocks
     within = 0.0
@@ -72,16 +73,17 @@ class SumsNoise:
     def of(
         cls, multiplier: float, width: int, blocks: Blocks = BLOCKS, radius_squared: float = 1.0
     ) -> "SumsNoise":
-        """For adding or removing a sample. multiplier: standard deviation in sensitivities.
+        """The noise of one release that hides adding or removing a sample.
 
-        radius_squared: square of the greatest length of a sample's features.
+        multiplier: standard deviation over sensitivity. width: features. radius_squared: square of the
+        greatest length of a sample's features.
         """
         a, b, c = blocks
         std = multiplier * sensitivity(width, blocks)
         return cls(std / a * radius_squared if a else math.inf, std / b * math.sqrt(radius_squared), std / c)
 
     def of_many(self, releases: int) -> "SumsNoise":
-        """Of so many releases added up."""
+        """The noise on the sum of this many releases."""
         root = math.sqrt(releases)
         return SumsNoise(self.gram * root, self.sums * root, self.counts * root)
 

@@ -36,9 +36,8 @@ def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight:
 
     largest_weight: the largest weight that the strategy may give to one site, whatever the sites report; not
     the mean and not 1 / number of sites. One site then moves the sum by at most largest_weight * clip_norm,
-    as long as the
-    weights are fixed in public or normalised by a public constant: were they normalised over those who
-    answered, one site would also move the weights of the others.
+    as long as the weights are fixed in public or normalised by a public constant: were they normalised over
+    those who answered, one site would also move the weights of the others.
     Raises PrivacyError when a bound is not positive.
     """
     if not largest_weight > 0 or not clip_norm > 0:

@@ -45,15 +45,15 @@ class Receipt:
 
     @property
     def tip(self) -> Tip:
-        """The place in the ledger, as the ledger itself has it. What was released is not known from it."""
+        """The tip of the ledger that this receipt is about, with no totals."""
         return Tip(TipPosition(self.length, self.lines, self.last), {}, self.newest)
 
     def signed(self, key: Ed25519PrivateKey) -> Self:
-        """The same with a signature."""
+        """This receipt with the operator's signature. key: the operator's."""
         return replace(self, signature=key.sign(self._signed_bytes()).hex())
 
     def holds(self, key: Ed25519PublicKey) -> bool:
-        """Whether the signature is the operator's of exactly this."""
+        """Whether the signature is by the operator's key, for exactly this receipt."""
         try:
             key.verify(bytes.fromhex(self.signature), self._signed_bytes())
         except (InvalidSignature, ValueError):
@@ -66,7 +66,7 @@ class Receipt:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Raises ValueError when the values are no receipt."""
+        """The receipt with these fields. Raises ValueError when they are not a receipt's."""
         if not isinstance(values, dict) or values.keys() != {*_NUMBERS, *_TEXTS}:
             raise ValueError(f"found {values!r:.80}, allowed a receipt")
         if any(type(values[name]) is not int or values[name] < 0 for name in _NUMBERS):
@@ -90,7 +90,7 @@ class ReceiptBook:
         return self._read()[0]
 
     def keep(self, receipt: Receipt) -> None:
-        """Make a receipt the newest one, unless the hospital has set it aside; on the disk on return.
+        """Store the newest receipt durably, unless the hospital has set it aside.
 
         Raises StateError naming the file when it cannot be written.
         """
@@ -100,11 +100,11 @@ class ReceiptBook:
 
     @property
     def aside(self) -> list[str]:
-        """Hashes of the newest lines of receipts that the hospital has set aside."""
+        """Hashes of the last ledger lines of those receipts that the hospital has set aside."""
         return self._read()[1]
 
     def set_aside(self) -> None:
-        """The ledger begins anew: the newest receipt, and it alone, binds no more."""
+        """Set the newest receipt aside, because the hospital begins a new ledger; it binds no more."""
         newest, aside = self._read()
         if newest is not None:
             self._write(None, [*aside, newest.last])

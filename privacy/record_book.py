@@ -42,13 +42,13 @@ Ids = np.ndarray
 
 
 def as_ids(identities: np.ndarray) -> Ids:
-    """(N,) ids of (N, 16) uint8."""
+    """(N,) ids, of 16 bytes each, from identities (N, 16) uint8."""
     return np.ascontiguousarray(identities).view("S16").reshape(-1)
 
 
 @dataclass(frozen=True)
 class ChargedSet:
-    """Releases that were computed from one set. ids: sorted; None: it is lost, and holds every record."""
+    """The charges of one set of records. ids: sorted; None: the set is lost, so every record pays for it."""
 
     ids: Ids | None
     counts: Mapping[Entry, int]
@@ -56,14 +56,14 @@ class ChargedSet:
 
 @dataclass(frozen=True)
 class Payments:
-    """What every record has paid, and what those in sets have. version: sets that were charged so far."""
+    """All charges. by_all: those that every record pays. version: number of charges of sets so far."""
 
     by_all: Mapping[Entry, int]
     sets: tuple[ChargedSet, ...]
     version: int
 
     def of(self, ids: Ids, limit: Limit, entry: Entry) -> tuple[np.ndarray, Spent]:
-        """((N, 3) Renyi, epsilon and delta that each record has paid, what the entry costs one more)."""
+        """((N, 3) Renyi cost, epsilon and delta that each record has paid; cost of one more entry)."""
         counts = Counter(self.by_all)
         for charged in self.sets:
             counts.update(charged.counts)
@@ -78,7 +78,7 @@ class Payments:
         return paid, measure.of_one(entry)
 
     def counts(self, one: Ids) -> dict[Entry, int]:
-        """The releases that one record, (1,), has paid."""
+        """How often one record, (1,), has paid for each kind of release."""
         found = Counter(self.by_all)
         for charged in self.sets:
             if _members(one, charged)[0]:
@@ -87,7 +87,7 @@ class Payments:
         return dict(found)
 
     def affordable(self, ids: Ids, limit: Limit, entry: Entry) -> np.ndarray:
-        """(N,) bool: which records may be in the release without passing the limit themselves."""
+        """(N,) bool: whether each record can pay for the entry without passing the limit."""
         paid, more = self.of(ids, limit, entry)
         after = paid + _row(more)
         measure = limit.measure([*self.by_all, *(e for s in self.sets for e in s.counts), entry])
@@ -97,17 +97,17 @@ class Payments:
 
 
 class RecordBook:
-    """The folder records/ in a site's state_dir, safe for several processes at once. key: of identities."""
+    """The record book: folder records/ of a site's state_dir, safe for several processes. key: for hashes."""
 
     def __init__(self, state_dir: Path, key: bytes) -> None:
         self.folder, self._key = state_dir / FOLDER, key
         self._path = self.folder / BOOK
 
     def lines_of(self, records: np.ndarray, places: np.ndarray) -> Ids:
-        """(N,) whose line of payments each record has; new ones are noted.
+        """(N,) id under which each record's payments are counted; new records are added to the book.
 
         records, places: (N, 16) uint8, keyed hashes of content and of where it was read. A record that is not
-        known continues the line of what lay at its place, or else begins one.
+        known continues the payments of the record that was at its place before, if any.
         """
         own, lying = as_ids(records).tolist(), as_ids(places).tolist()
         with self._open() as book:
@@ -126,7 +126,7 @@ class RecordBook:
         return np.array(found, dtype="S16")
 
     def payments(self, ledger: Ledger) -> Payments:
-        """All charges so far, by set."""
+        """All charges in the ledger, divided by the set of records that pays for them."""
         totals = ledger.totals()
         with self._open() as book:
             sets, version = self._sets(book), _version(book)
@@ -142,11 +142,11 @@ class RecordBook:
     def charge(
         self, ledger: Ledger, entry: Entry, limit: Limit | None, ids: Ids, version: int | None = None
     ) -> None:
-        """Charge a release to the records with these ids.
+        """Charge a release to the ledger and to the records with these ids.
 
-        version: of the payments by which its records were chosen; None: nothing was chosen by them.
-        Raises StateError when another set was charged since, or the set cannot be stored, and whatever the
-        ledger raises; then the release must not leave.
+        version: of the Payments by which the records were chosen; None: they were not chosen by payments.
+        Raises StateError when another set was charged since, or the set cannot be stored, and whatever
+        Ledger.charge() raises; then the release must not leave.
         """
         members = np.unique(ids)
         name = self._name(members)
@@ -167,7 +167,7 @@ class RecordBook:
             ledger.charge(replace(entry, records=name), limit)
 
     def every_line(self) -> Ids:
-        """(N,) sorted: every record that any stored set holds."""
+        """(N,) sorted ids of all records in any stored set."""
         with self._open() as book:
             found = [charged.ids for charged in self._sets(book) if charged.ids is not None]
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype="S16")

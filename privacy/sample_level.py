@@ -115,16 +115,15 @@ class PrivateGradient:
             vars(parameter).pop("summed_grad", None)
 
     def compute(self, batch: int, losses: Losses, patients: Tensor | None = None) -> Tensor:
-        """Set the private gradient of one Poisson batch; returns the mean loss (private; nan when empty).
+        """Set the private gradient of one Poisson batch; returns its mean loss (private; nan when empty).
 
-        The mean is a float64 number on the device, so that nobody waits for it.
-
-        batch: B, 0 allowed. losses: takes indices in the batch and returns their losses, each depending on
-        its own sample alone; a batch above physical_batch is taken in parts. patients: (B,) int64, whose each
-        sample is; then the sum of a patient's gradients is clipped, and a part holds whole patients.
-        A parameter that already has a .grad keeps its memory, so a flat gradient vector stays one.
-        Raises PrivacyError on losses of another shape, or a model in evaluation mode, which
-        Opacus does not watch.
+        The mean is a float64 number on the device, so that nobody waits for it. batch: B, 0 allowed. losses:
+        takes indices in the batch and returns their losses, each depending on its own sample alone; a batch
+        above physical_batch is taken in parts. patients: (B,) int64, patient number of each sample; then the
+        sum of a patient's gradients is clipped, and a part holds whole patients. A parameter that already has
+        a .grad keeps its memory, so a flat gradient vector stays one.
+        Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
+        watch.
         """
         if not self._model.training:
             raise PrivacyError("the model is in evaluation mode, in which Opacus sees no per-sample gradient")

@@ -26,9 +26,10 @@ A site beyond the clip norm is as many steps below it.
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """One site's part. multiplier: sigma of the update. clip_norm: C. honest: m. std: s, in steps.
+    """One site's share of the noise on a sum of updates.
 
-    count_multiplier: of the noise on adaptive clipping's count, 0 without one.
+    multiplier: sigma of the update. clip_norm: C. honest: m. std: s, in grid steps. count_multiplier: of the
+    noise on adaptive clipping's count, 0 without one.
     """
 
     multiplier: float
@@ -56,22 +57,19 @@ class SharedNoise:
 
     @property
     def step(self) -> float:
-        """What one grid step is worth."""
+        """Size of one grid step in units of the update."""
         return self.multiplier * self.clip_norm / (math.sqrt(self.honest) * self.std)
 
     @property
     def count_std(self) -> int:
-        """Standard deviation of one site's noise on the count, in steps.
-
-        One site moves the count by one UNIT.
-        """
+        """Standard deviation of one site's noise on the count, in steps; a site counts UNIT steps."""
         return math.ceil(2 * UNIT * self.count_multiplier / math.sqrt(self.honest))
 
     def add(self, words: Words, source: WordSource, *, counts_within: bool) -> None:
-        """Add this site's part of the noise to words, in place.
+        """Add this site's share of the noise to words, in place.
 
-        words: (P + 1 or 2,) uint64 or uint32. The weight, the first word after the P values, is the same at
-            every site and gets no noise.
+        words: (P + 1 or 2,) uint64 or uint32: P values, the weight, which is equal at every site and gets no
+        noise, and with counts_within a word for adaptive clipping.
         """
         beside = 1 + counts_within
         values = words[: len(words) - beside]
@@ -86,8 +84,8 @@ class SharedNoise:
 def scale(multiplier: float, sites: int, honest: int, bits: int) -> int:
     """The largest scale s at which a sum with noise fits into its words.
 
-    s is the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of the words.
-
+    It is the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of words of so
+    many bits, for n sites, m honest ones and sigma, the multiplier.
     Raises PrivacyError when the values would not fit, or s is too small for the sum to be near a Gaussian.
     """
     if not multiplier > 0 or honest < 1:

@@ -22,7 +22,10 @@ _ROUNDING = 1 - 2.0**-40
 
 
 def tau(std: int, honest: int) -> float:
-    """How far the sum of so many discrete Gaussians can be from one, for each coordinate."""
+    """Bound, for each coordinate, on how far a sum of discrete Gaussians is from one discrete Gaussian.
+
+    std: of each, in grid steps. honest: how many are added.
+    """
     # the terms shrink as k grows, so the 64th bounds all that follow
     near = math.fsum(math.exp(-2 * math.pi**2 * std**2 * k / (k + 1)) for k in range(1, min(honest, 64)))
     return 10 * (near + max(0, honest - 64) * math.exp(-2 * math.pi**2 * std**2 * 64 / 65))

@@ -47,7 +47,7 @@ class Signer:
 
 
 def certify(node: ec.EllipticCurvePrivateKey, site: str, key: str) -> str:
-    """What a node key says of its site's signing key, as Signer.certified."""
+    """The node key's certificate of its site's signing key, in the form of Signer.certified."""
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     public = node.public_key().public_bytes(encoding, form).decode()
     return f"{public} {node.sign(_certified(site, key), ec.ECDSA(SHA384())).hex()}"
@@ -58,7 +58,7 @@ def _certified(site: str, key: str) -> bytes:
 
 
 def lists(rows: Iterable[str]) -> list[str]:
-    """The hash of the list of signers after each of its rows."""
+    """Hash of the growing list of signers after each row: found[i] covers rows 0 to i."""
     found, last = [], NO_LIST
     for row in rows:
         last = sha256(joined("perennial signers 1", last, row)).hexdigest()
@@ -85,10 +85,12 @@ def _checked(cls: type, values: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A site says: these are my sums of this task. Hashes are SHA-256 in hexadecimal digits.
+    """A site's signed statement of its sums of one task. Hashes are SHA-256 in hexadecimal digits.
 
-    task: whose classes are meant. features: of the maps. signers: of the list of signers. version: from 1;
-    supersedes: the hash of the version before, '' of the first. sums: of the salt and of the sums' own hash.
+    task: whose classes are summed. features: hash of the maps. signers: hash of the list of signers. version:
+    from 1.
+    supersedes: hash of the version that this one replaces, '' for the first. sums: hash of the salt and the
+    sums' own hash.
     """
 
     site: str
@@ -114,11 +116,12 @@ class Statement:
         former: "Statement | None" = None,
         **said: Any,
     ) -> "Statement":
-        """The statement of the holder of a private key; one of those known where it says the same.
+        """Sign a statement of these sums, or return a known one that says the same.
 
-        known: all versions that it has made of this run and task, in their order. sums: their SHA-256.
-        former: the one to supersede; None: the latest. said: site, experiment, run, task, class_order,
-        features and signers.
+        secret: the site's private signing key. known: all its versions for this run and task, in order. sums:
+        their SHA-256.
+        former: the version to supersede; None: the latest. said: site, experiment, run, task, class_order,
+        features, signers.
         """
         latest = known[-1] if known else None
         said |= {"key": signing_key(secret)}
@@ -137,7 +140,7 @@ class Statement:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Raises ValueError when the values are no statement."""
+        """The statement with these fields. Raises ValueError when they are not a statement's."""
         return cls(**_checked(cls, values))
 
     @property
@@ -151,11 +154,11 @@ class Statement:
 
     @property
     def signed(self) -> bool:
-        """Whether the key that it names signed it, for a site that there can be."""
+        """Whether the site's name is a valid one, and the statement's own key signed it."""
         return is_site_name(self.site) and verified(self.key, self.content, self.signature)
 
     def is_of(self, sums: str) -> bool:
-        """Whether it is about the sums with this SHA-256."""
+        """Whether the statement is about the sums with this SHA-256."""
         return self.sums == _salted(self.salt, sums)
 
 
@@ -165,9 +168,10 @@ def _salted(salt: str, sums: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Withdrawal:
-    """A receipt: these statements count no more, those that replace them do. Signed by site and operator.
+    """A receipt that withdraws statements of sums, signed by the site and the operator.
 
-    withdrawn, remaining: hashes of statements; of a whole site nothing remains. operator: public key.
+    withdrawn: hashes of the statements that count no more. remaining: of those that replace them, none if the
+    whole site is withdrawn. operator: public key.
     """
 
     site: str
@@ -182,7 +186,7 @@ class Withdrawal:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Raises ValueError when the values are no receipt."""
+        """The receipt with these fields. Raises ValueError when they are not a receipt's."""
         return cls(**_checked(cls, values))
 
     @property
@@ -191,21 +195,24 @@ class Withdrawal:
         return joined("perennial withdrawal 1", self.site, self.run, self.time, *lists_of)
 
     def by_site(self, secret: bytes) -> "Withdrawal":
-        """With the site's signature."""
+        """This receipt with the site's key and signature. secret: the private key."""
         return replace(self, key=signing_key(secret), signature=sign(secret, self.content))
 
     def by_operator(self, secret: bytes) -> "Withdrawal":
-        """With the operator's signature."""
+        """This receipt with the operator's key and signature. secret: the private key."""
         return replace(self, operator=signing_key(secret), countersigned=sign(secret, self.content))
 
     @property
     def signed(self) -> bool:
-        """Whether it is signed by the operator, and by the site where that is said."""
+        """Whether the operator's signature is valid, and the site's too if the receipt names its key."""
         by_site = not (self.key or self.signature) or verified(self.key, self.content, self.signature)
         return by_site and verified(self.operator, self.content, self.countersigned)
 
 
 def allowed_by(signer: Signer, brought: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a list that a verifier brings has this site's signing key, or a node key that certifies it."""
+    """Whether the verifier's keys have the site's signing key, or a node key that certifies it.
+
+    brought: site -> keys, as read_keys() gives.
+    """
     keys = brought.get(signer.site, ())
     return signer.key in keys or (signer.node_key != "" and signer.node_key in keys)

@@ -31,7 +31,7 @@ from perennial.privacy.opacus_accounting import renyi_at
 
 @dataclass(frozen=True)
 class Spent:
-    """A sum of releases. renyi: at the order of a Measure. epsilon, delta: of guarantees without such."""
+    """The cost of releases. renyi: at a Measure's order. epsilon, delta: of those without a Renyi bound."""
 
     renyi: float = 0.0
     epsilon: float = 0.0
@@ -41,7 +41,7 @@ class Spent:
         return Spent(self.renyi + other.renyi, self.epsilon + other.epsilon, self.delta + other.delta)
 
     def times(self, count: int) -> "Spent":
-        """As many such releases."""
+        """The cost of this many such releases."""
         return Spent(count * self.renyi, count * self.epsilon, count * self.delta)
 
 
@@ -50,7 +50,7 @@ NOTHING, ENDLESS = Spent(), Spent(math.inf)
 
 @dataclass(frozen=True)
 class Measure:
-    """What is counted, and how: the Renyi order, the unit that a budget hides, and its neighbours."""
+    """How spending is counted: the Renyi order, and the unit and neighbouring relation of the budget."""
 
     order: float
     unit: Unit
@@ -58,7 +58,7 @@ class Measure:
 
     @classmethod
     def of(cls, entries: Iterable[Entry], epsilon: float, delta: float, unit: Unit | None) -> "Measure":
-        """The measure of a budget over these releases.
+        """The measure for a budget of (epsilon, delta) that has these releases to count.
 
         unit: None takes the largest unit that every release hides.
         """
@@ -68,7 +68,7 @@ class Measure:
         return cls(order_of(epsilon, delta), unit, "add_remove" if added else "replace")
 
     def of_one(self, entry: Entry) -> Spent:
-        """What one release costs."""
+        """The cost of one release, infinite if it does not hide the unit."""
         if not entry.protected or not hides(entry.unit, self.unit):
             return ENDLESS
         twice = needs_replacement(entry, self.unit, self.relation)
@@ -83,14 +83,14 @@ class Measure:
         return Spent(_gaussian(entry.noise_multiplier, entry.sample_rate, entry.steps, self.order, twice))
 
     def of_all(self, counts: Mapping[Entry, int]) -> Spent:
-        """What these releases cost one record that is in every set; of disjoint parts, the dearest."""
+        """The cost of these releases to one record; of disjoint parts only the dearest counts."""
         found = NOTHING
         for entry, count in of_one_sample(counts).items():
             found += self.of_one(entry).times(count)
         return found
 
     def epsilon(self, spent: Spent, delta: float) -> float:
-        """The epsilon at this delta; infinite where the stated deltas leave none."""
+        """The epsilon at this delta; infinite when the stated deltas reach it."""
         if not math.isfinite(spent.renyi + spent.epsilon) or spent.delta >= delta:
             return math.inf
         if spent.renyi == 0:
@@ -99,13 +99,13 @@ class Measure:
 
 
 def converted(order: float, delta: float) -> float:
-    """What a Renyi bound at an order gains on its way to epsilon. Balle et al. 2020 (arXiv 1905.09982)."""
+    """What a Renyi bound at this order adds to become an epsilon. Balle et al. 2020 (arXiv 1905.09982)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 @cache
 def order_of(epsilon: float, delta: float) -> float:
-    """The order at which a budget holds most Gaussian noise."""
+    """The Renyi order at which a budget of (epsilon, delta) allows the most Gaussian releases."""
     return max(ORDERS, key=lambda order: (epsilon - converted(order, delta)) / order)
 
 

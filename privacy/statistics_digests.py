@@ -35,10 +35,10 @@ def drawn_digests(
     generator: np.random.Generator,
     words: WordSource,
 ) -> tuple[Digests, DigestGuarantee]:
-    """What may leave, and what it costs: as many drawn features as the noised counts say.
+    """Draw digests from noised sums, as many of each class as the noised counts say; with their guarantee.
 
     features: (n, ...) float32, 0 or more; labels: (n,) int64 inside classes, the task's, which are public.
-    Label columns: all classes up to the task's last.
+    Label columns: all classes up to the task's last. generator: of the drawn features; words: of the noise.
     Raises PrivacyError on features that are negative, not finite or too long, and if noise leaves no class.
     """
     if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
@@ -74,9 +74,10 @@ def drawn_digests(
 
 
 def drawn_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
-    """What digests drawn from noised sums over l numbers are worth. scale: the multiplier of the noise.
+    """The guarantee of digests drawn from noised sums over features of `length` numbers.
 
-    Raises PrivacyError where the features are too long for sums of their products.
+    Its scale is the multiplier of the noise. Raises PrivacyError when features are too long for sums of their
+    products.
     """
     if length > LONGEST:
         raise PrivacyError(

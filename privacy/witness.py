@@ -34,19 +34,19 @@ class Seen:
 
 
 def watched() -> bool:
-    """Whether anybody watches, so that it is worth keeping a copy."""
+    """Whether a watching() block is active, so that a copy is worth keeping."""
     return bool(_watchers)
 
 
 def tell(seen: Seen) -> None:
-    """Show something to whoever watches."""
+    """Add what was seen to the list of each active watching() block."""
     for watcher in _watchers:
         watcher.append(seen)
 
 
 @contextmanager
 def watching() -> Iterator[list[Seen]]:
-    """Everything that is told in the block."""
+    """Context manager: a list that collects what tell() is given in the block."""
     seen: list[Seen] = []
     _watchers.append(seen)
     try:

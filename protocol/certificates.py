@@ -32,7 +32,7 @@ Kind = Literal["run", "version", "withdraw", "withdraw records", "merge"]
 
 
 class Values(Block):
-    """A tensor of float32. base64: of its little-endian bytes."""
+    """A float32 tensor. base64: of its little-endian bytes."""
 
     shape: list[int]
     base64: str
@@ -44,7 +44,7 @@ class Values(Block):
 
     @property
     def tensor(self) -> Tensor:
-        """Raises ValueError where the bytes are not of the shape."""
+        """The float32 tensor. Raises ValueError when the bytes do not fit the shape."""
         found = np.frombuffer(base64.b64decode(self.base64, validate=True), dtype="<f4")
         return torch.from_numpy(found.astype(np.float32).reshape(self.shape))
 
@@ -67,11 +67,12 @@ class Run(Block):
 
 
 class Certificate(Block):
-    """What a model follows from.
+    """An operator's signed certificate of a closed-form model: what the model follows from.
 
     number, previous: place in the operator's chain, and the hash of the certificate before. about: the site
     whose sums were withdrawn, or the version. classes: in the order of the model; the head may know the first
-    of them only. says: what nobody but the operator vouches for. operator: public key.
+    of them only.
+    says: what nobody but the operator vouches for. operator: public key.
     """
 
     kind: Kind
@@ -100,7 +101,7 @@ class Certificate(Block):
         return sha256(joined(self.content, self.signature)).hexdigest()
 
     def signed_by(self, secret: bytes) -> Self:
-        """With the operator's key and signature."""
+        """This certificate with the operator's key and signature. secret: the operator's private key."""
         found = self.model_copy(update={"operator": signing_key(secret), "signature": ""})
         return found.model_copy(update={"signature": sign(secret, found.content)})
 
@@ -114,17 +115,17 @@ class Certificate(Block):
 
     @property
     def gone(self) -> dict[str, Withdrawal]:
-        """The sites that were withdrawn whole."""
+        """The receipts of sites that were withdrawn as a whole, by site."""
         return {receipt.site: receipt for receipt in self.receipts if not receipt.remaining}
 
     @property
     def superseded(self) -> set[str]:
-        """Hashes of statements that count no more."""
+        """Hashes of the statements that receipts have withdrawn."""
         return {old for receipt in self.receipts for old in receipt.withdrawn}
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Raises StateError naming the file where it is no certificate."""
+    """The certificate in a JSON file. Raises StateError naming the file when it is none."""
     try:
         return Certificate.model_validate(json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError, ValidationError) as error:
@@ -132,7 +133,10 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def issue(folder: Path, secret: bytes, **said: Any) -> Path:
-    """Write a run's next certificate, signed, unless the last one says the same; returns its path."""
+    """Sign and write a run's next certificate; returns its path, or that of the last one if equal.
+
+    folder: of the run. secret: the operator's private key. said: fields of Certificate.
+    """
     known, paths = [read_certificate(path) for path in paths_of(folder)], paths_of(folder)
     certificate = Certificate(
         number=1 + (known[-1].number if known else 0),
@@ -156,10 +160,11 @@ def paths_of(folder: Path) -> list[Path]:
 
 
 def read_keys(path: Path) -> dict[str, list[str]]:
-    """site, or `operator` -> keys, of a file that a verifier brings.
+    """Keys that a verifier brings, from a file: name of a site, or `operator` -> keys.
 
     A line is a name and a signing key in hexadecimal digits, or a node key as an OpenSSH line with the site
-    as its comment. Raises ConfigError naming the line that is neither.
+    as its comment.
+    Raises ConfigError naming the line that is neither.
     """
     found: dict[str, list[str]] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -249,7 +254,7 @@ def _require_statement(
 
 
 def require_chain(chain: Sequence[Certificate]) -> None:
-    """Raises StateError where certificates do not follow each other."""
+    """Raises StateError when a certificate does not follow the one before it, or undoes its withdrawals."""
     for before, after in pairwise(chain):
         follows = (after.number, after.previous) == (before.number + 1, before.sha256)
         _require(follows, f"number {after.number}: does not follow the one before")

@@ -33,17 +33,17 @@ def bounded(low: float, high: float = math.inf, **kwargs: Any) -> Any:
 
 
 def matching(holds: Callable[[str], object], allowed: str, **kwargs: Any) -> Any:
-    """A dataclass field whose text must pass holds(). allowed: what passes, in words."""
+    """A dataclass field of a text for which holds() is true. allowed: which texts, for errors."""
     return dataclasses.field(metadata={"holds": holds, "allowed": allowed}, **kwargs)
 
 
 def at_most(characters: int, **kwargs: Any) -> Any:
-    """A dataclass field of a text that is no longer."""
+    """A dataclass field of a text of at most this many characters. kwargs: of dataclasses.field."""
     return matching(lambda text: len(text) <= characters, f"{characters} characters at most", **kwargs)
 
 
 def hexadecimal(digits: int, **kwargs: Any) -> Any:
-    """A dataclass field of so many hexadecimal digits, lower case; '' too where that is its default."""
+    """A dataclass field of this many lower-case hexadecimal digits, or '' if that is its default."""
     pattern, allowed = rf"[0-9a-f]{{{digits}}}", f"{digits} hexadecimal digits"
     if kwargs.get("default") == "":
         pattern, allowed = f"({pattern})?", f"{allowed} or ''"
@@ -148,10 +148,7 @@ class WireMessage:
 
     @classmethod
     def from_record(cls, record: RecordDict) -> Self:
-        """Read the message from a record.
-
-        Raises ProtocolError naming the first unknown, missing, mistyped or non-finite field.
-        """
+        """Read the message from a record. Raises ProtocolError naming the first faulty field."""
         layout = _layout(cls)
         found = read_kind(record)
         if found != cls.__name__:
@@ -201,6 +198,6 @@ def record_bytes(record: RecordDict) -> int:
 
 
 def arrays_of(record: RecordDict) -> ArrayRecord | None:
-    """The one ArrayRecord of a reply that follows Flower's own convention, else None."""
+    """The only ArrayRecord of a record, as Flower's own replies have; None for none or several."""
     arrays: Mapping[str, ArrayRecord] = record.array_records
     return next(iter(arrays.values())) if len(arrays) == 1 else None

@@ -33,14 +33,17 @@ MEASUREMENTS = {
 
 
 def asking(request: "TrainRequest", names: Sequence[str]) -> "TrainRequest":
-    """The request, which asks the site to tell `names` too."""
+    """The request with settings that also ask for these measurements."""
     content = json.loads(request.settings)
     tell = list(dict.fromkeys([*content.get("tell", []), *names]))
     return replace(request, settings=json.dumps(content | {"tell": tell}, sort_keys=True))
 
 
 def asked(settings: str) -> tuple[str, ...]:
-    """The measurements that settings ask for. Raises ProtocolError naming one that there is not."""
+    """Names of the measurements that a request's settings (JSON) ask for under "tell".
+
+    Raises ProtocolError naming an unknown measurement, or settings of another form.
+    """
     content = json.loads(settings)
     names = content.get("tell", []) if isinstance(content, dict) else None
     if not isinstance(names, list):

@@ -150,7 +150,7 @@ class EvaluateRequest(Maskable, NeedsPrevious):
 
     @property
     def statistic(self) -> str:
-        """What a masked sum of the answers is called."""
+        """Name of the masked sum that answers to this request enter."""
         if not self.validation:
             return "evaluation"
         return "temperature" if self.tables else "validation"

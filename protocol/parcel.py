@@ -22,7 +22,7 @@ _ORDER = "/"
 
 
 def parcelled(record: RecordDict) -> RecordDict:
-    """The record as a parcel, or itself where it is one, is large, or holds what a parcel cannot."""
+    """The record as a parcel; unchanged if it is one, is too large, or holds what a parcel cannot."""
     if is_parcel(record):
         return record
     entries: dict[str, Any] = {_ORDER: list(record)}
@@ -47,7 +47,7 @@ def is_parcel(record: RecordDict) -> bool:
 
 
 def opened(record: RecordDict) -> RecordDict:
-    """What was parcelled. Raises ProtocolError when it is no parcel, or one that parcelled() never makes."""
+    """The record in a parcel. Raises ProtocolError when it is no parcel that parcelled() could have made."""
     parcel = record.get(PARCEL)
     if len(record) != 1 or not isinstance(parcel, ConfigRecord):
         raise ProtocolError(f"parcel: found {len(record)} records, allowed one ConfigRecord {PARCEL!r}")

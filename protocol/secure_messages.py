@@ -28,7 +28,7 @@ def _names(**kwargs: object) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OfAttempt(Stamp):
-    """What every message about one attempt at a sum repeats."""
+    """Fields of every message about one attempt at a sum."""
 
     attempt: int = bounded(1, MAX_ATTEMPT)
     """Number of the attempt."""

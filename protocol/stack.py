@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Stack(RecordDict):
-    """The content of one message that answers K requests of one round.
+    """The content of one message that replies to K requests of one round.
 
-    requests: the messages that it answers. replies: one each, with one stamp; they hold no tensors but the
-    update. rows: (K, P); each update's tensors are views of its row, in order and without gaps.
+    requests: the K messages. replies: one for each, with one stamp; they hold no tensors but the update.
+    rows: (K, P); each update's tensors are views of its row, in order and without gaps.
     """
 
     def __init__(self, requests: Sequence[Message], replies: Sequence[TrainReply], rows: "Tensor") -> None:
@@ -38,24 +38,24 @@ class Stack(RecordDict):
         return found
 
     def apart(self, place: int) -> Message:
-        """The message that one of the sites would have sent by itself."""
+        """The reply at index `place` as a message of its own."""
         return Message(self.replies[place].to_record(), reply_to=self.requests[place])
 
 
 def answers(reply: Message) -> list[str]:
-    """Ids of the messages that a reply answers."""
+    """Ids of the messages that this message replies to."""
     if (stack := stack_of(reply)) is not None:
         return [request.metadata.message_id for request in stack.requests]
     return [reply.metadata.reply_to_message_id]
 
 
 def stack_of(reply: Message) -> Stack | None:
-    """What a reply holds of several sites; None for one that is from one site."""
+    """The Stack in a message that holds several simulated sites' replies; None for one site's reply."""
     content = reply.content if reply.has_content() else None
     return content if isinstance(content, Stack) else None
 
 
 def one_by_one(reply: Message) -> list[Message]:
-    """The messages that the sites of a reply would have sent by themselves."""
+    """The replies in a message as one message for each site."""
     stack = stack_of(reply)
     return [reply] if stack is None else [stack.apart(place) for place in range(len(stack.replies))]

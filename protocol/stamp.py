@@ -34,7 +34,7 @@ STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round"
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp(WireMessage):
-    """What every request and reply about training repeats: run, experiment, task and round."""
+    """Fields that every request and reply about training repeats: run, experiment, task and round."""
 
     run: str = hexadecimal(RUN_TOKEN)
     """Token of the run, drawn when it was first started; a resumed run keeps it."""
@@ -68,7 +68,7 @@ class Stamp(WireMessage):
 
 @dataclass(frozen=True, kw_only=True)
 class Maskable(Stamp):
-    """What a request adds when its answer is one part of a masked sum; all of it absent otherwise."""
+    """Fields of a request whose answer is one part of a masked sum; all are None otherwise."""
 
     attempt: int | None = bounded(1, default=None)
     """Number of the attempt at this sum; it grows over the run, and no site takes part in one twice."""
@@ -86,7 +86,7 @@ class Maskable(Stamp):
 
 @dataclass(frozen=True, kw_only=True)
 class NeedsPrevious(Stamp):
-    """What a request adds whose answer needs the model of the task before."""
+    """Fields of a request whose answer needs the model of the task before."""
 
     previous: str = hexadecimal(SHA256, default="")
     """SHA-256 of the global model at the end of the task before (the teacher); '' in task 1."""

@@ -111,9 +111,9 @@ def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Li
 
 
 def described(data: bytes, where: str) -> Array:
-    """A Flower Array of .npy bytes, with the type and shape that they say.
+    """A Flower Array of .npy bytes, with the type and shape that they state.
 
-    where: for errors. Raises ProtocolError when they are none.
+    where: named in errors. Raises ProtocolError when data are no .npy bytes that may be read.
     """
     try:
         values = _decode(data)
@@ -134,7 +134,7 @@ def _decode(data: bytes) -> np.ndarray[Any, Any]:
 
 
 def filled(record: Record, entries: Mapping[str, Any]) -> Record:
-    """record, new and empty, with entries whose names and types are known to be right.
+    """Put entries of known, right names and types into a new record, and return it.
 
     Flower checks each entry that is set, which costs a message of this project more than its making.
     """
@@ -143,7 +143,7 @@ def filled(record: Record, entries: Mapping[str, Any]) -> Record:
 
 
 def pack(tensors: Mapping[str, "Tensor"], lasting: bool = False) -> ArrayRecord:
-    """An ArrayRecord that shares the tensors' memory. lasting: whether nobody writes to it any more."""
+    """An ArrayRecord that shares the tensors' memory. lasting: whether nobody will write to that memory."""
     entries = {name: TensorArray(tensor) for name, tensor in tensors.items()}
     for array in entries.values() if lasting else ():
         array.lasting = True
@@ -232,7 +232,7 @@ def _norm_of(norms: "list[Tensor]") -> "Tensor":
 
 @lru_cache(maxsize=1)
 def silence_read_only_warning() -> None:
-    """PyTorch has no read-only tensors, and warns where one lies in the bytes of a message."""
+    """Silence PyTorch's warning about tensors in the read-only bytes of a message."""
     import warnings
 
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

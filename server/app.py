@@ -20,14 +20,14 @@ ONE_BY_ONE = CohortPlan()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Flower's entry point."""
+    """Run the ServerApp; Flower calls this."""
     name = type(grid).__name__
     engine = "ray" if name == "InMemoryGrid" else "grpc"
     serve(grid, context, engine, listener=log_event)
 
 
 def log_event(event: dict[str, Any]) -> None:
-    """One journal event as one line of the log that `perennial deploy logs` shows."""
+    """Log one event of the journal as a line that `perennial deploy logs` shows."""
     match event["event"]:
         case "note":
             log(WARNING, event["text"])
@@ -53,9 +53,8 @@ def serve(
 ) -> dict[str, Any]:
     """Run the experiment that the run config names, to its end; returns the summary.
 
-    engine: in-process, ray or grpc; the summary names it.
-    listener: called with every event of the journal.
-    cohort: sites that the grid lets train in one pass; the summary names it too.
+    engine: in-process, ray or grpc, for the summary. listener: called with every event of the journal.
+    cohort: how the grid lets sites train in one pass, for the summary.
     """
     import torch
 

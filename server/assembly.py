@@ -1,4 +1,4 @@
-"""From an experiment to a run that is ready to go: data facts, model, strategy, folder and journal."""
+"""Prepares an experiment's run (data facts, model, strategy, folder, journal), and drives it to its end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,8 +38,8 @@ def run_to_the_end(
 ) -> dict[str, Any]:
     """Check everything that can be checked before anything starts, then drive the curriculum to its end.
 
-    Writes model, summary, metrics and report; returns the summary. engine: in-process, ray or grpc. Raises a
-    PerennialError that says what is wrong.
+    path: the run's folder. Writes model, summary, metrics and report; returns the summary. engine:
+    in-process, ray or grpc. Raises a PerennialError that says what is wrong.
     """
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     prepare_gpu(settings.gpu, device)

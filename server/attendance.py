@@ -19,10 +19,10 @@ POLL = 0.5
 
 
 class Attendance:
-    """Who takes part in a run.
+    """Decides which sites take part in a run, and waits for sites.
 
-    patient: whether sites may come back, so that waiting helps. look: called while the run waits; it may end
-    the run.
+    waits_for_sites: whether sites may come back, so that waiting helps. look: called while the run waits; it
+    may end the run.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Attendance:
         self._rest = FIRST_REST
 
     def wait_for_all(self, expected: int) -> dict[str, int]:
-        """The sites at the start of a run. Raises StateError when too few connect in time."""
+        """Wait for the first sites; returns name -> node id. Raises StateError if too few connect in time."""
         rounds = self._experiment.rounds
         return self._wait(rounds.wait_for or expected)
 
@@ -61,7 +61,7 @@ class Attendance:
     def available(self, number: int) -> dict[str, int]:
         """name -> node id of the connected sites that are not declared absent in round `number`.
 
-        Waits for a quorum of connected sites. Raises StateError when a run that is not patient lacks one.
+        Waits for a quorum. Raises StateError if none comes and the run does not wait for sites.
         """
         away = self.declared_away(number)
         sites = self.roster.connected()
@@ -92,9 +92,9 @@ class Attendance:
         return {names[index]: sites[names[index]] for index in chosen}
 
     def rest(self, reason: str, refusing: Mapping[str, str] | None = None) -> None:
-        """Pause until a site comes that was not there, or until it is time to try again.
+        """Pause the run until a new site connects, or for a time that doubles at each rest.
 
-        refusing: site -> why it refused, of connected sites for whose answer the run rests.
+        refusing: site -> why it refused, of connected sites that the run waits for.
         """
         before = set(self.roster.connected())
         why = self.roster.barred() | dict(refusing or {})
@@ -109,11 +109,11 @@ class Attendance:
         self._journal.write("went_on", came=sorted(came))
 
     def served(self) -> None:
-        """A round was served: the next rest is a short one again."""
+        """Note that a round succeeded, so that the next rest is short again."""
         self._rest = FIRST_REST
 
     def missing(self, sites: Iterable[str]) -> list[str]:
-        """The sites of the operator's record that are not connected. sites: those that take part."""
+        """Sites of the operator's record that are not connected. sites: those that are."""
         there = {*sites, *self.roster.barred()}
         return [name for name in self.roster.expected() if name not in there]
 

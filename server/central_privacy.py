@@ -1,4 +1,4 @@
-"""Mode client_central at the server: noise once on the aggregate, and what the next round needs to know.
+"""Mode client_central at the server: noise once on the aggregate, and the clip norm of the next round.
 
 The noise is drawn after the last reply and before anything sees the new model. A round that is repeated after
 a crash draws fresh noise, and is counted as one more release (server/releases.py).
@@ -58,7 +58,7 @@ class CentralPrivacy:
     def of(
         cls, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any], seed: int
     ) -> Self | None:
-        """The protection of this run; None in other modes."""
+        """The noise of this run at the server; None in other modes."""
         return cls(privacy, strategy, state, seed) if privacy.mode == "client_central" else None
 
     @property
@@ -68,19 +68,19 @@ class CentralPrivacy:
 
     @property
     def clip_norm(self) -> float:
-        """Of the coming round."""
+        """The clip norm of the coming round."""
         return self._state["clip_norm"]
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Who sees the replies of a round."""
+        """The functions that are called with each aggregated reply."""
         return (self.observe,)
 
     def finish_round(self, outcome: RoundOutcome, number: int) -> None:
-        """Noise the new model in place of the exact one, and move the clip norm.
+        """Add noise to the round's new model, and adapt the clip norm.
 
-        outcome: arrays are replaced; a skipped round releases nothing. Its details name the clip norm, which
-        is public.
+        outcome: its arrays are replaced, and its details name the clip norm, which is public; a skipped round
+        is left alone.
         """
         within, self._within = self._within, 0
         if outcome.arrays is None:
@@ -105,7 +105,7 @@ class CentralPrivacy:
         return self._pairs.accountant.epsilon(self._privacy.delta)
 
     def observe(self, reply: Admitted, reference: Arrays, sweep: int) -> dict[str, Any]:
-        """Look at a reply that was aggregated."""
+        """Count an aggregated reply for the clip norm and the Bayesian figure; returns no details."""
         self._within += bool(reply.within_clip_norm)
         if self._pairs is not None:
             self._pairs.see(reply)
@@ -113,7 +113,7 @@ class CentralPrivacy:
 
     @property
     def max_update_norm(self) -> float:
-        """Let the gate measure what sites were asked to clip, so that no guarantee rests on their word."""
+        """The norm above which the gate rejects an update, so that no guarantee rests on what sites say."""
         return self.clip_norm * _TOLERANCE
 
     def _source(self, number: int) -> NoiseSource:

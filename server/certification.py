@@ -1,4 +1,4 @@
-"""Certificates of closed-form runs, and runs on disjoint data that become one.
+"""Certifies the models of closed-form runs, and merges runs on disjoint data.
 
 A certificate says from which signed sums a model follows; server/verification.py checks it.
 """
@@ -38,7 +38,7 @@ NOT_UNDONE = (
 def certify(folder: Path, version: int | None = None) -> Path:
     """Write a certificate of a finished run's model, or of an asynchronous run's version; returns its path.
 
-    version: round of that one. Raises ConfigError or StateError saying why there can be none.
+    version: the round after which it stood. Raises ConfigError or StateError if it cannot be certified.
     """
     with sole_owner(folder, "certify"):
         run = OpenedRun.open(folder)
@@ -104,10 +104,14 @@ def certified(
     other: OpenedRun | None = None,
     folder: Path | None = None,
 ) -> Path:
-    """Write the certificate of a model.
+    """Sign and write the certificate of a model whose sums are in a run, and return its path.
 
-    record: what is said of the withdrawal that made it. given: task -> sites whose sums are in it; None: all.
-    other: the run that was merged with this one.
+    kind: of certificate. about: the site whose sums were withdrawn, the version, or ''. head, shrinkage: of
+    the model.
+    record: facts of the withdrawal that made it; with it all kept versions of the run's model are deleted.
+    since: when the withdrawal began; older files that may hold the former model are listed. given: task ->
+    sites whose sums are in the model; None: all. other: the run merged with this one. folder: to write in;
+    None: the run's. Raises ConfigError when sums alone do not determine the model.
     """
     runs = [run] if other is None else [run, other]
     for one in runs:
@@ -150,7 +154,7 @@ def _phases(run: OpenedRun) -> list[str]:
 
 
 def operator_secret(folder: Path) -> bytes:
-    """The operator's private signing key; a simulation's is made at the first call. folder: of a run."""
+    """The operator's private signing key. folder: of a run; for a simulation, the first call makes a key."""
     deployed = folder.absolute().parents[1] / RECEIPTS_KEY
     if deployed.exists():
         return read_operator_key(deployed).private_bytes_raw()
@@ -161,7 +165,10 @@ def operator_secret(folder: Path) -> bytes:
 
 
 def still_there(folder: Path, since: datetime | None) -> list[str]:
-    """Files of a run's folder that may hold the old model: neither sums, nor written or removed just now."""
+    """Files in a run's folder that may hold the old model, relative to it: models written before `since`.
+
+    The folders of sums and certificates are left out. since: None means now.
+    """
     before = datetime.now(UTC).timestamp() if since is None else since.timestamp()
     found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in HOLDS_MODELS)
     apart = (FOLDER, "certificates")

@@ -37,7 +37,7 @@ CLASS_MEANS = "class_means"
 
 
 class Standing(NamedTuple):
-    """What a checkpoint holds of the model and the strategy, in the order of Checkpoint's last fields."""
+    """The part of a checkpoint about model and strategy, in the order of Checkpoint's last fields."""
 
     arrays: Mapping[str, Tensor]
     strategy: dict[str, Any]
@@ -46,10 +46,10 @@ class Standing(NamedTuple):
 
 @dataclass
 class Checkpoint:
-    """progress, the experiment's settings, the model's travelling arrays and the strategy's state.
+    """The content of a checkpoint. experiment: its settings. arrays: the model's travelling tensors.
 
     class_means: (M, d) global class means, or the (M, d + 1) rows of a Gaussian head, at the end of the last
-    finished task, where the server has any.
+    finished task; None if the server has none.
     """
 
     progress: Progress
@@ -60,9 +60,9 @@ class Checkpoint:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run, whose seconds count from here. settings: of the experiment.
+    """Writes the checkpoints of a run, and counts its seconds from here on. settings: of the experiment.
 
-    disk_writes: brings checkpoints to the disk beside the next round; None: a round ends with its own there.
+    disk_writes: flushes checkpoints to the disk during the next round; None: each round ends with its flush.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CheckpointWriter:
         self._writes, self._clock = disk_writes, time.monotonic()
 
     def write(self, standing: Standing) -> None:
-        """Replace the checkpoint by where the run stands. Raises StateError when it cannot be written."""
+        """Replace the checkpoint by the run's present state. Raises StateError when it cannot be written."""
         now = time.monotonic()
         self._progress.seconds += now - self._clock
         self._clock = now
@@ -93,7 +93,7 @@ class CheckpointWriter:
             self._writes.begin([self._journal.path, self._folder / LATEST])
 
     def wait(self) -> None:
-        """Until the newest checkpoint is on the disk."""
+        """Wait until the newest checkpoint is on the disk."""
         if self._writes is not None:
             self._writes.wait()
 
@@ -145,7 +145,7 @@ def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
 
 
 def stored_cohort(folder: Path) -> int:
-    """Sites that train in one pass in the run of a folder; 1 if it has no sound checkpoint."""
+    """Size of the cohorts that a run's checkpoint names; 1 if there is no sound checkpoint."""
     try:
         return load_checkpoint(folder)[0].progress.cohort
     except StateError:
@@ -153,7 +153,7 @@ def stored_cohort(folder: Path) -> int:
 
 
 def is_begun_again(run: Path) -> bool:
-    """Whether a run's folder says that it is to go on, as a finished one does after a withdrawal."""
+    """Whether a run's checkpoint says that it is to begin again, as after some withdrawals."""
     try:
         return not load_checkpoint(run / CHECKPOINT)[0].progress.finished
     except StateError:
@@ -161,7 +161,7 @@ def is_begun_again(run: Path) -> bool:
 
 
 def set_damaged_aside(folder: Path) -> None:
-    """Take the newest file out of the way of a run that goes on from the one before it.
+    """Rename a damaged newest checkpoint, for a run that continues from the one before it.
 
     Left where it is, it would take the place of the sound file at the next checkpoint.
     """
@@ -187,12 +187,12 @@ def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor], still
 
 
 def load_previous(folder: Path, sha256: str) -> dict[str, Tensor]:
-    """The model kept by save_previous. Raises StateError naming the file."""
+    """Load the model that save_previous stored. Raises StateError naming the file."""
     return load_model(_previous_path(folder, sha256), sha256)
 
 
 def load_model(path: Path, sha256: str) -> dict[str, Tensor]:
-    """The tensors of a file, which have this content hash. Raises StateError naming the file."""
+    """Load the tensors of a file with this content hash. Raises StateError naming another or damaged file."""
     try:
         with safe_open(path, framework="pt") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118

@@ -12,7 +12,7 @@ from perennial.protocol.tensors import Tensors
 
 
 def check_class_sums(reply: FinishTaskReply, num_classes: int, width: int, private: bool) -> None:
-    """Raises ProtocolError naming the field when a site's sums cannot be sums of so many unit features.
+    """Raise ProtocolError naming the field if a site's sums cannot be sums of so many unit features.
 
     private: noise hides how long the sums are, so only shapes are checked.
     """
@@ -32,7 +32,7 @@ def check_class_sums(reply: FinishTaskReply, num_classes: int, width: int, priva
 
 
 def global_means(replies: Mapping[str, FinishTaskReply]) -> Tensor | None:
-    """(M, d) class means of unit length, a row of zeros where no site has exemplars; None without replies."""
+    """(M, d) class means of unit length, a row of zeros if no site has exemplars; None without replies."""
     parts: list[Tensors] = [sums for _, reply in sorted(replies.items()) if (sums := reply.class_sums)]
     if not parts:
         return None

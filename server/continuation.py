@@ -24,7 +24,11 @@ from perennial.server.run_states import State
 
 
 def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Registry:
-    """The experiment's registry; earlier stays its prefix."""
+    """The registry of the experiment's classes and tasks, which continues that of an earlier run, if any.
+
+    Reads the data, unless they are at the sites alone. Raises ConfigError if data.classes is missing then, or
+    the earlier registry does not fit.
+    """
     data = experiment.data
     if data.only_at_sites:
         if data.classes is None:
@@ -37,7 +41,7 @@ def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Regi
 
 @dataclass(frozen=True)
 class Learnt:
-    """What a run has planned and learnt, by its own record.
+    """The record of a run: what was planned, and what has been learnt of it.
 
     experiment: as the run's checkpoint has it. registry: the plan, which a finished run has learnt. task: the
     one that comes next. inputs: how data reach the model.
@@ -51,10 +55,7 @@ class Learnt:
 
     @classmethod
     def of(cls, folder: Path) -> "Learnt | None":
-        """The record in a run's folder; None where no site was asked anything.
-
-        Raises StateError when it is damaged.
-        """
+        """Read a run folder's record; None if no site was asked anything. Raises StateError if damaged."""
         if not any((folder / CHECKPOINT / name).exists() for name in (LATEST, BEFORE)):
             return None
         checkpoint = load_checkpoint(folder / CHECKPOINT)[0]
@@ -69,7 +70,7 @@ class Learnt:
 
 
 def grows_by_itself(experiment: Experiment) -> bool:
-    """Whether new classes can be found in the experiment's data: a person's own, which the server reads."""
+    """Whether the server reads data of a person's own, in which new classes may appear."""
     return experiment.data.kind.collected and not experiment.data.only_at_sites
 
 
@@ -81,8 +82,8 @@ def classes_found(data: DataConfig) -> tuple[str, ...]:
 def continued(folder: Path, learnt: Learnt | None, new: Experiment) -> Experiment:
     """The new experiment with its class order and schedule written out, those that the run has learnt first.
 
-    folder: of the run. learnt: its record. Where the new experiment says nothing of classes or tasks, the
-    classes that its data hold beside those learnt make one more task.
+    folder: of the run. learnt: its record. If the new experiment names neither classes nor tasks, the
+    classes in its data that were not learnt make one more task.
     Raises ConfigError when the two do not fit, StateError when a run that is not finished would grow.
     """
     if learnt is None:

@@ -31,17 +31,17 @@ class RunStopped(StateError):
 
 
 def request_path(run: Path) -> Path:
-    """Path of the request for a run folder."""
+    """Path of the file in which people ask something of the run in folder `run`."""
     return run.parent / CONTROL / f"{run.name}.json"
 
 
 def pages_beat(runs: Path) -> Path:
-    """The heartbeat of the operator's pages over a folder of runs, which they may write nothing else in."""
+    """Path of the heartbeat of the operator's pages for a folder of runs."""
     return runs / CONTROL / "pages.alive"
 
 
 def read_request(run: Path) -> Request | None:
-    """The request for a run; None where there is none, or one that cannot be read."""
+    """What people ask of a run: pause or stop; None if nothing, or if the file cannot be read."""
     try:
         content = json.loads(request_path(run).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -69,10 +69,10 @@ def clear_request(run: Path) -> None:
 
 
 class RunControl:
-    """The requests for one run, as the run itself obeys them.
+    """Obeys the requests for one run.
 
-    write: of the journal, told when the run pauses and goes on. A request to stop that is there at the start
-    was obeyed already, and is cleared.
+    write: of the journal, called when the run pauses and goes on. A request to stop that is there at the
+    start was obeyed already, and is cleared.
     """
 
     def __init__(self, run: Path, write: Callable[..., None]) -> None:

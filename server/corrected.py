@@ -1,4 +1,4 @@
-"""A finished closed-form run whose sites' records have changed: the sums that they gave are taken out.
+"""Takes out the sums that sites of a finished closed-form run gave of records that have changed since.
 
 The next exchange asks for what is missing, so that exactly the changed records are subtracted and added: sums
 are integers, and the others of the same site come back as they were.
@@ -28,14 +28,14 @@ def _strategy(checkpoint: Checkpoint) -> Analytic | None:
 
 
 def withdrawable(run: Path) -> bool:
-    """Whether the sums of one site can be taken out of a run's."""
+    """Whether a run's folder stores sums by site, so that one site's can be taken out."""
     return _strategy(load_checkpoint(run / CHECKPOINT)[0]) is not None
 
 
 def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> None:
-    """Take the sums of some tasks and sites out; the run begins again with all others.
+    """Take the sums of some (task, site) out of a finished run, which then begins again and asks for them.
 
-    grows: whether it goes on with a new task instead. Raises StateError where kept sums are missing.
+    grows: whether it goes on with a new task instead. Raises StateError if stored sums are missing.
     """
     checkpoint, _ = load_checkpoint(run / CHECKPOINT)
     strategy = _strategy(checkpoint)

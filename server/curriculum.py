@@ -39,7 +39,7 @@ from perennial.strategies.secure.masked_sums import MaskedSums
 
 
 class Curriculum:
-    """One run from where it stands to its end.
+    """Drives one run from its checkpoint to its end.
 
     registered: the operator's record of nodes and names, or None.
     waits_for_sites: whether the run waits for sites that are away, and does not end.
@@ -89,7 +89,7 @@ class Curriculum:
         """Train until every task of the schedule is learnt; a stop loses at most the round in progress.
 
         Raises RunStopped when the operator stops it; StateError when too few sites connect, or when a run
-        that is not patient had rounds.max_skipped attempts in a row without a quorum.
+        that does not wait for sites had rounds.max_skipped attempts in a row without a quorum.
         """
         self._begin()
         sites = self.attendance.wait_for_all(expected_sites)
@@ -107,7 +107,7 @@ class Curriculum:
             self._finish_task(task)
 
     def finish(self) -> None:
-        """Note that the results are written; the run's last checkpoint."""
+        """Write the run's last checkpoint, which says that the results are written."""
         self.position.progress.results_written()
         self._save()
         self._checkpoints.wait()

@@ -29,8 +29,9 @@ ReportedCounts = tuple[list[int], list[int | None]]
 def evaluate_centrally(
     model: IncrementalModel, test: TrainingSet, num_classes: int, means: Tensor | None = None
 ) -> Counts:
-    """Counts on the test samples of the classes seen so far. test: samples of all classes, in any order.
+    """Counts of right answers and samples by class, over the classes seen so far.
 
+    test: samples of all classes, in any order. num_classes: seen so far.
     means: (M, d) class means, or (M, d + 1) rows of a Gaussian head, to classify with in place of the head.
     """
     seen = (test.y < num_classes).nonzero().flatten()
@@ -40,7 +41,7 @@ def evaluate_centrally(
 
 
 class Judge:
-    """A model's answers to a fixed draw of at most `samples` test samples of the classes seen so far.
+    """Evaluates models on a fixed draw of at most `samples` test samples of the classes seen so far.
 
     Every class has as many of them as the others, as far as the test set goes. The inputs are converted once,
     because a model is judged after every turn of a ring, and so are features that nobody trains. Raises
@@ -84,20 +85,25 @@ class Judge:
 
 
 class CentralEvaluation:
-    """Answers for the classes seen so far. samples: of all classes; None: there are none, nor answers."""
+    """Evaluates the global model on the server's test samples of the classes seen so far.
+
+    samples: of all classes; None: the server has none, and every result is None.
+    """
 
     def __init__(self, position: Position, samples: TrainingSet | None) -> None:
         self._position, self._model, self._samples = position, position.model, samples
         self._latest: Judge | None = None
 
     def counts(self, means: Tensor | None = None) -> Counts | None:
-        """Of the global model. means: what classifies in place of its head."""
+        """The model's right answers and samples by class, or None. means: classify in place of its head."""
         return None if self._samples is None else self._counts(self._samples, self._model.arrays, means)
 
     def scored(self, means: Tensor | None, temperature: float | None) -> Scored | None:
-        """Every sample under the global model; None too where right answers are enough.
+        """Scores of the global model on the server's samples of all classes seen so far.
 
-        temperature: that the sites' validation samples chose, or None.
+        means: (M, d) class means, if the nearest one classifies. temperature: for probabilities, fitted on
+        the sites' validation samples, or None. Returns None without samples, with evaluation.measures false,
+        or with more than MOST_CLASSES classes; counts of right answers then suffice.
         """
         classes, samples = self._position.num_classes, self._samples
         if samples is None or not self._position.experiment.evaluation.measures or classes > MOST_CLASSES:
@@ -108,7 +114,7 @@ class CentralEvaluation:
 
     @property
     def patients(self) -> np.ndarray | None:
-        """Whose each sample of `scored` is; None where nobody names them, or before the last task."""
+        """Patient of each sample that scored() measures; None without patients, and before the last task."""
         samples, position = self._samples, self._position
         # the bootstrap over patients is worth its time for the figures that stay
         if samples is None or samples.patients is None or position.progress.task != position.schedule.count:
@@ -116,7 +122,7 @@ class CentralEvaluation:
         return samples.patients[samples.y.cpu() < position.num_classes].numpy()
 
     def lent(self, run: RunContext) -> RunContext:
-        """What the server lends a strategy, with the answers of its samples."""
+        """The context that a strategy gets, with functions that evaluate models on the server's samples."""
         samples = self._samples
         if samples is None:
             return run
@@ -145,13 +151,13 @@ class CentralEvaluation:
 def reported_counts(
     correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None
 ) -> ReportedCounts:
-    """A site's answer, with None where it withholds a class."""
+    """(right answers, samples) by class as a site reports them; samples None for a withheld class."""
     hidden = set(withheld or ())
     return list(correct), [None if label in hidden else samples for label, samples in enumerate(total)]
 
 
 def pooled(counts: Iterable[ReportedCounts], num_classes: int) -> ReportedCounts:
-    """The sites' counts, added up; None for a class that some site withholds and no other site reports."""
+    """Add up sites' counts; samples are None for a class that a site withholds and no other site reports."""
     correct, total = [0] * num_classes, [0] * num_classes
     hidden: set[int] = set()
     for right, samples in counts:

@@ -59,7 +59,7 @@ def outside_data(
     """The data block with which labelled data are read as the model's own were.
 
     path: a folder of class folders, a manifest, a table, an .npz file, or a YAML file with a data block.
-    overrides: KEY=VALUE of the block. classes: that the data may have; none: the model's.
+    overrides: KEY=VALUE of the block. classes: that the data may have; (): the model's.
     Raises ConfigError naming a faulty key, DataError for another path.
     """
     content = read_yaml(path) if path.suffix in (".yaml", ".yml") else _inferred(saved, path)
@@ -99,7 +99,7 @@ def _source_of(path: Path, *, of_images: bool) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Outside:
-    """Labelled data as one model reads them, in which numbers may be missing still."""
+    """Labelled data from outside, read as one model reads data; numbers may still be missing."""
 
     saved: SavedModel
     config: DataConfig
@@ -109,7 +109,7 @@ class Outside:
 
     @classmethod
     def read(cls, saved: SavedModel, config: DataConfig, name: str) -> "Outside":
-        """name: of the data, for errors. Raises DataError where the model cannot take them."""
+        """Read the data of config. name: for errors. Raises DataError if the model cannot take them."""
         source = load(config, seed=0)
         samples = source.train if source.test is None else joined(source.train, source.test)
         inputs = saved.inputs
@@ -119,33 +119,33 @@ class Outside:
         return cls(saved, config, samples, source.columns, source.notes)
 
     def pick(self, rows: np.ndarray) -> "Outside":
-        """Those at rows, (n,) bool."""
+        """The records for which rows, (n,) bool, is True."""
         return replace(self, samples=self.samples.pick(torch.from_numpy(np.flatnonzero(rows))))
 
     def filled(self) -> torch.Tensor:
-        """(n, ...) inputs with what stands for missing numbers."""
+        """(n, ...) inputs, with missing numbers replaced as the model does."""
         x = self.samples.x.clone() if self.columns is not None else self.samples.x
         fill_missing(x, self.saved.inputs.filling)
         return x
 
     def contents(self) -> tuple[np.ndarray, ...]:
-        """(n, 32) uint8 of record_contents: as a real site knows a record, and as a simulated one does."""
+        """(n, 32) uint8 hashes of records, as a real site computes them and, of tables, a simulated one."""
         found = record_contents(self.samples.x, self.columns)
         return (found,) if self.columns is None else (found, record_contents(self.filled(), self.columns))
 
     def where(self, row: int) -> str:
-        """What a record is called: the path of an image, or the number of a row from 1."""
+        """The name of a record: an image's path, or `row N`, counted from 1."""
         return f"row {row + 1}" if self.samples.keys is None else self.samples.keys[row]
 
     def scored(self) -> Scored:
-        """What the model says of each."""
+        """Score every record with the model."""
         inputs, saved = self.saved.inputs, self.saved
         data = TrainingSet(self.filled(), self.samples.y, inputs.mean, inputs.std)
         classify, temperature = saved.classifier, saved.confidence.temperature
         return score_logits(classify, data, len(saved.classes), temperature=temperature)
 
     def patients(self) -> np.ndarray | None:
-        """(n,) whose each sample is, from 0; None where each is alone, or nobody says."""
+        """(n,) the patient of each record, from 0; None if each patient has one record, or none is named."""
         if not self.samples.patients:
             return None
         groups = self.samples.split_groups()
@@ -154,7 +154,7 @@ class Outside:
 
     @property
     def own(self) -> bool:
-        """Whether these are the data of the run itself, or a part of them, or hold them, by their path."""
+        """Whether the data's path is that of the run's own data, or lies in it, or contains it."""
         own = self.saved.settings["data"].get("path")
         if own is None or self.config.path is None:
             return False
@@ -163,7 +163,7 @@ class Outside:
 
 
 def judge(outside: Outside, scored: Scored | None = None) -> Measures:
-    """Every measure of a model on labelled data. scored: what it says of them, where that is known."""
+    """All measures of a model on labelled data. scored: from outside.scored(), if the caller has it."""
     saved, config, samples = outside.saved, outside.config, outside.samples
     if len(saved.classes) > MOST_CLASSES:
         raise DataError(f"evaluate: found a model of {len(saved.classes)} classes, allowed {MOST_CLASSES}")

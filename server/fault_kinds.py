@@ -20,7 +20,7 @@ SURFACES = {
 
 @dataclass(frozen=True)
 class Kind:
-    """One fault. seen: letters of SURFACES. cause, command: with {site}, {run}, {key} and {resume}."""
+    """A kind of fault. seen: letters of SURFACES. cause, command: texts with {site}, {run} and others."""
 
     cause: str
     owner: Owner

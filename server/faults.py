@@ -1,7 +1,7 @@
-"""The faults of a federation, as every surface names them, and those of answers and of what a run has learnt.
+"""The faults of a federation as all pages and commands name them, with those of answers and of results.
 
 Pages, `perennial deploy status`, `/metrics`, webhook, mail and report take their words from here and
-`server/fault_kinds.py`; which faults stand in what goes on is found in `live/diagnosis.py`.
+`server/fault_kinds.py`; `live/diagnosis.py` finds the faults of what goes on.
 """
 
 import re
@@ -26,10 +26,10 @@ SHOWN = 6
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault that stands. Two are the same fault while kind, site, run and key are.
+    """One present fault. Two are the same fault if kind, site, run and key are equal.
 
-    key: what it is about, where there are several: a rule, a file, a setting. detail: what is known beyond
-    the sentence, which may change while it stands. since: in seconds since 1970. deployed: whether
+    key: what it is about, if there can be several: a rule, a file, a setting. detail: what is known beyond
+    the sentence, which may change. since: in seconds since 1970. deployed: whether
     `perennial deploy` started the run.
     """
 
@@ -43,17 +43,17 @@ class Fault:
 
     @property
     def cause(self) -> str:
-        """One sentence."""
+        """What is wrong, in one sentence."""
         return self._filled(KINDS[self.kind].cause)
 
     @property
     def owner(self) -> Owner:
-        """Whose turn it is."""
+        """Who has to act."""
         return KINDS[self.kind].owner
 
     @property
     def command(self) -> str:
-        """What ends it."""
+        """What to do, or the command that ends the fault."""
         return self._filled(KINDS[self.kind].command)
 
     @property
@@ -62,16 +62,16 @@ class Fault:
 
     @property
     def said(self) -> str:
-        """The sentence, and what is known beyond it."""
+        """The sentence on the cause, followed by the detail."""
         return f"{self.cause} {self.detail}".rstrip()
 
     @property
     def turn(self) -> str:
-        """Whose turn it is, and what ends the fault."""
+        """Who has to act and what to do, in one sentence."""
         return f"{self.owner.capitalize()}: {self.command}."
 
     def facts(self) -> dict[str, str]:
-        """For programs: JSON, and the labels of a metric."""
+        """The fault's fields by name, for JSON and the labels of a metric."""
         named = ("grade", "kind", "run", "site", "owner", "cause", "command")
         return {name: getattr(self, name) for name in named}
 
@@ -84,7 +84,7 @@ class Fault:
 
 
 def ranked(faults: Iterable[Fault]) -> list[Fault]:
-    """Each once, the gravest first, and else in the order of KINDS."""
+    """The faults without duplicates, the gravest first, and otherwise in the order of KINDS."""
     order = {kind: place for place, kind in enumerate(KINDS)}
     return sorted(
         dict.fromkeys(faults), key=lambda one: (one.grade != "critical", order[one.kind], one.run, one.site)
@@ -92,7 +92,7 @@ def ranked(faults: Iterable[Fault]) -> list[Fault]:
 
 
 def grouped(faults: Iterable[Fault]) -> list[Fault]:
-    """The same with one sentence for sites that differ in their names alone."""
+    """The faults as ranked() gives them, with one sentence for sites that differ in their names alone."""
     together: dict[Fault, list[Fault]] = {}
     for fault in ranked(faults):
         alone = "{site}" in KINDS[fault.kind].command
@@ -106,9 +106,9 @@ def _named(sites: list[str]) -> str:
 
 
 def of_answer(site: str, run: str, reason: str, *, here: bool = False) -> Fault:
-    """The fault behind what came in place of an answer.
+    """The fault behind an error or a refusal that came in place of an answer.
 
-    reason: where the site refused, it begins with what did (policy, privacy, state, ...). here: at the site
+    reason: for a refusal, it begins with what refused (policy, privacy, state, ...). here: at the site
     itself, which may know of its disk and ledger.
     """
     kind, _, words = reason.partition(": ")
@@ -142,7 +142,7 @@ def of_answer(site: str, run: str, reason: str, *, here: bool = False) -> Fault:
 
 
 def shown_sentence(words: str) -> str:
-    """words as a sentence that ends."""
+    """The words with a capital at the beginning and one full stop at the end."""
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
@@ -153,7 +153,7 @@ def _of_own_state(site: str, words: str) -> Fault:
 
 
 def of_ledger(site: str, words: str) -> Fault | None:
-    """The fault of a ledger that an error is about; None where it is about something else."""
+    """The fault of a ledger that an error's words are about; None if they are about something else."""
     if "lacks line" in words or words.startswith("ledger_tip: no file"):
         return Fault("ledger_behind", site)
     return Fault("ledger_unreadable", site, detail=shown_sentence(words)) if "ledger" in words else None
@@ -167,7 +167,7 @@ def of_learning(
     classes: Mapping[str, float | None],
     forgotten: float | None,
 ) -> Iterator[Fault]:
-    """What is wrong with what a run has learnt.
+    """Yield the faults of a run's model: collapsed, classes never recognised, too much forgotten.
 
     signs: of server/stopped.py, after the newest task. tries: settings that may help. by_round: accuracy
     after each round of one task. classes: accuracy of each class so far. forgotten: of the worst task.
@@ -186,7 +186,7 @@ def of_learning(
 
 
 def of_summary(run: str, summary: Summary, by_round: Sequence[float | None] = ()) -> Iterator[Fault]:
-    """What is wrong with a finished run's model and its sites' sums. by_round: as in of_learning()."""
+    """Yield the faults of a finished run's model and of its sites' sums. by_round: as in of_learning()."""
     extra = summary.model_extra or {}
     stopped, matrix = summary.stopped_learning, summary.accuracy_matrix
     last = stopped.tasks[-1] if stopped is not None and stopped.tasks else None
@@ -207,14 +207,14 @@ def of_summary(run: str, summary: Summary, by_round: Sequence[float | None] = ()
 
 
 def of_marks(run: str, marks: Mapping[str, str]) -> Iterator[Fault]:
-    """Sites whose sums differ from the others'. marks: what differs by site, '' for nothing."""
+    """Yield a fault for each site whose sums differ from others'. marks: site -> how, '' if they do not."""
     for site, mark in marks.items():
         if mark:
             yield Fault("contradicting", site, run, shown_sentence(mark))
 
 
 def of_note(run: str, text: str) -> tuple[str, Fault | None] | None:
-    """(site, fault or None where one has ended) of a note of the journal about a ledger."""
+    """(site, its fault or None if it ended) from a journal's note on a ledger; None for any other note."""
     site, _, words = text.removeprefix("site ").partition(": ")
     if not text.startswith("site ") or not words.startswith("its ledger "):
         return None

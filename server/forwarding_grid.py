@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 
 
 class ForwardingGrid(Grid):
-    """Hands everything on to another grid; a grid of its kind changes what is sent, or what comes back."""
+    """Passes everything to another grid; a subclass changes what is sent, or what comes back."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid

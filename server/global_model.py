@@ -1,4 +1,4 @@
-"""The global model at the server: built, grown, measured and frozen.
+"""Builds, grows, evaluates and freezes the global model at the server.
 
 Between rounds it is the dictionary of arrays that travel.
 """
@@ -33,7 +33,7 @@ class GlobalModel:
         device: torch.device,
         constants: Constants | None = None,
     ) -> None:
-        """constants: mean and std of the inputs, for fixed maps of pixels."""
+        """Build the model of task 1. constants: mean and std of the inputs, for fixed maps of pixels."""
         self._experiment, self._registry, self.device = experiment, registry, device
         self.input_shape, self.constants = input_shape, constants
         self._model = self._build(registry.schedule.num_classes(1))
@@ -58,27 +58,27 @@ class GlobalModel:
         self._adopt(model.to(self.device))
 
     def restore(self, task: int, arrays: Mapping[str, Tensor], previous: Mapping[str, Tensor] | None) -> None:
-        """Stand where a checkpoint stood, inside task."""
+        """Give the model the state of a checkpoint inside a task. previous: the model of the task before."""
         model = self._build(self._registry.schedule.num_classes(task))
         model.begin_task(None if previous is None else dict(previous))
         self._adopt(model.to(self.device))
         self.arrays = {name: tensor.to(self.device) for name, tensor in arrays.items()}
 
     def stand_after(self, complete: Mapping[str, Tensor]) -> None:
-        """Stand at the end of a task, whose complete model this is."""
+        """Give the model its state at the end of a task. complete: its tensors there."""
         self._adopt(self._complete(complete).to(self.device))
 
     def frozen(self) -> dict[str, Tensor]:
-        """Every tensor of the model, its frozen parts too: the previous model of the next task."""
+        """All tensors by name, frozen parts too: the previous model of the next task."""
         complete = complete_state(self._model)
         return {name: self.arrays.get(name, tensor) for name, tensor in complete.items()}
 
     def loaded(self) -> IncrementalModel:
-        """The model holding the arrays, in evaluation mode."""
+        """The model with its present arrays, in evaluation mode."""
         return self.holding(self.arrays)
 
     def holding(self, arrays: Mapping[str, Tensor]) -> IncrementalModel:
-        """The model holding other arrays of its shape, in evaluation mode, until the next call.
+        """The model with other arrays of its shape, in evaluation mode, until the next call.
 
         A large one holds them until the measuring in progress is over.
         """
@@ -87,7 +87,7 @@ class GlobalModel:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """The precision in which the model is measured: the one in which sites train it."""
+        """A context in which models are evaluated in the precision in which sites train."""
         with autocast(self._experiment.learner, self.device):
             yield
         self._rest()

@@ -40,7 +40,7 @@ class History:
         return list(self.data["sites"])
 
     def site(self, name: str) -> dict[str, Any]:
-        """Counters of one site."""
+        """The counters of one site, made at the first call."""
         return self.data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
 
     def round_done(self, outcome: RoundOutcome) -> None:
@@ -59,12 +59,12 @@ class History:
             self.data["loss"] = vars(LossCourse(**self.data["loss"]).then(outcome.train_loss))
 
     def sent_beside_rounds(self, up: int, down: int) -> None:
-        """Count tensors of queries between rounds; they are shown with those of the ends of tasks."""
+        """Add to the traffic that is shown with the ends of tasks. up, down: bytes of tensors."""
         self.data["task_end_bytes_up"] += up
         self.data["task_end_bytes_down"] += down
 
     def task_begun(self) -> None:
-        """The course of the loss is that of a new task from now on."""
+        """Forget the course of the loss, because a new task begins."""
         self.data["loss"] = vars(LossCourse())
 
     def task_done(

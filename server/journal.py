@@ -50,11 +50,11 @@ class Journal:
             )
 
     def position(self) -> int:
-        """Bytes written."""
+        """Length of the file in bytes."""
         return self._file.tell()
 
     def durable_position(self) -> int:
-        """Bytes written, all of them on the disk now: what a checkpoint may remember."""
+        """Flush the file to the disk; returns its length in bytes, for a checkpoint to remember."""
         position = self.position()
         if self._durable != position:
             with self._failure_named():
@@ -70,11 +70,11 @@ class Journal:
         self._listener(entry)
 
     def note(self, text: str) -> None:
-        """Append a remark."""
+        """Append a remark in words."""
         self.write("note", text=text)
 
     def tell(self, event: str, **facts: Any) -> None:
-        """Show an event to whoever listens, and keep it nowhere."""
+        """Pass an event to the listener, without writing it."""
         self._listener({"event": event, **facts})
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Journal:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The events of a run; a last line that a kill cut short is left out."""
+    """Read all events of a run, without a last line that a kill cut short. Raises StateError if damaged."""
     path = folder / EVENTS
     try:
         lines = path.read_bytes().split(b"\n")

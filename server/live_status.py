@@ -1,4 +1,4 @@
-"""live.jsonl: what a run does at this moment, for whoever watches it.
+"""live.jsonl: what a run does at this moment, for the pages.
 
 The journal has one line for a round that is over. Here is the round that is not: who was asked, who has
 answered, who is connected, for whom the run waits. The file begins anew with every round, and nothing depends
@@ -38,7 +38,7 @@ class LiveStatusFile:
         self._descriptor = -1
 
     def begin(self, **facts: Any) -> None:
-        """Begin anew, under a new file, so that a reader of the old one notices. Facts: of the round."""
+        """Begin a new file, which readers of the old one notice. facts: of the round."""
         self.close()
         with suppress(OSError):
             new = self._path.with_name(f".{LIVE_STATUS}.new")
@@ -50,7 +50,7 @@ class LiveStatusFile:
             new.rename(self._path)
 
     def write(self, event: str, **facts: Any) -> None:
-        """Add one line, with the time in seconds since 1970."""
+        """Append one event, with the time in seconds since 1970."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 line = json.dumps({"event": event, "time": round(time.time(), 3), **facts})
@@ -65,8 +65,8 @@ class LiveStatusFile:
 class ObservedGrid(ForwardingGrid):
     """A grid that notes in live.jsonl who was asked, who has answered and who is connected.
 
-    names: site name by node id, as far as it is known. while_waiting: called with every look for replies.
-    tell: shows an event and keeps it nowhere.
+    names: site name by node id, as far as it is known. while_waiting: called at each poll for replies.
+    tell: passes an event to the journal's listener, without writing it.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class ObservedGrid(ForwardingGrid):
         self._asked_online = self._logged = 0.0
 
     def begin_round(self, **facts: Any) -> None:
-        """A round begins: forget whoever still owes a reply to an earlier one."""
+        """Begin a round in live.jsonl with facts of it; replies owed to earlier rounds are forgotten."""
         self._waiting.clear()
         self._now.begin(**facts, online=sorted(self._online))
 
     def poll(self) -> None:
-        """Let the run obey requests, note who came and who left, and say for whom it has waited a minute."""
+        """Call while_waiting, note who connected or left, and tell each minute whom the run waits for."""
         self._while_waiting()
         now = time.monotonic()
         if now - self._asked_online >= ONLINE_EVERY:

@@ -29,10 +29,10 @@ def opened_counts(
     noised: bool,
     beside: int = 0,
 ) -> tuple[list[int], list[int], list[int]] | None:
-    """(right answers, samples of each class, other counts) over all sites.
+    """Open the sums of all sites' counts: (right answers, samples of each class, other counts).
 
-    None, with a note, when no sum was opened. noised: whether the experiment has sites add noise, so that any
-    count can be negative. beside: how many other counts there are.
+    Returns None, with a note, when no sum was opened. noised: whether sites add noise, so that any count can
+    be negative. beside: how many other counts there are.
     """
     try:
         statistic = requests[0][2].statistic
@@ -52,9 +52,9 @@ def opened_class_means(
     deadline: float,
     note: Note,
 ) -> tuple[list[str], Tensor | None]:
-    """(sites that keep the model of this hash, (M, d) global class means).
+    """Open the sums of class features: (sites that keep the model of this hash, (M, d) global class means).
 
-    Nobody and None, with a note, when no sum was opened. width: d.
+    Returns ([], None), with a note, when no sum was opened. width: d.
     """
     try:
         opened = sums.collect(grid, "class_sums", _about(requests), requests, deadline, note)

@@ -38,7 +38,7 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
-    """Mean over earlier tasks of the accuracy now minus that right after learning; None after one task.
+    """Mean over earlier tasks of accuracy now minus accuracy right after the task; None after one task.
 
     Lopez-Paz and Ranzato 2017 (arXiv 1706.08840).
     """
@@ -82,7 +82,7 @@ def balanced_accuracy(correct: Sequence[int], total: Sequence[int | None]) -> fl
 
 
 def unbalanced(total: Sequence[int | None]) -> bool:
-    """Whether plain accuracy speaks for the large classes: one has over three times another's samples.
+    """Whether one class has over three times another's samples, so that plain accuracy favours large classes.
 
     Classes without samples, or with an unknown number of them, are left out.
     """

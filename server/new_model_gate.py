@@ -1,8 +1,8 @@
-"""The gate between a new model and patients: is it as good as the approved one, but for a margin, everywhere?
+"""The gate between a new model and patients: it must be as good as the approved one, up to a margin.
 
 Both models answer for the same records. For each class, each site and each subgroup the difference between
-the shares that they call rightly has the 95 % score interval for paired shares (Tango 1998, Statistics in
-Medicine 17, 891). A part is shown to be as good where the lower end lies above minus its margin, a one-sided
+the shares that they classify correctly has the 95 % score interval for paired shares (Tango 1998, Statistics
+in Medicine 17, 891). A part is shown to be as good if the lower end lies above minus its margin, a one-sided
 test at 2.5 %. Every part must be shown to be, so that many parts need no correction: a model that is worse by
 the margin in any one of them passes with at most the chance of that one test (intersection-union; Berger
 1982). Records of one patient count as one: the patient's shares of lost and of gained answers.
@@ -26,7 +26,7 @@ STEPS = 60
 
 @dataclass(frozen=True)
 class Part:
-    """One class, site or subgroup. units: patients, or records where nobody names patients.
+    """One class, site or subgroup. units: patients, or records if the data name no patients.
 
     lost, gained: units classified correctly by the approved model alone, and by the new one alone.
     """
@@ -40,12 +40,12 @@ class Part:
 
     @property
     def difference(self) -> Figure:
-        """Share classified correctly by the new model less that of the approved one."""
+        """Share classified correctly by the new model minus that of the approved one."""
         return paired_difference(self.lost, self.gained, self.units)
 
     @property
     def needed(self) -> int:
-        """Units without which not even two equal models could be shown to be equal within the margin."""
+        """The fewest units with which two equal models can be shown to be equal within the margin."""
         return math.floor(Z * Z * (1 - self.margin) / self.margin) + 1
 
     @property
@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate says. parts: all that were compared. new: classes that the approved model lacks."""
+    """The gate's verdict. parts: all that were compared. new: classes that the approved model lacks."""
 
     parts: tuple[Part, ...]
     new: tuple[str, ...] = ()
@@ -89,10 +89,10 @@ def compare(
     margins: Mapping[str, float],
     patients: np.ndarray | None,
 ) -> tuple[Part, ...]:
-    """Each part, from the answers of both models.
+    """Compare both models' answers in each part.
 
     right: (n,) bool of the approved and of the new model. groups: kind, name, (n,) bool who is in it.
-    margins: as read_margins. patients: (n,) int64 whose each record is.
+    margins: as read_margins. patients: (n,) int64, each record's patient; None: each record is a unit.
     """
     approved, new = right
     lost, gained = approved & ~new, new & ~approved
@@ -108,7 +108,7 @@ def compare(
 
 
 def read_margins(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-    """Margins of shares by the name of a part; '' is that of all others.
+    """Parse margins into name of a part -> share; '' is that of all others.
 
     texts: NUMBER, and NAME=NUMBER for a class, site or subgroup. Raises ConfigError naming what is wrong.
     """
@@ -132,7 +132,7 @@ def read_margins(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]
 
 
 def paired_difference(lost: float, gained: float, units: float) -> Figure:
-    """The difference of two shares of the same units, with its score interval."""
+    """The difference (gained - lost) / units of two shares of the same units, with its score interval."""
     if units <= 0:
         return Figure()
     value = (gained - lost) / units

@@ -1,4 +1,4 @@
-"""A closed-form run opened after it was made: its sums, its model, and how changed ones are written."""
+"""Opens the sums and the model of a closed-form run, and writes changed ones."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from perennial.strategies.statistics.versions import version_facts, version_path
 
 @dataclass
 class OpenedRun:
-    """A closed-form run, opened."""
+    """A closed-form run whose sums and model are read from its folder."""
 
     folder: Path
     checkpoint: Checkpoint
@@ -47,9 +47,9 @@ class OpenedRun:
 
     @classmethod
     def open(cls, folder: Path, *, unfinished: bool = False) -> "OpenedRun":
-        """Raises StateError or ConfigError naming what is missing, or does not allow to subtract or merge.
+        """Open the run in `folder`. unfinished: whether one that has not finished will do.
 
-        unfinished: whether a run that has not finished will do.
+        Raises StateError or ConfigError naming what is missing, or what forbids to subtract or merge.
         """
         checkpoint, _ = load_checkpoint(folder / CHECKPOINT)
         finished = checkpoint.progress.finished
@@ -91,25 +91,25 @@ class OpenedRun:
 
     @property
     def features(self) -> str:
-        """SHA-256 of the maps."""
+        """SHA-256 of the feature maps."""
         return json.loads((self.folder / "summary.json").read_text())["analytic"]["features"]
 
     @property
     def all_classes(self) -> list[str]:
-        """In the order of the registry, those of tasks to come too."""
+        """Names of all classes in the registry's order, those of later tasks too."""
         return list(self.checkpoint.progress.registry.classes)
 
     @property
     def receipts(self) -> list[dict[str, Any]]:
-        """Of all withdrawals so far, in their order."""
+        """What sites signed for each withdrawal so far, in order."""
         records = [*self.strategy.withdrawn.values(), *self.strategy.groups.values()]
         ordered = sorted(records, key=lambda record: record["number"])
         return [record["receipt"] for record in ordered if "receipt" in record]
 
     def statements(self, given: Mapping[int, Sequence[str]] | None = None) -> list[Statement]:
-        """What sites signed of their sums. given: task -> sites; None: of all.
+        """The statements that sites signed about their sums. given: task -> sites; None: of all.
 
-        Raises ConfigError where a site signed nothing.
+        Raises ConfigError if a site signed nothing.
         """
         found = []
         for task, sites in sorted(self.strategy.kept_sums.contributions.items()):
@@ -120,12 +120,12 @@ class OpenedRun:
         return found
 
     def current(self, site: str) -> dict[int, str]:
-        """task -> hash of what a site signed of the sums that are there."""
+        """task -> hash of the site's present sums, as it signed them."""
         given = self.strategy.kept_sums.contributions_of(site)
         return {s.task: s.sha256 for s in self.statements({task: [site] for task in given})}
 
     def version(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(head, facts) of an asynchronous run after a round. Raises StateError where there is none."""
+        """(head, facts) of an asynchronous run after round `number`. Raises StateError if there is none."""
         path = version_path(self.folder, number)
         if not path.exists():
             raise StateError(f"{path}: there is no such version; a withdrawal removes those before it")
@@ -133,7 +133,7 @@ class OpenedRun:
 
     @property
     def classes(self) -> list[str]:
-        """Of the model as it stands: of a finished run's, or of the tasks whose sums were asked for."""
+        """Names of the model's classes; before a run's end, those of tasks whose sums were asked for."""
         if self.model is not None:
             return list(self.model.classes)
         progress = self.checkpoint.progress
@@ -146,7 +146,7 @@ class OpenedRun:
         return self.strategy.kept_sums.total
 
     def require_certifiable(self) -> None:
-        """Raises ConfigError where sums alone do not show why head or maps are what they are."""
+        """Raise ConfigError if validation samples chose the head or maps, which sums do not show."""
         if self.strategy.head == "auto":
             raise ConfigError(
                 f"{self.folder}: validation samples of all sites chose head or maps; allowed: a head and "
@@ -154,7 +154,7 @@ class OpenedRun:
             )
 
     def require_features_of_nobody(self) -> None:
-        """Raises ConfigError where samples shaped the features, which a subtraction leaves as they are."""
+        """Raise ConfigError if samples shaped the features: subtracting sums would not undo that."""
         for features in self.experiment.model.features or ():
             if features.name == "model":
                 raise ConfigError(
@@ -163,19 +163,26 @@ class OpenedRun:
                 )
 
     def head(self, shrinkage: float | None) -> tuple[dict[str, Tensor], float]:
-        """The head of the sums as they are now, and its shrinkage."""
+        """Solve the head of the present sums: (tensors, shrinkage). shrinkage: None: the strategy chooses."""
         head, shrinkage = self.strategy.solved_again(len(self.classes), shrinkage)
         return head.tensors(), shrinkage
 
     def write_model(self, path: Path, head: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The run's model with another head; returns its complete tensors."""
+        """Write the run's model with another head to `path`; returns its complete tensors."""
         tensors = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
         settings = json.dumps(self.saved.settings)
         save_model(path, tensors, self.saved.inputs, self.saved.classes, settings)
         return tensors
 
     def commit(self, head: dict[str, Tensor], *, group: bool = False) -> None:
-        """The run's files with the new sums and model. The checkpoint decides; the rest can be repeated."""
+        """Write the run's files with this object's present sums and state, and a new head.
+
+        For a finished run whose `strategy` a withdrawal has changed; its kept sums are the new ones. head:
+        the new head's tensors. group: only some of a site's records were withdrawn, so the cross-site table
+        is dropped.
+        After a crash the checkpoint alone says whether the change was made; the same withdrawal, given again,
+        writes the other files.
+        """
         folder, progress = self.folder / CHECKPOINT, self.checkpoint.progress
         arrays = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
         sha256, former = content_sha256(arrays), progress.previous
@@ -202,7 +209,7 @@ class OpenedRun:
         replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
 
     def begin_again(self) -> None:
-        """The checkpoint of a run that asks the sites that are left again; no model of before stays.
+        """Write a checkpoint without any model, from which the run asks the remaining sites again.
 
         Raises StateError for a run that has not finished.
         """
@@ -215,7 +222,7 @@ class OpenedRun:
         save_checkpoint(folder, changed)
 
     def commit_unfinished(self, head: dict[str, Tensor], shrinkage: float) -> None:
-        """The checkpoint of a run that goes on, with the new sums and without any head that the site is in.
+        """Write a checkpoint of a run in progress with the new sums, in which no head includes the site.
 
         The model at the end of the task before is solved for again too, from the sums of the tasks up to it.
         """
@@ -239,9 +246,9 @@ class OpenedRun:
 
 
 def cross_site_of(folder: Path) -> dict[str, Any]:
-    """What the sums of a finished run's sites say of each other; strategies/statistics/cross_site.py.
+    """The cross-site table of a finished run, as strategies/statistics/cross_site.py makes it.
 
-    Raises ConfigError, StateError or DataError saying why it cannot be said.
+    Raises ConfigError, StateError or DataError saying why there can be none.
     """
     run = OpenedRun.open(folder)
     return block_of(run.strategy.kept_sums, range(len(run.classes)))

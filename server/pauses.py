@@ -1,4 +1,4 @@
-"""Why a run does not go on, in words: for the log, the terminal and the live page."""
+"""Says in words why a run does not go on, for the log, the terminal and the live page."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ PAUSES = ("waiting", "waiting_for", "paused", "went_on", "stopped")
 
 
 def pause_in_words(event: dict[str, Any]) -> str:
-    """One sentence for an event that says why a run does not go on, or that it does again."""
+    """A sentence for an event that says that a run pauses, waits, or goes on."""
     missing = ", ".join(event.get("missing") or ())
     match event["event"]:
         case "waiting":
@@ -29,7 +29,7 @@ def pause_in_words(event: dict[str, Any]) -> str:
 
 
 def waiting_in_words(sites: Mapping[str, int], shown: int = 5) -> str:
-    """'linz (4 min), graz (2 min)': whom a run waits for and since when, longest first."""
+    """'linz (4 min), graz (2 min)': sites (site -> seconds) that a run waits for, the `shown` longest."""
     longest = sorted(sites.items(), key=lambda item: -item[1])
     words = [
         f"{site} ({f'{since} s' if since < 120 else f'{since // 60} min'})" for site, since in longest[:shown]

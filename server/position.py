@@ -1,4 +1,4 @@
-"""Where a run stands: its progress and its model, and what requests say of both."""
+"""The state of a run (its progress and its model), and the fields of requests that follow from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,10 +23,10 @@ from perennial.strategies.round.previous import PreviousModel
 
 @dataclass
 class Position:
-    """What the tasks and the rounds of a run share; a checkpoint stores all of it that can change.
+    """The state that tasks and rounds of a run share; a checkpoint stores all of it that can change.
 
     previous: the complete model of the task before, without its holders, which progress lists.
-    class_means: what classifies in place of the head after the latest task, where the server has it.
+    class_means: classify in place of the head after the latest task, if the server has them.
     """
 
     experiment: Experiment
@@ -38,7 +38,7 @@ class Position:
 
     @classmethod
     def of(cls, experiment: Experiment, registry: Registry, model: GlobalModel, folder: RunFolder) -> Self:
-        """Where the folder's checkpoint stands, or at the start; the model stands there too."""
+        """The state that the folder's checkpoint holds, or that of a beginning; brings `model` there too."""
         checkpoint = folder.checkpoint
         progress = checkpoint.progress if checkpoint else folder.first_progress()
         if experiment.data.only_at_sites and not progress.secret:
@@ -63,12 +63,12 @@ class Position:
 
     @property
     def num_classes(self) -> int:
-        """Classes seen so far, with those of the current task."""
+        """Number of classes seen so far, with those of the current task."""
         return self.schedule.num_classes(self.progress.task)
 
     @property
     def one_classifier(self) -> bool:
-        """Whether the saved model answers as the one that sites judged: not if each has its own means."""
+        """Whether all sites judge with the saved model's classifier, not each with its own class means."""
         return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
 
     @property
@@ -77,11 +77,11 @@ class Position:
         return self.progress.round_in_task < self.experiment.lead_rounds(self.progress.task)
 
     def rounds(self, task: int) -> int:
-        """Rounds that are planned for a task, with those of pre-training."""
+        """Number of rounds planned for a task, those of pre-training included."""
         return self.experiment.lead_rounds(task) + self.schedule.rounds[task - 1]
 
     def stamp(self, number: int) -> Stamp:
-        """The stamp of requests of a round of the current task. number: of the round, from 1."""
+        """The stamp of requests in round `number`, from 1, of the current task."""
         return Stamp(
             run=self.progress.run,
             experiment=self.experiment.digest,
@@ -93,13 +93,13 @@ class Position:
         )
 
     def needed_previous(self) -> PreviousModel:
-        """The model of the task before and who holds it; nothing if no site needs it."""
+        """The model of the task before and its holders; an empty one if no site needs it."""
         if not self.experiment.needs_previous:
             return PreviousModel()
         return replace(self.previous, holders=frozenset(self.progress.holders))
 
     def asking(self, site: str) -> dict[str, Any]:
-        """Fields of a request to a site after the latest round.
+        """The fields, common to all kinds, of a request to `site` after the latest round.
 
         The previous model is sent only to a site that does not hold it.
         """
@@ -110,7 +110,7 @@ class Position:
         }
 
     def apply_outcome(self, outcome: RoundOutcome) -> None:
-        """Count a round that was aggregated and adopt its model; one that was not counts nothing.
+        """Adopt the model of an aggregated round and count it; a skipped round is not counted.
 
         A site that trained holds the previous model; one that failed gets it again.
         """
@@ -124,7 +124,7 @@ class Position:
     def task_learnt(
         self, sha256: str, arrays: Mapping[str, Tensor], holders: list[str], folder: RunFolder
     ) -> None:
-        """Keep the complete model of the task that is over, and go on to the next one."""
+        """Store the finished task's complete model, held by sites `holders`, and go on to the next task."""
         save_previous(folder.checkpoint_folder, sha256, arrays, self.progress.previous)
         self.previous = _kept(folder, sha256)
         self.progress.task_learnt(sha256, holders)

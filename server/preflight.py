@@ -28,7 +28,7 @@ from perennial.strategies.round.run_context import RunContext
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the server needs to know of the data.
+    """The facts about the data that the server needs.
 
     test: central test samples, or None; sites: how many to expect; estimated_constants: whether the inputs'
     mean and std come from the training data.
@@ -44,11 +44,10 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Checked:
-    """An experiment that can start.
+    """An experiment that passed all checks.
 
-    model: before task 1.
-    parameters: trained ones, with all classes.
-    width: features that its head reads; where maps are still to be chosen, at most.
+    model: before task 1. parameters: number that is trained, with all classes.
+    width: features that its head reads; if maps are still to be chosen, at most.
     alternatives: features of each map that is compared alone before.
     """
 
@@ -61,10 +60,7 @@ class Checked:
 
 
 def preflight(experiment: Experiment, device: torch.device) -> Checked:
-    """Check everything that can be checked before anything starts.
-
-    Raises a PerennialError that says what is wrong.
-    """
+    """Check all that can be checked before anything starts. Raises a PerennialError on what is wrong."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
     schedule, names = facts.registry.schedule, facts.registry.classes
@@ -124,7 +120,7 @@ def _dry_run(experiment: Experiment, schedule: TaskSchedule, model: GlobalModel,
 
 
 def data_facts(experiment: Experiment) -> DataFacts:
-    """From the data where the server has it, else from what the experiment declares."""
+    """Read the facts from the data if the server has them, else from what the experiment declares."""
     data = experiment.data
     if data.only_at_sites:
         registry = registry_of(experiment)

@@ -8,7 +8,7 @@ from perennial.strategies.base import IncrementalStrategy
 def check_privacy(
     experiment: Experiment, strategy: IncrementalStrategy, *, rounds: int, estimated_constants: bool
 ) -> None:
-    """Raises PrivacyError with every reason for which the experiment's privacy claim would be false.
+    """Raise PrivacyError with every reason for which the experiment's privacy claim would be false.
 
     rounds: of the whole run. estimated_constants: whether inputs are normalised by figures
     of the training data.
@@ -27,7 +27,7 @@ def check_privacy(
 
 
 def open_channels(experiment: Experiment) -> tuple[str, ...]:
-    """What leaves a site, or shows in the run, without noise although privacy is on."""
+    """In words, whatever leaves a site, or shows in the run, without noise although privacy is on."""
     channels = []
     if experiment.privacy.allow_unaccounted_metrics:
         channels.append("sample counts, losses and numbers of right answers, which sites report in the clear")

@@ -1,6 +1,6 @@
 """The operator's receipts: the server signs the tip of each site's ledger, and sends the newest one along.
 
-Between the strategies and Flower's grid, so that no strategy knows of it.
+It works between the strategies and Flower's grid, so that no strategy knows of it.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ FOLDER = "receipts"
 
 
 class ReceiptGrid(ForwardingGrid):
-    """A grid whose requests carry receipts, and whose replies are asked for tips.
+    """A grid that sends each site its newest receipt, and signs the ledger tips that come with replies.
 
     state: the operator's folder of the key and the receipts. record: the operator's file of nodes and names;
-    None: a node is believed. note: called about a ledger that went back, and about tips that are none.
+    None: a node's own name is believed. note: called about ledgers that went back, and about invalid tips.
     """
 
     def __init__(self, grid: Grid, state: Path, record: Path | None, note: Callable[[str], None]) -> None:
@@ -91,7 +91,7 @@ class ReceiptGrid(ForwardingGrid):
 
 
 def read_operator_key(path: Path) -> Ed25519PrivateKey:
-    """The key for receipts and certificates. Raises StateError naming the file when it is none."""
+    """Read the key for receipts and certificates. Raises StateError naming the file if it holds none."""
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What each site was asked to release under protection: an upper bound on the privacy cost of a run.
+"""Records what each site was asked to release under protection: an upper bound on a run's privacy cost.
 
 A line is on the disk before the requests leave. The same question in the same round counts once: a site
 answers it with the bytes that it sent before (client/kept_reply.py). Any other question that follows a crash
@@ -48,8 +48,8 @@ class _Kept:
 class Releases:
     """releases.jsonl in a run folder: append-only, flushed line by line.
 
-    once: names a release that a site makes once in the run, and sends again when it is asked again; same:
-    what a site is asked in a round, by its content, where it keeps its reply until the next; '': always new.
+    once: names a release that a site makes once in the run, and sends again when it is asked again. same:
+    identifies a question whose reply a site keeps until the next round; '': the question is always new.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +58,7 @@ class Releases:
     def asked(
         self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "", same: str = ""
     ) -> None:
-        """Sites about to be asked, in a round, for what they charge as these entries.
+        """Record sites that are about to be asked in a round, and the ledger entries that each may charge.
 
         Raises StateError when that cannot be recorded.
         """
@@ -67,11 +67,11 @@ class Releases:
     def refused(
         self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "", same: str = ""
     ) -> None:
-        """Take off sites that refused, and so sent nothing."""
+        """Record sites that refused, so that the entries do not count. Arguments as for asked()."""
         self._append(number, "refused", sites, entries, once, same)
 
     def charged(self) -> dict[str, list[Entry]]:
-        """The entries that each site which was asked may have charged in this run, by site.
+        """site -> the entries that it may have charged to its ledger in this run, at most.
 
         Raises StateError naming a line that cannot be read.
         """
@@ -95,7 +95,7 @@ class Releases:
         }
 
     def repeated(self, rounds: int) -> bool:
-        """Whether updates were asked for more often than in the `rounds` that the run is made of."""
+        """Whether updates were asked for more often than `rounds` times, as after crashes."""
         times, run = 0, _Kept()
         for line in self._lines():
             if line.asked and any(entry.kind == UPDATE for entry in line.entries):

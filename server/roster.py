@@ -1,4 +1,4 @@
-"""Which sites are there: node ids come and go, a site's name stays.
+"""Keeps track of the sites by name, while the node ids of their connections change.
 
 In a deployment the operator's record says which name belongs to which key, and Flower which key a node has
 proven; a node that says another name than its own takes no part, and is named in the journal.
@@ -32,7 +32,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 15.0
 
 
 def canonical(name: str) -> tuple[object, ...]:
-    """Sort key under which site-2 comes before site-10."""
+    """A sort key under which site-2 comes before site-10."""
     return tuple(
         (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part
     )
@@ -68,10 +68,10 @@ class _WrongName(ProtocolError):
 
 
 class Roster:
-    """The connected sites. note: called with what the operator should know, once for each node.
+    """The connected sites by name. note: called once for each node that the operator should know of.
 
-    record: the operator's file of nodes and names, read again for each node that is new; None: there is none,
-    and a node is believed.
+    record: the operator's file of nodes and names, read again for each new node; None: a node's own name is
+    believed.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Roster:
         return self._names
 
     def expected(self) -> list[str]:
-        """Every site that the operator's record knows; [] without a record."""
+        """All sites in the operator's record; [] without a record."""
         return [] if self._record is None else sorted(registered_names(self._record).values(), key=canonical)
 
     def connected(self) -> dict[str, int]:
-        """name -> node id of every usable site, in canonical order; new nodes are asked who they are."""
+        """name -> node id of every usable site, in canonical order; asks new nodes for their names."""
         online = self._online = set(self._grid.get_node_ids())
         now = time.monotonic()
         resting = {node for node, rest in self._resting.items() if not rest.ended(now, online)}
@@ -109,7 +109,7 @@ class Roster:
         return {name: sites[name] for name in sorted(sites, key=canonical)}
 
     def barred(self) -> dict[str, str]:
-        """Why each connected node takes no part, by its site's name in the record, else by `node N`."""
+        """site, or `node N` without a name -> why this connected node takes no part."""
         known = {} if self._record is None else registered_names(self._record)
         why = {node: rest.reason for node, rest in self._resting.items()} | self._turned_away
         named = {

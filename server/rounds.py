@@ -1,4 +1,4 @@
-"""One round: who is asked, with which strategy, and what happens if nobody answers."""
+"""Runs one round: chooses sites and strategy, and decides what happens if too few answer."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from perennial.strategies.round.running_bounds import RunningBounds
 
 
 class Rounds:
-    """Asks the sites for rounds of training and aggregates what they answer.
+    """Asks the sites for rounds of training and aggregates their answers.
 
     strategy: the experiment's; rounds of pre-training are averaged instead.
     """
@@ -47,14 +47,18 @@ class Rounds:
         """What the server adds to the sites' protection, once `protect` was called."""
 
     def protect(self) -> None:
-        """Begin the server's part of the protection, if the experiment has one; the strategy is attached."""
+        """Begin the server's part of the privacy protection, if any, after the strategy is attached."""
         privacy, state = self._experiment.privacy, self._position.progress.privacy
         self.central = CentralPrivacy.of(
             privacy, self._strategy, state, self._experiment.seed
         ) or SharedClipping.of(privacy, state)
 
     def run(self) -> RoundOutcome:
-        """Ask the sites that are there for the next round, once, and aggregate what they answer."""
+        """Ask the connected sites for the next round, once, and aggregate their answers.
+
+        The model and the progress stay as they are: the outcome has the new arrays, for the caller to apply,
+        or none if too few valid updates came.
+        """
         position, experiment, rounds = self._position, self._experiment, self._experiment.rounds
         progress, schedule = position.progress, position.registry.schedule
         task, number = progress.task, progress.round + 1
@@ -114,11 +118,11 @@ class Rounds:
 
     @property
     def bounds_met(self) -> dict[str, dict[str, int]]:
-        """site -> in how many rounds it met a bound that follows from former rounds."""
+        """site -> in how many rounds its update met a bound that follows from earlier rounds, by bound."""
         return {} if self._running is None else self._running.met
 
     def served(self) -> None:
-        """A round was aggregated: what failed before is over."""
+        """Note that a round was aggregated, so that earlier failures no longer count."""
         self._failed = self._attempt = 0
         self._attendance.served()
 
@@ -133,11 +137,11 @@ class Rounds:
         return f"update {number} {content_sha256(position.model.arrays)} {norm}"
 
     def wait_or_fail(self, outcome: RoundOutcome, *, passed_over: bool) -> None:
-        """After an attempt that too few sites answered: wait for sites that may answer later.
+        """Wait, after an attempt that too few sites answered, for sites that may answer later.
 
-        The round keeps its number, and is asked again, unless it was passed over, since the experiment
-        declares too many sites absent. Raises StateError after rounds.max_skipped attempts in a row, unless
-        the run waits for sites.
+        passed_over: whether the round is left out, since the experiment declares too many sites absent;
+        otherwise it keeps its number and is asked again. Raises StateError after rounds.max_skipped attempts
+        in a row, unless the run waits for sites.
         """
         waits_for_sites = self._attendance.waits_for_sites
         self._attempt = 0 if passed_over else self._attempt + 1

@@ -28,11 +28,9 @@ FREE_ON_RESUME = ("rounds", "evaluation", "absence")
 
 @dataclass
 class RunFolder:
-    """A run's folder.
+    """An open run folder.
 
-    checkpoint: None on a fresh start.
-    inputs: how data are read, as Progress keeps it.
-    note: for the journal.
+    checkpoint: None on a fresh start. inputs: how data are read, as Progress keeps it. note: for the journal.
     cohort: sites that train in one pass.
     """
 
@@ -62,7 +60,7 @@ class RunFolder:
 def open_run_folder(
     path: Path, experiment: Experiment, registry: Registry, inputs: Inputs, resume: bool, cohort: int = 1
 ) -> RunFolder:
-    """The folder, ready to run in. Call it while holding the folder (foundation.files.sole_owner).
+    """Open a run's folder, fresh or to resume. Call it while holding it (foundation.files.sole_owner).
 
     Raises StateError when a fresh run meets an old one, when there is nothing to resume, when a change of the
     experiment, its data or its cohorts contradicts what was trained so far, or when the

@@ -34,9 +34,9 @@ def write_task_measures(
     reported: SiteCounts,
     unlearnt: Sequence[int],
 ) -> None:
-    """Write measures.json at the end of a task; other arguments as of task_measures.
+    """Write measures.json at the end of a task, if there are any. Arguments as for task_measures.
 
-    unlearnt: labels of which the model learnt from no record.
+    reported: the sites' counts. unlearnt: labels of which the model learnt from no record.
     """
     names = list(position.registry.classes[: position.num_classes])
     found = task_measures(
@@ -63,11 +63,13 @@ def task_measures(
     *,
     one_classifier: bool = True,
 ) -> Measures | None:
-    """Every measure after a task; None where nobody counted more than right answers.
+    """All measures after a task; None if nothing but right answers was counted.
 
-    central: the server's test samples. patients: whose each of them is, from 0; where a patient has several,
-    intervals come from drawing patients. sites: what they reported. one_classifier: whether sites judged the
-    model with the classifier that the server has, and not each with class means of its own.
+    central: the server's test samples, scored; None: the sites' tables are measured. With both, the figures
+    are the server's, and sites add validation, calibration and subgroups. patients: (n,) their patients, from
+    0; if one has several samples, intervals come from drawing patients. sites: what they reported.
+    one_classifier: whether sites judged the model with the classifier that the server has, and not each with
+    class means of its own; if not, their tables are not combined with the server's.
     """
     tables = _combined(central, sites.tables.total if one_classifier or central is None else None)
     if tables is None:
@@ -165,7 +167,7 @@ def _unlearnt(names: Sequence[str]) -> list[str]:
 
 
 def confidence_facts(measures: Measures | None, *, one_classifier: bool = True) -> dict[str, Any]:
-    """What a saved model needs to state probabilities and sets; empty where nobody calibrated it."""
+    """The fields of a saved model's Confidence; {} if it was not calibrated."""
     if measures is None or not one_classifier:
         return {}
     sets = measures.prediction_sets

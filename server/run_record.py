@@ -1,4 +1,4 @@
-"""What a finished run left in its folder, read back and checked: all that reports and comparisons know."""
+"""Reads and checks what a finished run left in its folder, for reports and comparisons."""
 
 import json
 import math
@@ -44,7 +44,7 @@ class SiteSummary(_Record):
 
 
 class Claim(_Record):
-    """The exact claim, in the words of privacy/statement.py."""
+    """The exact privacy claim, in the words of privacy/statement.py."""
 
     unit: str
     adversary: str
@@ -71,21 +71,21 @@ class Epsilon(_Record):
 
 
 class SignsOfStopping(_Record):
-    """Why the model was taken to have learnt nothing, after one task."""
+    """Signs, in words, that the model had learnt nothing after one task."""
 
     task: int
     signs: list[str]
 
 
 class StoppedLearning(_Record):
-    """tasks: those with signs. to_try: settings that may help."""
+    """Tasks after which learning had stopped. to_try: settings that may help."""
 
     tasks: list[SignsOfStopping]
     to_try: list[str]
 
 
 class Summary(_Record):
-    """summary.json. Blocks of single methods stay as they are, in `model_extra`.
+    """The content of summary.json. Blocks of single methods stay as they are, in `model_extra`.
 
     bytes_up, bytes_down: of the rounds. task_end_bytes_up, task_end_bytes_down: of the ends of tasks beside
     them; absent from a run that did not count them.
@@ -135,7 +135,7 @@ class Summary(_Record):
 
     @property
     def headline(self) -> tuple[str, float | None]:
-        """(name, value) of the figure to report first."""
+        """(name, value) of the measure to report first."""
         if self.unbalanced and self.final_balanced is not None:
             return "balanced accuracy", self.final_balanced
         return "accuracy", self.final_accuracy
@@ -165,7 +165,7 @@ class RoundEvent(_Record):
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. rounds: in order, each once. notes: what the journal says in words, in order."""
+    """A run read from its folder. rounds: in order, each once. notes: remarks of the journal, in order."""
 
     folder: Path
     summary: Summary
@@ -177,12 +177,12 @@ class Run:
 
     @property
     def blocks(self) -> Mapping[str, Any]:
-        """Blocks of summary.json that only some methods write."""
+        """The blocks of summary.json that only some methods write, by name."""
         return self.summary.model_extra or {}
 
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder. Raises StateError naming the file that is missing or damaged, and what to do."""
+    """Read a run's folder. Raises StateError naming the file that is missing or damaged, and what to do."""
     if not folder.is_dir():
         raise StateError(f"{folder}: no such run folder; name one that `perennial run` has written")
     summary = read_summary(folder)
@@ -208,7 +208,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_summary(folder: Path) -> Summary:
-    """summary.json of a run folder. Raises StateError as read_run."""
+    """Read summary.json of a run folder. Raises StateError as read_run does."""
     path = folder / "summary.json"
     data = _read(path)
     try:
@@ -221,7 +221,7 @@ def read_summary(folder: Path) -> Summary:
 
 
 def checked(model: type[Model], content: Any, where: str) -> Model:
-    """content as a typed record. Raises StateError naming where, the faulty fields and what was found."""
+    """Parse content as a `model`. Raises StateError naming where, the faulty fields and what was found."""
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -36,7 +36,7 @@ from perennial.foundation.errors import StateError
 
 
 class State(StrEnum):
-    """Where a run stands, as its checkpoint says."""
+    """The states that a run's checkpoint can name."""
 
     NEW = "new"
     BETWEEN = "between tasks"
@@ -59,7 +59,7 @@ LEADS: Mapping[str, frozenset[State]] = {
 
 @dataclass
 class Progress:
-    """Where a run stands. round: rounds done since the start; round_in_task: rounds done of this task."""
+    """The position of a run. round: rounds done since the start; round_in_task: rounds done of this task."""
 
     run: str
     split_key: str = ""
@@ -104,7 +104,7 @@ class Progress:
 
     @property
     def registry(self) -> Registry:
-        """The plan as the registry that it was made from."""
+        """The class registry that the plan was made from."""
         plan = self.plan
         schedule = TaskSchedule(tuple(plan["boundaries"]), tuple(plan["rounds"]))
         return Registry(tuple(plan["classes"]), schedule)
@@ -112,37 +112,40 @@ class Progress:
     # the events
 
     def planned(self, registry: Registry) -> None:
-        """Fix the class order, the tasks and their rounds."""
+        """Fix the class order, the tasks and their rounds as the plan."""
         self._require("planned")
         self.plan = _as_plan(registry)
 
     def aggregated(self) -> None:
-        """Count a round whose aggregate is the model now."""
+        """Count a round whose aggregate is now the model."""
         self._require("aggregated")
         self.round, self.round_in_task = self.round + 1, self.round_in_task + 1
 
     def passed_over(self, rounds: int, *, counted: bool) -> None:
         """Leave out rounds of this task by the experiment's own rule; the later ones keep their numbers.
 
-        counted: whether they stand in the summary as rounds of the run, as those without sites by `absence`.
+        counted: whether the summary counts them as rounds of the run, as those without sites by `absence`.
         """
         self._require("passed_over")
         self.round, self.round_in_task = self.round + rounds, self.round_in_task + rounds
         self.passed += 0 if counted else rounds
 
     def task_learnt(self, model: str, holders: list[str]) -> None:
-        """Go on to the next task, whose previous model this is. model: its SHA-256."""
+        """Go on to the next task. model: SHA-256 of the previous model there. holders: sites that keep it."""
         self._require("task_learnt")
         self.previous, self.holders = model, holders
         self.task, self.round_in_task = self.task + 1, 0
 
     def results_written(self) -> None:
-        """Finish: model, summary and report are there."""
+        """Mark the run as finished, with model, summary and report written.
+
+        It writes nothing itself; the caller saves the checkpoint. Raises StateError before all is learnt.
+        """
         self._require("results_written")
         self.finished = True
 
     def continued(self, registry: Registry) -> None:
-        """Go on with more tasks. Raises StateError where the plan so far is not the new one's beginning."""
+        """Extend the plan by more tasks. Raises StateError unless the new plan begins with the old one."""
         self._require("continued")
         new = _as_plan(registry)
         for name, old in self.plan.items():
@@ -151,7 +154,7 @@ class Progress:
         self.plan, self.finished = new, False
 
     def begun_again(self) -> None:
-        """Go through all tasks once more, by the same plan, with what the strategy has kept."""
+        """Return to the first task, for a second run through the same plan; the strategy keeps its state."""
         self._require("begun_again")
         self.task, self.round, self.round_in_task, self.passed, self.finished = 1, 0, 0, 0, False
         self.previous, self.holders, self.history = "", [], {}

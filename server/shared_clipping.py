@@ -1,4 +1,4 @@
-"""The clip norm of mode client_shared, as it follows the noised count of sites within it.
+"""Adapts the clip norm of mode client_shared to the noised count of sites whose updates were within it.
 
 The sites' noise is in the opened sum already, so the server has none to add.
 """
@@ -27,7 +27,7 @@ class SharedClipping:
 
     @classmethod
     def of(cls, privacy: PrivacyConfig, state: dict[str, Any]) -> Self | None:
-        """The clip norm of this run; None when it does not move, and in other modes."""
+        """The adaptive clip norm of this run; None if it is fixed, and in other modes."""
         if privacy.mode != "client_shared" or privacy.adaptive_clipping is None:
             return None
         assert privacy.clip_norm is not None
@@ -35,7 +35,7 @@ class SharedClipping:
 
     @property
     def sent_clip_norm(self) -> float:
-        """What the sites are told to clip to in the coming round."""
+        """The clip norm that requests of the coming round carry."""
         return self._state["clip_norm"]
 
     max_update_norm = None
@@ -43,7 +43,7 @@ class SharedClipping:
     observers = ()
 
     def finish_round(self, outcome: RoundOutcome, number: int) -> None:
-        """Move the clip norm by the count of the round's sum; a skipped round moves nothing."""
+        """Move the clip norm towards its quantile by the round's noised count; a skipped round leaves it."""
         if outcome.arrays is None:
             return
         outcome.details = outcome.details | {"clip_norm": self.sent_clip_norm}
@@ -53,4 +53,4 @@ class SharedClipping:
         )
 
     def bayesian_epsilon(self) -> None:
-        """There is no Bayesian figure in this mode."""
+        """None: this mode has no Bayesian figure."""

@@ -28,12 +28,11 @@ _Z = 1.96
 
 @dataclass(frozen=True)
 class SiteCounts:
-    """Counts of right answers. A cell is the right or the wrong answers of one class.
+    """Sites' counts of right answers. A cell is the right or the wrong answers of one class.
 
     by_site: what each site reported, or all together as ALL_SITES.
-    std: of the noise on a reported cell; 0: none.
-    tables: what they reported beside it.
-    temperature: at which tables count probabilities: what validation samples chose; None: 1.
+    std: of the noise on a reported cell; 0: none. tables: the tables that they reported beside it.
+    temperature: at which tables count probabilities, chosen by validation samples; None: 1.
     """
 
     by_site: Mapping[str, ReportedCounts]
@@ -43,19 +42,19 @@ class SiteCounts:
 
     @property
     def held_out(self) -> int:
-        """Samples that the sites counted."""
+        """Number of samples that the sites counted."""
         return sum(samples or 0 for _, total in self.by_site.values() for samples in total)
 
     def together(self, num_classes: int) -> ReportedCounts:
-        """All sites' counts, added up; noise brings none below 0 and no right answers above the samples."""
+        """The sum of all sites' counts; noised ones are moved into what is possible."""
         correct, total = pooled(self.by_site.values(), num_classes)
         return possible(correct, total) if self.std else (correct, total)
 
     def interval(self, num_classes: int) -> tuple[float, float] | None:
         """95 % interval of the accuracy over all classes, for the sampling of patients and for the noise.
 
-        Without noise Wilson's; with it a normal one, whose variance is that of both. None where nothing was
-        reported, or noise may be all that there is.
+        Without noise Wilson's; with it a normal one, whose variance is that of both. None if nothing was
+        reported, or all of it may be noise.
         """
         correct, total = self.together(num_classes)
         samples = sum(reported or 0 for reported in total)
@@ -80,7 +79,7 @@ def wilson(share: float, samples: int) -> tuple[float, float]:
 
 
 def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCounts:
-    """Noised counts, moved to the nearest possible ones."""
+    """Move noised counts to the nearest possible ones: none below 0, right answers at most the samples."""
     samples = [None if reported is None else max(0, reported) for reported in total]
     return [
         min(max(0, right), reported or 0) for right, reported in zip(correct, samples, strict=True)
@@ -95,7 +94,10 @@ def ask_for_counts(
     sums: MaskedSums | None,
     note: Note,
 ) -> SiteCounts:
-    """The sites' counts for a model, noised as the experiment says; the server has counted the release."""
+    """Ask the sites for counts on a model, noised as the experiment says; the caller records the release.
+
+    sums: opens masked sums; None: each site's reply is read. note: called with (site, reason) for faults.
+    """
     if not requests:
         return SiteCounts({})
     deadline, noise = experiment.rounds.deadline, count_noise(experiment)

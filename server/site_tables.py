@@ -13,10 +13,10 @@ LARGEST = 2**62
 
 @dataclass
 class SiteTables:
-    """total: the sum over the `reported` sites that sent tables; None without any.
+    """Tables of sites, added up. total: over the `reported` sites that sent tables; None without any.
 
-    by_site: (M, 3) samples, right answers and samples called so, of each site that sent tables in the clear.
-    suppressed: sites that keep some counts to themselves.
+    by_site: (M, 3) samples, right answers and predictions, of each site that sent tables in the clear.
+    suppressed: number of sites that withhold some counts.
     """
 
     total: EvaluationTables | None = None
@@ -25,7 +25,7 @@ class SiteTables:
     suppressed: int = 0
 
     def add(self, site: str, reply: EvaluateReply, subgroups: int) -> None:
-        """Count in one reply, so that memory does not grow with the number of sites."""
+        """Add one reply's tables, so that memory does not grow with the number of sites."""
         self.suppressed += bool(reply.withheld or reply.uncalibrated)
         if reply.tables is None:
             return
@@ -36,7 +36,7 @@ class SiteTables:
 
     @classmethod
     def of_a_sum(cls, beside: list[int], classes: int, subgroups: int) -> "SiteTables":
-        """From what a masked sum has beside right answers. Raises ValueError when it is not that."""
+        """Read tables from the further counts of a masked sum. Raises ValueError if their number is wrong."""
         if not beside:
             return cls()
         *counts, reported, suppressed = beside
@@ -45,12 +45,12 @@ class SiteTables:
 
 
 def counts_beside(classes: int, subgroups: int) -> int:
-    """How many counts a site has beside right answers and samples in a masked sum with tables."""
+    """Number of further counts, beside right answers and samples, in a masked sum with tables."""
     return len(EvaluationTables.empty(classes, subgroups).vector()) + 2
 
 
 def tables_of(reply: EvaluateReply, subgroups: int) -> EvaluationTables:
-    """The tables in a reply. Raises ProtocolError when they are none of this task."""
+    """Read the tables in a reply. Raises ProtocolError if they have another form or size."""
     assert reply.tables is not None
     counts = reply.tables.get("counts")
     if set(reply.tables) != {"counts"} or counts is None or counts.ndim != 1 or counts.is_floating_point():
@@ -62,9 +62,9 @@ def tables_of(reply: EvaluateReply, subgroups: int) -> EvaluationTables:
 
 
 def check_tables(reply: EvaluateReply, subgroups: int, *, asked: bool, validation: bool = False) -> None:
-    """Raises ProtocolError when a site's tables cannot be true, do not fit its counts, or were not asked.
+    """Raise ProtocolError if a site's tables cannot be true, do not fit its counts, or were not asked for.
 
-    validation: whether they are of likelihoods alone, by which the temperature is chosen.
+    validation: whether they must hold likelihoods alone, from which the temperature is chosen.
     """
     if reply.tables is None:
         return

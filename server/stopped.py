@@ -1,4 +1,4 @@
-"""Whether a model has stopped learning: signs in its measures and its training loss, and what to try."""
+"""Finds signs that a model has stopped learning, in its measures and its training loss, and what to try."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ FAST_SGD = 0.02
 
 @dataclass(frozen=True)
 class LossCourse:
-    """The training loss over the rounds of a task, as long whatever the number of rounds.
+    """The training loss over the rounds of a task, in a fixed number of fields.
 
-    rounds: those that told a loss. smallest: of the rounds after the first. finite: whether all were numbers.
+    rounds: those that reported a loss. smallest: after the first round. finite: whether all losses were.
     """
 
     rounds: int = 0
@@ -29,7 +29,7 @@ class LossCourse:
     finite: bool = True
 
     def then(self, loss: float | None) -> "LossCourse":
-        """With one round more; None: it told none."""
+        """The course with one round more; loss None: the round reported none."""
         if loss is None:
             return self
         if not math.isfinite(loss):
@@ -49,7 +49,7 @@ class LossCourse:
 
     @property
     def flat(self) -> str:
-        """In words that the loss has not fallen; '' where it has, or where too few rounds told one."""
+        """In words, that the loss has not fallen; '' if it has, or if too few rounds reported one."""
         first, smallest, last = self.first, self.smallest, self.last
         if self.rounds < FEWEST_ROUNDS or first is None or smallest is None or last is None:
             return ""
@@ -59,12 +59,12 @@ class LossCourse:
 
 
 def signs_of_stopping(correct: Sequence[int], total: Sequence[int | None], losses: LossCourse) -> list[str]:
-    """In words, why a model is taken to have learnt nothing; empty where it has, or where nobody can tell.
+    """In words, why a model is taken to have learnt nothing; [] if it has learnt, or if nobody can tell.
 
     correct, total: right answers and samples of each class seen so far; None: not known. losses: of the
     rounds of the latest task.
     Accuracy counts before the loss, which is flat too when everything is learnt already: a flat loss alone is
-    a sign only where nothing was measured.
+    a sign only if nothing was measured.
     """
     if not losses.finite:
         return ["the training loss is no number any more"]

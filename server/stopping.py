@@ -19,7 +19,7 @@ from perennial.server.metrics import balanced_accuracy
 
 
 class Stopping:
-    """The rule of one run. config: None: every task has all its rounds, and the last one's model.
+    """The early stopping of one run. config: None: every task has all its rounds, and the last one's model.
 
     state: of the task that is being trained, JSON-able; empty before its first round.
     """
@@ -30,9 +30,9 @@ class Stopping:
     def judged(
         self, number: int, counts: tuple[Sequence[int], Sequence[int | None]], arrays: Mapping[str, Tensor]
     ) -> float | None:
-        """Take in what the sites counted after a round; returns the measure, None if no site reported.
+        """Judge a round's model by the sites' counts; returns the measure, None if no site reported.
 
-        counts: right answers and samples of each class.
+        number: of the round. counts: right answers and samples of each class. arrays: the model.
         """
         assert self.config is not None
         value = _measure(self.config, *counts)
@@ -62,7 +62,7 @@ class Stopping:
         return load_model(self._path(self.state["model"]), self.state["model"])
 
     def in_words(self, task: int, last: int, planned: int) -> str:
-        """What the journal says at the end of a task, or ''. last: the last round that was run."""
+        """The journal's words at a task's end, or ''. last: the last round run, of `planned` rounds."""
         if self.config is None or "value" not in self.state:
             return ""
         name = self.config.measure.replace("_", " ")
@@ -75,7 +75,7 @@ class Stopping:
         return f"task {task}: {best}{kept}"
 
     def next_task(self) -> None:
-        """Begin anew with the next task; the file stays, because a run may have to go back to it."""
+        """Forget the task's state; the best model's file stays, because a run may have to go back to it."""
         earlier = self.state.get("model", "")
         self.state.clear()
         if earlier:

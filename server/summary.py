@@ -162,7 +162,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
 
 
 def measured_rounds(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
-    """(accuracy, bytes that all rounds had sent by then) of each round after which the model was measured."""
+    """(accuracy, bytes that all rounds had sent by then) for each round after which it was measured."""
     found, sent = [], 0
     for event in events:
         if event["event"] == "round":
@@ -181,12 +181,12 @@ def personal_hashes(folder: Path) -> dict[str, str]:
 
 
 def hashes_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a run's models are known by: equal for two runs when every model has the same bits."""
+    """The hashes of all models of a run: equal for two runs if every model has the same bits."""
     return {name: summary[name] for name in MODEL_HASHES}
 
 
 def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
-    """What each site's releases may have cost in this run, worst case; None without protection.
+    """An upper bound on what each site's releases have cost in this run; None without protection.
 
     value and per_site are null where no noise was added. bayesian: the Bayesian figure beside the worst case;
     of the modes that noise at the sites only where their folders are here, as in simulation. claim: unit,
@@ -244,7 +244,7 @@ def _finite(value: float) -> float | None:
 
 
 def metrics_csv(events: list[dict[str, Any]]) -> str:
-    """One line for each round."""
+    """The content of metrics.csv: one line for each round."""
     text = io.StringIO()
     writer: csv.DictWriter[str] = csv.DictWriter(text, METRICS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

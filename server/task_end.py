@@ -1,4 +1,4 @@
-"""What the server asks of the sites after a task's last round: exemplars and class means, then counts."""
+"""Asks the sites, after a task's last round, for exemplars and class means, and then for counts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ Request = TypeVar("Request", FinishTaskRequest, EvaluateRequest)
 class TaskEnd:
     """The exchanges at the end of each task of a run.
 
-    sums: the masked sums, or None where the server sees each site's reply.
+    sums: the masked sums, or None if the server sees each site's reply.
     note: called with (site, reason) for every site whose reply is missing, refused or not valid.
     """
 
@@ -59,25 +59,23 @@ class TaskEnd:
     ) -> None:
         """Begin the exchanges of a task that is over.
 
-        number: of its last round.
-        sites: name -> node id of those to ask.
-        fields: from a site to the fields that all requests to it share.
+        number: of its last round. sites: name -> node id of those to ask.
+        fields: returns the fields that all requests to a site share.
         """
         self._run, self._round, self._sites, self._fields = run, number, sites, fields
         self._exchange.bytes_up = self._exchange.bytes_down = 0
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """(up, down) of the tensors since begin()."""
+        """(up, down) bytes of tensors since begin()."""
         return self._exchange.bytes_up, self._exchange.bytes_down
 
     def finish(self, sha256: str, width: int) -> tuple[list[str], Tensor | None]:
         """Tell the sites that the task is over, so that they choose exemplars and freeze its model.
 
-        sha256: of that model.
-        width: of its features.
-        Returns (sites that now hold it, what classifies instead of the head where the experiment has that:
-        global class means (M, d), or the rows of a Gaussian head (M, d + 1)).
+        sha256: of that model. width: of its features.
+        Returns (sites that now hold it, what classifies instead of the head: global class means (M, d), or
+        the rows of a Gaussian head (M, d + 1), or None).
         """
         learner, privacy = self._experiment.learner, self._experiment.privacy
         if not self._experiment.needs_previous:
@@ -113,10 +111,9 @@ class TaskEnd:
             return list(replies), None
 
     def counts(self, num_classes: int, means: Tensor | None, *, validation: bool = False) -> SiteCounts:
-        """Counts on the sites' held-out samples, where the experiment asks for them.
+        """Ask for counts on the sites' held-out samples, if the experiment wants them.
 
-        num_classes: M, of the tasks so far.
-        means: as finish() gives them.
+        num_classes: M, of the tasks so far. means: as finish() gives them.
         validation: whether a round's model is judged by validation samples; else the task's by test samples.
         """
         experiment = self._experiment
@@ -159,7 +156,7 @@ def _question(request: EvaluateRequest) -> str:
 
 
 def check_sums(reply: FinishTaskReply, width: int) -> None:
-    """Raises ProtocolError when no samples have the sums of a reply. width: of the features."""
+    """Raise ProtocolError if no samples can have the sums of a reply. width: of the features."""
     check_exact(_sums(reply, width))
 
 

@@ -1,4 +1,4 @@
-"""Whether a certificate holds: signatures, sums, and the model that follows from them."""
+"""Checks certificates: signatures, sums, and the model that follows from them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,10 +37,10 @@ def verify(
     model: Path | None = None,
     sums: Path | None = None,
 ) -> list[str]:
-    """What was found to hold of a certificate, line by line.
+    """Check a certificate; returns what was found to hold, line by line.
 
     keys: site -> keys that the verifier knows. model: file of the model; None: the one beside the
-    certificate, where that is the newest. sums: folder of the sites' sums; None: beside the certificate.
+    certificate, if that is the newest. sums: folder of the sites' sums; None: beside the certificate.
 
     Later withdrawals do not void a certificate: the newest one is checked in its place, and what became of
     each statement in between. Raises StateError or ConfigError naming what does not hold.

@@ -1,4 +1,4 @@
-"""After a closed-form run: withdraws a site or some of its records.
+"""Withdraws a site, or some of its records, from a closed-form run.
 
 Sums are exact, so after a subtraction they have the bits that they would have had if the site had never taken
 part. A subtraction does not undo models that were handed out before, nor what the difference of two models
@@ -33,11 +33,11 @@ def withdraw(
 ) -> Path | None:
     """Take a site's sums out of a run, solve anew, and write a certificate; returns its path.
 
-    None: samples of all sites chose or weighed the head, so the run is left without a model, to be resumed;
-    it then asks the sites that are left again (until_resumed). shrinkage: of the new head; None: the
-    experiment's own, or chosen again from the sums. receipt: what the site signed with `perennial site
-    withdraw`. Raises StateError or ConfigError saying why it cannot be done; a command that was stopped is
-    completed by giving it again.
+    Returns None if samples of all sites chose or weighed the head: the run is then left without a model, and
+    when it is resumed it asks the remaining sites again (until_resumed). shrinkage: of the new head; None:
+    the experiment's own, or chosen again from the sums. receipt: the file that the site signed with
+    `perennial site withdraw`. Raises StateError or ConfigError saying why it cannot be done; a command that
+    was stopped is completed by giving it again.
     """
     with sole_owner(folder, "withdraw"):
         run, start = OpenedRun.open(folder, unfinished=True), datetime.now(UTC)
@@ -71,7 +71,7 @@ def withdraw(
 
 
 def until_resumed(folder: Path, site: str) -> Iterator[str]:
-    """Say what is to be done after a withdrawal that leaves the run without a model."""
+    """Yield lines on what is to be done after a withdrawal that leaves the run without a model."""
     run = OpenedRun.open(folder, unfinished=True)
     if run.model is not None:
         yield f"{site} was withdrawn before, and the other sites have chosen again: nothing was changed"
@@ -129,9 +129,9 @@ def _remove_what_it_made(run: OpenedRun, site: str) -> None:
 
 
 def write_form(folder: Path, site: str, path: Path) -> Path:
-    """Write what a site needs to know of a finished run to take records back; returns path.
+    """Write the file that a site needs to take records back from a finished run; returns path.
 
-    In it is the key that divided the site's data, which the site does not keep. Raises StateError where the
+    It has the key that divided the site's data, which the site does not keep. Raises StateError if the
     site's sums are in no task.
     """
     run = OpenedRun.open(folder)
@@ -148,7 +148,7 @@ def write_form(folder: Path, site: str, path: Path) -> Path:
 def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | None = None) -> Path:
     """Take a group of a site's records out of a finished run; otherwise as withdraw.
 
-    group: what the site wrote with `perennial site withdraw`.
+    group: the file that the site wrote with `perennial site withdraw`.
     """
     with sole_owner(folder, "withdraw"):
         run, start = OpenedRun.open(folder), datetime.now(UTC)

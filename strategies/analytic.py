@@ -94,7 +94,7 @@ class Analytic(IncrementalStrategy):
     # the life of a run
 
     def attach(self, run: RunContext) -> None:
-        """Raises ConfigError where the experiment has no validation samples to choose the shrinkage by."""
+        """Begin a run. Raises ConfigError if it lacks validation samples that should choose the shrinkage."""
         experiment = run.experiment
         if self.settings.shrinkage == "validation" and experiment.data.validation_fraction == 0:
             raise ConfigError(
@@ -112,7 +112,7 @@ class Analytic(IncrementalStrategy):
             self._plain.folder = run.folder.parent / FOLDER
 
     def begin_task(self, task: TaskStart) -> None:
-        """Raises ConfigError where the model has no fixed features, or more than can be solved for."""
+        """Begin a task. Raises ConfigError if features are not fixed, or too many to solve for."""
         backbone = self.run.load(task.reference).backbone
         if not isinstance(backbone, FixedFeatures):
             name = self.run.experiment.model.name
@@ -137,18 +137,18 @@ class Analytic(IncrementalStrategy):
 
     @property
     def width(self) -> int:
-        """Features in a row of sums, with the constant where it is summed."""
+        """Number of features in a row of sums, with the constant if it is summed."""
         return self.form.width
 
     def kept_bytes(self, features: int, schedule: TaskSchedule, privacy: PrivacyConfig) -> int:
-        """What the run's folder holds in the end of one site's sums of so many features, at most."""
+        """The most bytes that the run's folder will store of one site's sums, over all tasks."""
         if not self.keep_sites or self._masked is not None:
             return 0
         form = sums_form(features, privacy)
         return sum(form.bytes(len(schedule.classes_of(t))) for t in range(1, schedule.count + 1))
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """Ask for the sums that are not there, and solve."""
+        """Ask the sites for missing sums, and solve the head from all sums."""
         start = time.monotonic()
         left = {site: node for site, node in request.sites.items() if site not in self.withdrawn}
         request = replace(request, sites=left)
@@ -203,14 +203,14 @@ class Analytic(IncrementalStrategy):
         return judged.sentences(self.cross_site) if judged.marked(self.cross_site) - before else []
 
     def compare_again(self, classes: range, able: bool = True, of: KeptSums | None = None) -> None:
-        """Make the cross-site table, or none where it cannot be made.
+        """Make the cross-site table anew, or an empty one if it cannot be made.
 
-        able: whether sums are each site's. of: these sums and not all.
+        able: whether the server has each site's own sums. of: sums to use in place of all.
         """
         self.cross_site = judged.block_or_none(of or self._plain, classes) if able else {}
 
     def summary_blocks(self) -> dict[str, Any]:
-        """What was summed, over what, how far it was shrunk, and what sites' sums say of each other."""
+        """Blocks of summary.json: the sums, the feature maps, the shrinkage, and the cross-site table."""
         most = max(len(self._classes(task)) for task in range(1, self.run.schedule.count + 1))
         total = self.sums.total
         return ({"cross_site": self.cross_site} if self.cross_site else {}) | {
@@ -250,7 +250,7 @@ class Analytic(IncrementalStrategy):
     # after the run: withdrawal and merging
 
     def require_solvable(self) -> None:
-        """Raises ValueError where no coalition's model can be solved for."""
+        """Raise ValueError if no model can be solved for a coalition of sites."""
         if self.head == "balanced_ridge" or not self.keep_sites:
             found = f"head {self.head!r}, keep_sites {str(self.keep_sites).lower()}"
             raise ValueError(
@@ -259,7 +259,7 @@ class Analytic(IncrementalStrategy):
             )
 
     def game(self, stamp: Stamp) -> Solved:
-        """What each coalition of sites could have made so far, shrunk as the whole is."""
+        """The game in which each coalition's model is solved from its sums, with the run's shrinkage."""
         return Solved(
             self.kept_sums,
             stamp.num_classes,
@@ -267,12 +267,12 @@ class Analytic(IncrementalStrategy):
         )
 
     def head_of(self, sums: Sums, task: int) -> LinearHead:
-        """The head of other sums, shrunk as the task's whole is."""
+        """Solve the head of other sums with the shrinkage that the run has for this task."""
         return self.settings.solved(sums, self.chosen[task])
 
     @property
     def kept_sums(self) -> KeptSums:
-        """Of heads that weigh every sample alike. Raises ConfigError with balanced_ridge."""
+        """The sums of all sites, unweighted. Raises ConfigError with balanced_ridge, which weights them."""
         if self.head == "balanced_ridge":
             raise ConfigError(
                 "strategy.head: balanced_ridge weighs every site's samples by the counts of all, so that "
@@ -281,7 +281,7 @@ class Analytic(IncrementalStrategy):
         return self._plain
 
     def choose_again(self) -> None:
-        """Forget what samples chose or weighed, with sums that are of the chosen maps or by such weights."""
+        """Forget all that samples chose or weighed, with the sums that depend on it."""
         self._balanced, self.cross_site, self.chosen = BalancedSums(), {}, {}
         self.settings.tried.clear()
         if self.maps.chosen is not None:
@@ -291,10 +291,10 @@ class Analytic(IncrementalStrategy):
     def solved_again(
         self, classes: int, shrinkage: float | None = None, of: KeptSums | None = None
     ) -> tuple[LinearHead, float]:
-        """The head of the sums as they are now, and its shrinkage, from nothing else.
+        """Solve the head of the present sums without asking any site: (head, shrinkage).
 
-        shrinkage: None takes the experiment's number, or chooses by gcv. of: these sums and not all. Raises
-        ConfigError where validation samples chose the shrinkage, some of which may be the withdrawn site's.
+        shrinkage: None takes the experiment's number, or chooses by gcv. of: sums to use, not all. Raises
+        ConfigError if validation samples chose the shrinkage, some of which may be the withdrawn site's.
         """
         sums = counted_sums(of or self.kept_sums, self.bounds, range(classes))
         if self.settings.shrinkage == "validation" and (shrinkage is None or self.head == "auto"):
@@ -361,7 +361,7 @@ class Analytic(IncrementalStrategy):
 
     @property
     def sums(self) -> KeptSums | BalancedSums:
-        """Those that are there, plain or weighted."""
+        """The sums that have been collected: class-balanced ones for balanced_ridge, else plain ones."""
         return self._balanced if self.head == "balanced_ridge" else self._plain
 
     def _classes(self, task: int) -> range:

@@ -48,7 +48,7 @@ class IncrementalStrategy(FlowerRounds):
         self._run: RunContext | None = None
 
     def find(self, kind: type[Kind]) -> Kind | None:
-        """The outermost strategy of a kind: this one, or one inside it; None where there is none."""
+        """The outermost strategy of this kind: this one, or one inside it; None if there is none."""
         found = (each.find(kind) for each in self.inner)
         return self if isinstance(self, kind) else next((each for each in found if each is not None), None)
 
@@ -67,32 +67,32 @@ class IncrementalStrategy(FlowerRounds):
 
     @property
     def run(self) -> RunContext:
-        """The run that the strategy works in. Raises ConfigError where there is none."""
+        """The run that the strategy works in. Raises ConfigError if it works in none."""
         if self._run is None:
             name = type(self).__name__
             raise ConfigError(f"strategy {name}: works in a run of Perennial alone; use `perennial run`")
         return self._run
 
     def check_layers(self, arrays: Arrays) -> None:
-        """Raises ConfigError when the method cannot work on a model of these tensors. Default: it can."""
+        """Raise ConfigError if the method cannot work on a model of these tensors. Default: it can."""
         for each in self.inner:
             each.check_layers(arrays)
 
     def begin_task(self, task: TaskStart) -> None:
-        """A task begins; state that has the model's shape grows here."""
+        """Prepare for a task; state that has the model's shape grows here."""
         for each in self.inner:
             each.begin_task(task)
 
     @property
     def task_complete(self) -> bool:
-        """Whether nothing more can come of the present task, so that its further rounds are left out."""
+        """Whether the task needs no more rounds, so that those that are left are skipped."""
         return any(each.task_complete for each in self.inner)
 
     def serve_group(self, whole: Self, own: Arrays, former: Self | None) -> None:
-        """Serve a group of the sites that `whole`, of this class and settings, serves.
+        """Become the strategy of one group of the sites that `whole`, of the same class and settings, serves.
 
-        own: the global model's layers that stay at the sites; rounds lack them. former: who served these
-        sites in the task before, if the group goes on. Called after attach, before begin_task or a resume.
+        own: the global model's layers that stay at the sites; rounds lack them. former: their strategy in the
+        task before, if the group goes on. Called after attach, before begin_task or a resume.
         """
         for place, each in enumerate(self.inner):
             each.serve_group(whole.inner[place], own, former.inner[place] if former is not None else None)
@@ -100,14 +100,14 @@ class IncrementalStrategy(FlowerRounds):
     # one round
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        """The request of each site, made of the plain one; default: the plain one for all, with measurements.
+        """Derive each site's request from the plain one; by default the same for all, with measurements.
 
         Sites that get the same request share one object, so that a model is serialised once.
         """
         return dict.fromkeys(sites, self.measured(request))
 
     def measured(self, request: TrainRequest) -> TrainRequest:
-        """The request, which asks for this strategy's measurements too."""
+        """The request, with this strategy's measurements added to what sites report."""
         return asking(request, self.measurements) if self.measurements else request
 
     @property
@@ -116,7 +116,7 @@ class IncrementalStrategy(FlowerRounds):
         return self.asks.measurements
 
     def prepare_round(self, ctx: RoundContext) -> None:
-        """Make the exchanges with sites that are over before the round's requests go out."""
+        """Do the exchanges with sites that must be over before the round's requests go out."""
         for each in self.inner:
             each.prepare_round(ctx)
 
@@ -125,7 +125,7 @@ class IncrementalStrategy(FlowerRounds):
         return parallel_round(self, self.context(grid, request))
 
     def context(self, grid: Grid, request: RoundRequest) -> RoundContext:
-        """The context of a round of this strategy, before anything is asked."""
+        """The context of a round of this strategy, before any site is asked."""
         return RoundContext(grid, request, request.arrays, max_update_norm=self.norm_bound(request))
 
     def norm_bound(self, request: RoundRequest) -> float | None:
@@ -133,7 +133,7 @@ class IncrementalStrategy(FlowerRounds):
         return self.max_update_norm if request.max_update_norm is None else request.max_update_norm
 
     def weight(self, reply: Admitted) -> float:
-        """How much one update counts beside the others; default: its samples."""
+        """The weight of one update relative to others; default: its number of samples."""
         return float(reply.num_examples)
 
     def largest_weight(self, asked: int) -> float:
@@ -151,7 +151,7 @@ class IncrementalStrategy(FlowerRounds):
     # what is said of it, and what stays
 
     def disclosures(self) -> Disclosures:
-        """What replies carry in the clear; default: all that the method may ask for, and those inside it."""
+        """What replies carry in the clear; default: all that this method and those inside it may ask for."""
         own = Disclosures(clear_uploads=self.asks.clear_uploads)
         own |= Disclosures(clear_uploads=self.asks.measurements)
         for each in self.inner:
@@ -159,7 +159,7 @@ class IncrementalStrategy(FlowerRounds):
         return own
 
     def group_models(self) -> dict[str, Arrays]:
-        """The models that the server keeps for groups of sites beside the global one, by group."""
+        """group -> the model that the server keeps for this group of sites beside the global one."""
         return {group: model for each in self.inner for group, model in each.group_models().items()}
 
     def summary_blocks(self) -> dict[str, Any]:
@@ -171,4 +171,4 @@ class IncrementalStrategy(FlowerRounds):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore state_dict()."""
+        """Restore what state_dict() returned."""

@@ -65,7 +65,7 @@ class ClassWeightedHead(Wrapper):
         return replace(base, requires="label counts from the sites")
 
     def check_layers(self, arrays: Arrays) -> None:
-        """Raises ConfigError when no head travels, or its rows are not one for each class."""
+        """Raise ConfigError when no head travels, or its rows are not one for each class."""
         missing = [name for name in HEAD if name not in arrays]
         if missing:
             raise ConfigError(
@@ -83,7 +83,7 @@ class ClassWeightedHead(Wrapper):
 
 
 class HeadByClass(Around):
-    """The base's aggregator, and a sum of the head's rows by the samples of their class."""
+    """The base's aggregator, and beside it a sum of the head's rows, weighted by samples of their class."""
 
     def __init__(self, ctx: RoundContext, base: Aggregator) -> None:
         super().__init__(ctx, base)
@@ -94,7 +94,7 @@ class HeadByClass(Around):
         self._counts: dict[str, list[float]] = {}
 
     def add(self, reply: Admitted) -> None:
-        """Raises Rejected, with nothing added, when the counts are none or the update is too large."""
+        """Add one reply. Raises Rejected, with nothing added, if counts are invalid or it is too large."""
         classes = len(self._reference[HEAD[0]])
         counts = class_samples(reply.metrics.get(LABEL_COUNTS), reply.num_examples, classes)
         largest = max(counts)
@@ -108,7 +108,7 @@ class HeadByClass(Around):
         self._counts[reply.site] = counts
 
     def result(self) -> dict[str, Tensor]:
-        """The base's model, with the head's rows by class."""
+        """The base's model with the head's rows replaced by the sums by class."""
         arrays = super().result()
         if not self._counts:
             return arrays
@@ -126,10 +126,10 @@ class HeadByClass(Around):
 
 
 def class_samples(reported: object, samples: int, classes: int) -> list[float]:
-    """(M,) samples of each class that a site counts as, which add up to no more than `samples`.
+    """(M,) samples of each class with which a site counts; they add up to at most `samples`.
 
-    reported: its label counts; a class that it withholds counts as checked_counts says. samples: what it
-    counts as in the round, once bounded. Raises Rejected for anything but one count for each class.
+    reported: its label counts; a class that it withholds counts as checked_counts says. samples: the number
+    with which it counts in the round, once bounded. Raises Rejected unless there is one count for each class.
     """
     counts = checked_counts(reported, samples)
     if len(counts) != classes:
@@ -139,5 +139,5 @@ def class_samples(reported: object, samples: int, classes: int) -> list[float]:
 
 
 def by_row(tensors: Mapping[str, Tensor], factors: Tensor) -> dict[str, Tensor]:
-    """Each tensor (M, ...) with row c times factors[c]."""
+    """Multiply row c of each tensor (M, ...) by factors[c]."""
     return {name: t * factors.view(-1, *[1] * (t.dim() - 1)) for name, t in tensors.items()}

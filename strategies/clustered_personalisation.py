@@ -119,7 +119,7 @@ class ClusteredPersonalisation(Wrapper):
     # before anything starts
 
     def attach(self, run: RunContext) -> None:
-        """Raises ConfigError or PrivacyError when the settings do not fit the experiment."""
+        """Begin a run. Raises ConfigError or PrivacyError when the settings do not fit the experiment."""
         super().attach(run)
         self._grouping.check_sites(run.experiment.data.sites)
         for task, rounds in enumerate(run.schedule.rounds, start=1):
@@ -130,7 +130,7 @@ class ClusteredPersonalisation(Wrapper):
                 )
 
     def disclosures(self) -> Disclosures:
-        """What the base discloses, and the sparsity vectors where groups are found by them."""
+        """The base's disclosures, with sparsity vectors if they decide the groups."""
         protection = "none" if self._vectors.epsilon is None else "sample"
         needed = self._grouping.needs_vectors
         return replace(super().disclosures(), sparsity=protection if needed else None)
@@ -146,7 +146,7 @@ class ClusteredPersonalisation(Wrapper):
     # one round
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """A global round, or one round of every cluster; a task's last round completes the sites' models."""
+        """Run a global round or a round of every cluster; a task's last one completes the sites' models."""
         self._global = request.arrays
         self._in_personal_phase = self._round_in_task(request) > self._rounds_of_global(request.stamp.task)
         if not self._in_personal_phase:

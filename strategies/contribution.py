@@ -131,7 +131,7 @@ class Contribution(Wrapper):
         return replace(base, aggregates_in_parallel=False, requires=needed)
 
     def attach(self, run: RunContext) -> None:
-        """Raises ConfigError if nobody may measure models, or the game is too large to be exact."""
+        """Begin a run. Raises ConfigError if nobody may measure models, or an exact game is too large."""
         if self.estimator == "solve":
             self.held_out = self.held_out or ("sites" if run.judge is None else "server")
             if self.held_out == "server" and run.judge is None:
@@ -151,14 +151,14 @@ class Contribution(Wrapper):
         super().attach(run)
 
     def begin_task(self, task: TaskStart) -> None:
-        """Raises ConfigError where the coalitions of a closed form would take more than an hour."""
+        """Begin a task. Raises ConfigError if the coalitions of a closed form would take over an hour."""
         super().begin_task(task)
         if self.closed_form is not None and self.attached:
             players = self.run.experiment.data.sites or len(task.sites)
             require_affordable(self.sampling.coalitions(players) + players + 1, self.closed_form.width)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """The base's round, then its valuation."""
+        """Run the base's round, and value the sites' contributions to it."""
         start, valued, before = clock(), self._seconds["valuing"], {*self._nulls.flags}
         self._updates = {}
         self._least_norm = NULL_UPDATE * Tensors(request.arrays).norm
@@ -204,7 +204,7 @@ class Contribution(Wrapper):
     # the worth of a model
 
     def worth_of(self, arrays: Arrays) -> Worth:
-        """(M,) utility on the held-out samples of each class."""
+        """(M,) utility of a model on the server's held-out samples of each class."""
         return self._judged(arrays).by_class(self.utility)
 
     def _judged(self, arrays: Arrays) -> Scores:

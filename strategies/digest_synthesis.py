@@ -89,7 +89,7 @@ class DigestSynthesis(Wrapper):
     # the life of a run
 
     def attach(self, run: RunContext) -> None:
-        """Raises ConfigError where the experiment cannot make or read digests."""
+        """Begin a run. Raises ConfigError if the experiment cannot make or read digests."""
         experiment, lending = run.experiment, DigestLending(run)
         if experiment.model.name != "digest_two_branch":
             raise ConfigError(
@@ -116,9 +116,8 @@ class DigestSynthesis(Wrapper):
         """Begin as the strategy of one group of sites, with the digests that `whole` has borrowed.
 
         Its guidance begins as that of `whole`. If it continues a former group, it takes that one's guidance
-        and the server's own layers.
-
-        own: what the server's own copy of the sites' layers begins as, and its rows of new classes.
+        and the server's own layers. own: first values of the server's copy of the sites' layers, and of their
+        rows of new classes.
         """
         self._whole = whole
         self.networks.inherit((former or whole).networks, own, as_former=former is not None)
@@ -144,7 +143,7 @@ class DigestSynthesis(Wrapper):
         return StandIns(ctx, base, self) if self.attached else Counted(ctx, base, self)
 
     def forget_withdrawn(self) -> None:
-        """Forget what was trained on withdrawn digests, in the networks of all sites too."""
+        """Forget what was trained on withdrawn digests, in the networks of all sites and of groups."""
         self.networks.forget_withdrawn()
         if self._whole is not None:
             self._whole.networks.forget_withdrawn()
@@ -152,7 +151,7 @@ class DigestSynthesis(Wrapper):
     # what stays
 
     def summary_blocks(self) -> dict[str, Any]:
-        """The base's blocks, and whose digests the server holds at what epsilon."""
+        """The base's blocks, and one on the digests that the server holds and their epsilon."""
         blocks = super().summary_blocks()
         return blocks | {"digest": self.networks.lending.summary_block()} if self.attached else blocks
 
@@ -173,7 +172,7 @@ class DigestSynthesis(Wrapper):
 
 
 class Counted(Around):
-    """The base's aggregator, in which every site counts as the strategy's key `weights` says."""
+    """The base's aggregator, in which sites are weighted as the strategy's key `weights` says."""
 
     def __init__(self, ctx: RoundContext, base: Aggregator, method: DigestSynthesis) -> None:
         super().__init__(ctx, base)
@@ -184,7 +183,7 @@ class Counted(Around):
 
 
 class StandIns(Counted):
-    """Takes the digests of absent sites for their updates, and trains on all digests in the end."""
+    """Uses digests in place of absent sites' updates, and trains on all digests after aggregation."""
 
     def __init__(self, ctx: RoundContext, base: Aggregator, method: DigestSynthesis) -> None:
         super().__init__(ctx, base, method)
@@ -194,7 +193,7 @@ class StandIns(Counted):
         self._verdict: dict[str, Any] = {}
 
     def while_waiting(self) -> None:
-        """Stand in for sites that are known to be away."""
+        """Add stand-ins of sites that are known to be absent."""
         super().while_waiting()
         there = {*self.ctx.request.sites, *self.ctx.request.resting}
         for site in self._lenders():
@@ -209,7 +208,7 @@ class StandIns(Counted):
         super().add(reply)
 
     def complete(self) -> int:
-        """Stand in for sites that were asked and did not answer; a stand-in counts as an answer."""
+        """Add stand-ins of sites that did not answer; returns the number of answers, stand-ins included."""
         answers, outcome = super().complete(), self.ctx.outcome
         self.method.forget_withdrawn()
         heard = {*outcome.participants, *(site for site, _ in outcome.dropped)}

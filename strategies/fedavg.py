@@ -43,17 +43,17 @@ class FedAvg(IncrementalStrategy):
         return WeightedMean(ctx, self)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """One exchange; under `secure`, one of which the server sees the sum alone."""
+        """Run one exchange; under `secure`, one in which the server sees the sum alone."""
         if self.attached and self.run.sums is not None:
             return MaskedRound(self.run.sums, self.run.judge).train_round(self, grid, request)
         return super().train_round(grid, request)
 
     def weight(self, reply: Admitted) -> float:
-        """How much one update counts; weights are divided by their sum."""
+        """The weight of one update; weights are divided by their sum."""
         return 1.0 if self.fixed_weights else float(reply.num_examples)
 
     def largest_sum_weight(self, request: RoundRequest) -> float:
-        """The most that weight() can be."""
+        """The largest value that weight() can have."""
         return 1.0 if self.fixed_weights else float(request.bounds.max_samples)
 
     def take_sum(self, ctx: RoundContext, total: Arrays, weight: float) -> dict[str, Tensor]:
@@ -69,12 +69,11 @@ class FedAvg(IncrementalStrategy):
         }
 
     def largest_weight(self, asked: int) -> float:
-        """1 / (sites asked)."""
         return 1.0 / asked
 
 
 class WeightedMean(Aggregator):
-    """One exact sum of updates, each by the weight that its method gives it."""
+    """Adds up updates exactly, each times the weight that its method gives it."""
 
     def __init__(self, ctx: RoundContext, method: FedAvg) -> None:
         super().__init__(ctx)
@@ -85,7 +84,7 @@ class WeightedMean(Aggregator):
         self.sum.add(reply.update, self.method.weight(reply), reply.norm)
 
     def add_stack(self, replies: Sequence[Admitted], rows: Tensor) -> bool:
-        """Whether this class's own way of taking a reply fits all of them."""
+        """Add K replies at once; rows: (K, P), their updates. False, with nothing added, if it cannot."""
         if type(self).add != WeightedMean.add or list(replies[0].update) != list(self.ctx.reference):
             return False
         return self.sum.add_rows(

@@ -49,7 +49,7 @@ class FedNova(FedAvg):
     _pull = 0.0
 
     def attach(self, run: RunContext) -> None:
-        """Raises ConfigError when lr * mu of FedProx is 1 or more: its steps would overshoot the anchor."""
+        """Begin a run. Raises ConfigError if lr * mu of FedProx is 1 or more: steps would pass the anchor."""
         super().attach(run)
         learner = run.experiment.learner
         if learner.optimizer.name != "sgd":
@@ -66,12 +66,12 @@ class FedNova(FedAvg):
         return NormalisedMean(ctx, self)
 
     def work_of(self, steps: int) -> float:
-        """How many plain steps so many local steps are worth."""
+        """The number of plain SGD steps that this many local steps are worth."""
         return accumulated_weight(steps, self._momentum, self._pull)
 
 
 class NormalisedMean(WeightedMean):
-    """The mean of updates for each unit of work, times the work of all."""
+    """The mean of updates divided by each site's work, times the work of all."""
 
     def __init__(self, ctx: RoundContext, method: FedNova) -> None:
         super().__init__(ctx, method)

@@ -130,7 +130,7 @@ class LayerAttention(IncrementalStrategy):
 
 
 class AttendedLayers(Aggregator):
-    """A softmax sum for each layer; with a mean in the scores, updates wait on disk for a second pass."""
+    """A softmax sum for each layer; if scores need a mean first, updates wait on disk for a second pass."""
 
     def __init__(self, ctx: RoundContext, method: LayerAttention) -> None:
         super().__init__(ctx)
@@ -242,14 +242,14 @@ class AttendedLayers(Aggregator):
 
 
 def layer_groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Layers by number of values, dealt out to threads; in one group, in order, where the model is small."""
+    """Layers divided among threads by number of values; in one group, in order, if the model is small."""
     if sum(sizes.values()) < WORTH_THREADS:
         return [list(sizes)]
     return deal(sizes, lambda layer: sizes[layer])
 
 
 def of_each(dealt: list[list[str]], work: Callable[[str], T]) -> dict[str, T]:
-    """work of every layer, a group a thread. Raises what work raised first."""
+    """layer -> work(layer), one thread for each group. Raises what work raised first."""
     results: dict[str, T] = {}
     for part in on_threads("layers", lambda group: {layer: work(layer) for layer in group}, dealt):
         results |= part
@@ -261,7 +261,7 @@ def _heads(layers: Iterable[str]) -> list[str]:
 
 
 def layers_of(arrays: Arrays, granularity: Granularity) -> dict[str, Arrays]:
-    """Layer -> its tensors. A module's own parameters and float buffers are one layer under "module"."""
+    """layer -> its tensors. A module's own parameters and float buffers are one layer under "module"."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in arrays.items():
         layer = {"tensor": name, "module": name.rpartition(".")[0] or name, "model": "model"}[granularity]
@@ -270,7 +270,7 @@ def layers_of(arrays: Arrays, granularity: Granularity) -> dict[str, Arrays]:
 
 
 def dominance(weights: dict[str, dict[str, float]]) -> list[str]:
-    """One sentence for each site that decides some layer alone; none among two sites, where it is usual."""
+    """A sentence for each site that decides some layer alone; [] with two sites, where it is usual."""
     sentences = []
     for site in sorted({site for row in weights.values() for site in row}):
         rows = {layer: row[site] for layer, row in weights.items() if site in row and len(row) > 2}

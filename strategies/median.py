@@ -23,7 +23,7 @@ class Median(IncrementalStrategy):
     traits = Traits(compares_updates=True)
 
     def combined(self, updates: UpdateFile) -> Iterator[tuple[str, int, Tensor]]:
-        """The step in pieces: (tensor's name, first value of the flattened tensor, (w,) float64)."""
+        """Yield the median update in pieces: (tensor's name, index of its first flat value, (w,) float64)."""
         low, high = (len(updates) - 1) // 2, len(updates) // 2
         for piece in updates.pieces():
             ordered = piece.rows.sort(dim=0).values
@@ -34,7 +34,7 @@ class Median(IncrementalStrategy):
 
 
 class ComparedUpdates(Aggregator):
-    """Keeps the updates of a round on disk, in the order of the sites' names, until all are there."""
+    """Keeps a round's updates on disk until all are there; then combines them in order of names."""
 
     def __init__(self, ctx: RoundContext, rule: Median) -> None:
         super().__init__(ctx)

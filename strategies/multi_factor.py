@@ -89,12 +89,12 @@ class MultiFactor(IncrementalStrategy):
         self.traits = Traits(staleness=staleness, requires=requires)
 
     def disclosures(self) -> Disclosures:
-        """Weights that sites influence by what they report: no claim covers them."""
+        """Whether weights depend on what sites report beside samples, which no claim covers."""
         return Disclosures(weights_use_metrics=bool(self.measurements))
 
     @property
     def measurements(self) -> list[str]:
-        """What the weights need."""
+        """The figures that sites report for the weights."""
         asked = []
         if "timeliness" in self.coefficients and self.timeliness == "coverage":
             asked.append(CLASS_COVERAGE)
@@ -109,7 +109,7 @@ class MultiFactor(IncrementalStrategy):
 
 
 class WeightedFactors(Aggregator):
-    """A sum for each factor, and the few updates that may yet be capped beside them."""
+    """One sum for each factor, and the few updates whose weight may yet be capped."""
 
     def __init__(self, ctx: RoundContext, method: MultiFactor) -> None:
         super().__init__(ctx)
@@ -120,7 +120,7 @@ class WeightedFactors(Aggregator):
         self._largest = LargestWeights(int(1 / method.max_weight + 1e-9))
 
     def add(self, reply: Admitted) -> None:
-        """Raises Rejected when a figure is not finite or out of its range."""
+        """Add one reply. Raises Rejected when a figure is not finite or out of its range."""
         values = self._factors(reply)
         sums = {name: self._sum(name, value) for name, value in values.items()}
         # before any sum is touched: a reply is in all of them or in none

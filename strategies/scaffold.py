@@ -44,7 +44,7 @@ class Scaffold(Corrected):
         """Size of a local step; None under Flower's own start()."""
 
     def attach(self, run: RunContext) -> None:
-        """Raises ConfigError for local steps that are not plain SGD of one size, which option II assumes."""
+        """Begin a run. Raises ConfigError unless local steps are plain SGD of one size, for option II."""
         super().attach(run)
         optimizer = run.experiment.learner.optimizer
         for key, needed in (("name", "sgd"), ("momentum", 0.0), ("schedule", "constant")):

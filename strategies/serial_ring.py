@@ -206,7 +206,7 @@ class SerialRing(IncrementalStrategy):
         holds_previous: bool,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[Admitted, int]:
-        """(the site's reply to arrays, bytes sent to it). meanwhile: what to do while it works.
+        """Have one site train from arrays: (its reply, bytes sent to it). meanwhile: called while it works.
 
         Raises Refused, Rejected or Silent.
         """
@@ -297,7 +297,7 @@ class SerialRing(IncrementalStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send all hops but the last one, and give Flower the last, whose reply is the round's model."""
+        """Under Flower's start(), run all turns but the last, and return the last one's request."""
         messages = sorted(
             super().configure_train(server_round, arrays, config, grid),
             key=lambda message: message.metadata.dst_node_id,
@@ -316,16 +316,13 @@ class SerialRing(IncrementalStrategy):
         return messages[-1:]
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
-        """What takes one hop's reply, under Flower's own start()."""
+        """The aggregator of one turn's reply, under Flower's own start()."""
         return HandedOn(ctx)
 
     # what was sent, beside the paper's formulas
 
     def summary_blocks(self) -> dict[str, Any]:
-        """The block on the ring in summary.json.
-
-        ring: see strategies/ring/cost.py.
-        """
+        """The summary's block on the ring; see strategies/ring/cost.py."""
         return {"ring": self._cost.block(self.link)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -336,7 +333,7 @@ class SerialRing(IncrementalStrategy):
 
 
 class HandedOn(Aggregator):
-    """Takes one site's model for the next one's."""
+    """Returns one site's model, for the next site to train."""
 
     def add(self, reply: Admitted) -> None:
         self._after = moved(self.ctx.reference, reply.update, ())
@@ -346,24 +343,24 @@ class HandedOn(Aggregator):
 
 
 def weighed(log: RingLog, weighing: Weighing) -> None:
-    """Measure the model that the log holds, unless it is known what it is worth."""
+    """Measure the worth of the log's model, unless it is known."""
     if log.worth is None:
         log.worth = weighing.weigh(log.arrays)
 
 
 def layer_names(arrays: Arrays) -> tuple[str, ...]:
-    """Modules that own tensors, in the model's order."""
+    """Names of the modules that own tensors, in the model's order."""
     return tuple(dict.fromkeys(name.rpartition(".")[0] for name in arrays))
 
 
 def frozen_names(arrays: Arrays, modules: int) -> tuple[str, ...]:
-    """Tensors of the first modules."""
+    """Names of the tensors of the first `modules` modules."""
     first = set(layer_names(arrays)[:modules])
     return tuple(name for name in arrays if name.rpartition(".")[0] in first)
 
 
 def moved(arrays: Arrays, update: Arrays, frozen: Iterable[str]) -> dict[str, Tensor]:
-    """arrays + update; frozen tensors are passed on untouched, since -0.0 + 0.0 is other bits."""
+    """arrays + update; frozen tensors stay the same object, since -0.0 + 0.0 is other bits."""
     still = set(frozen)
     return {name: tensor if name in still else tensor + update[name] for name, tensor in arrays.items()}
 

@@ -13,7 +13,6 @@ class UniformMean(FedAvg):
     """theta + sum_k update_k / K."""
 
     def weight(self, reply: Admitted) -> float:
-        """One for each site."""
         return 1.0
 
     def largest_sum_weight(self, request: RoundRequest) -> float:

@@ -33,17 +33,17 @@ class Wrapper(IncrementalStrategy):
         self.traits = self.adapted(base.traits)
 
     def adapted(self, base: Traits) -> Traits:
-        """The traits of this strategy around a base with the given ones; default: the same."""
+        """The traits of this strategy around a base with these traits; default: the base's."""
         return base
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """One exchange around the base's aggregator, or the base's own kind of round."""
+        """Run one exchange around the base's aggregator, or the base's own kind of round."""
         if self.base.traits.aggregates_in_parallel:
             return super().train_round(grid, request)
         return self.base.train_round(grid, replace(request, max_update_norm=self.norm_bound(request)))
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        """The base's requests, which ask for what this strategy measures too."""
+        """The base's requests, with what this strategy measures added."""
         return self.base.requests(self.measured(request), sites)
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:

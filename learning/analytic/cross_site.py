@@ -1,4 +1,4 @@
-"""What sites' sums say of each other: whose records help whom, and whether they mean the same by a class.
+"""Compares sites by their sums alone: whose records help whom, and whether they mean the same by a class.
 
 The squared error of a ridge head on a site's records follows from the site's sums, so a head of the other
 sites can be judged out of sample with no further exchange. docs/methods/cross_site.md says how to read it.
@@ -30,11 +30,11 @@ WITHIN_SHRINKAGE = 0.05
 
 @dataclass(frozen=True)
 class SiteRow:
-    """What the sums of the others say of one site.
+    """One site, judged by heads that are solved from the other sites' sums.
 
-    apart: error of the others' head on its records; None: it shares no class with them.
+    apart: mean squared error of their head on its records; None: the site was not judged.
     skill: 1 - apart / error of a constant answer by the others' class frequencies.
-    benefit: other site -> what its records gain for this one, as a share of apart; negative: they cost.
+    benefit: other site -> by how much its records lower the error, as a share of apart; negative: raise it.
     """
 
     apart: float | None
@@ -44,11 +44,11 @@ class SiteRow:
 
 @dataclass(frozen=True)
 class CrossSite:
-    """The table of all sites.
+    """A row for each site, and which sites should be looked at.
 
-    given: site -> median of what its records gain for the others.
-    marked: site -> why it is looked at, in words.
-    features: that heads were solved on, after projection.
+    given: site -> median of the benefit that its records have for the others.
+    marked: site -> in words, why a person should look at it.
+    features: how many features the heads were solved on, after projection.
     """
 
     rows: dict[str, SiteRow]
@@ -60,8 +60,8 @@ class CrossSite:
 def error_on(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
     """Mean squared error of a head's scores against the class indicators, over classes that it knows.
 
-    known: (C,) bool, the classes to score; None where the site holds none of them. Absent classes carry a
-    bias of -1e9, so only known columns count.
+    sums: of the records that judge it. known: (C,) bool, the classes to score. Returns None if the sums have
+    no records of these classes. A class that is not known has a bias of -1e9 and is left out.
     """
     records = float(sums.counts[known].sum())
     if records <= 0:
@@ -70,7 +70,7 @@ def error_on(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
 
 
 def error_of_all(head: LinearHead, sums: Sums, known: Tensor) -> float:
-    """The same over all classes; one that the head does not know scores 0. Without records it is 1."""
+    """error_on over all classes: one that the head does not know has score 0. Returns 1 without records."""
     records = float(sums.counts.sum())
     return (_scored(head, sums, known) + records) / records if records > 0 else 1.0
 
@@ -85,7 +85,7 @@ def _scored(head: LinearHead, sums: Sums, known: Tensor) -> float:
 
 
 def guess_error(frequency: Tensor, sums: Sums, known: Tensor) -> float:
-    """The same of the constant answer `frequency`, (C,): the others' class frequencies."""
+    """error_on for a head that always answers with `frequency`, (C,): the others' class frequencies."""
     records, share = sums.counts[known], frequency[known]
     every = float(sums.counts.sum())
     total = every * float(share.square().sum()) - 2 * float((share * records).sum()) + float(records.sum())
@@ -93,14 +93,14 @@ def guess_error(frequency: Tensor, sums: Sums, known: Tensor) -> float:
 
 
 def basis_of(total: Sums, widest: int = WIDEST) -> Tensor | None:
-    """(d, widest) leading eigenvectors of the total's products; None where there are no more features."""
+    """(d, widest) leading eigenvectors of the matrix of products; None if d is at most `widest`."""
     if len(total.gram) - 1 <= widest:
         return None
     return torch.linalg.eigh(total.gram[:-1, :-1])[1][:, -widest:]
 
 
 def turned(sums: Sums, basis: Tensor | None) -> Sums:
-    """The sums of the features projected to a basis, with the constant as it is."""
+    """The sums of features projected to a basis, with the constant unchanged; basis None: the same sums."""
     if basis is None:
         return sums
     width = basis.shape[1]
@@ -113,7 +113,7 @@ def turned(sums: Sums, basis: Tensor | None) -> Sums:
 
 
 def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
-    """The table of these sites' sums, of all tasks together.
+    """Compare sites by their sums, each over all tasks together.
 
     In the heads that judge, no site counts as more records than the median site: one that multiplies its sums
     would make the others' model its own, and they would seem to contradict it. For the same reason sites are
@@ -215,9 +215,9 @@ def _marked(rows: Mapping[str, SiteRow]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ClassDifference:
-    """How far two sites' records of one class lie apart. t is about 1 where both draw from one population.
+    """How far apart two sites' mean features of one class lie.
 
-    effect: in within-class standard deviations, per direction.
+    t: about 1 if both draw from one population. effect: in within-class standard deviations, per direction.
     """
 
     label: int
@@ -227,11 +227,11 @@ class ClassDifference:
 
 
 def class_differences(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> list[ClassDifference]:
-    """Every pair of sites in every class of which both have `least` records.
+    """Compare each class's mean features between each two sites that have `least` records of it or more.
 
-    W is what products have beyond the means of each class at each site; its covariance is shrunk by 0.05 of
-    its mean diagonal. Where one patient has several records, `n` must count patients: repeated records make
-    t larger. Raises DataError where there are not more records than means.
+    The within-class covariance is that of all sites together, about each site's own class means, shrunk by
+    0.05 of its mean diagonal. If a patient has several records, `n` must count patients: repeated records
+    make t larger. Raises DataError unless there are more records than means and than directions to compare.
     """
     names = sorted(sites)
     width = len(next(iter(sites.values())).gram) - 1

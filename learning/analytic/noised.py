@@ -50,7 +50,7 @@ class NoisedSums:
         sums_noise: Tensor,
         counts_noise: Tensor,
     ) -> "NoisedSums":
-        """The sums of statistics whose counts are in steps of 2^-16; the noise in units of the values."""
+        """Convert statistics to float64. Counts are in steps of 2^-16, noise in units of the values."""
         products = len(statistics.gram) > 0
         return cls(
             unpacked(statistics.gram, statistics.width) if products else None,
@@ -68,13 +68,13 @@ class NoisedSums:
 
     @property
     def uncertain(self) -> Tensor:
-        """(C,) bool: classes whose count may well be noise alone."""
+        """(C,) bool: released classes whose count is below two standard deviations of its noise."""
         return self.released & (self.counts < CERTAIN * self.counts_noise)
 
     def for_ridge(self) -> Sums:
-        """Sums with the constant, as it would have been summed, and without negative eigenvalues.
+        """The sums as ridge() takes them: with the constant's row, and without negative eigenvalues.
 
-        Raises DataError where no products were released.
+        Raises DataError if no products were released.
         """
         if self.gram is None:
             raise DataError("head ridge needs sums of products, whose block weight is 0; allowed: gaussian")
@@ -90,9 +90,9 @@ class NoisedSums:
         return Sums((gram + gram.T) / 2, sums, counts, noise=self.gram_noise)
 
     def estimated_counts(self) -> Tensor:
-        """(C',) of the classes that were released: drawn towards their mean by what noise alone explains.
+        """(C',) counts of the C' released classes, shrunk towards their mean by as much as noise explains.
 
-        Each is at least twice its noise, or the mean where that is less. Raises DataError where the noise
+        Each is at least twice its noise, or the mean if that is less. Raises DataError if the noise
         leaves no samples at all.
         """
         counts, noise = self.counts[self.released], self.counts_noise[self.released]
@@ -105,7 +105,7 @@ class NoisedSums:
         return torch.maximum(drawn, torch.minimum(CERTAIN * noise, mean))
 
     def estimated_means(self, counts: Tensor) -> Tensor:
-        """(C', D) class means, drawn towards the mean of all as far as noise explains what parts them.
+        """(C', D) class means, shrunk towards the mean of all by as much as noise explains their differences.
 
         James and Stein 1961, with its positive part. counts: (C',) as estimated_counts gives them.
         """
@@ -117,9 +117,9 @@ class NoisedSums:
         return centre + kept[:, None] * apart
 
     def covariance(self, counts: Tensor, means: Tensor) -> Tensor:
-        """(D, D) within classes, raised by what the noise may have made of its smallest eigenvalues.
+        """(D, D) covariance within classes, its eigenvalues raised by about the size of the noise.
 
-        The identity where no products were released, which makes nearest means of the head.
+        Without released products it is the identity, with which a Gaussian head takes the nearest class mean.
         """
         if self.gram is None:
             return torch.eye(means.shape[1], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Whether sums could be those of some records: what a site sends is held against it before anything is added.
+"""Checks whether sums could be those of some records, before they are added to others.
 
 A record's features have length 1/sqrt(2) but for rounding, and a constant beside them. From that follow the
 trace of the products, the length of each class's sum, and that what products have beyond the class means is
@@ -34,7 +34,7 @@ class Deviations(Protocol):
 
 
 def least_trace(features: int) -> float:
-    """Least trace of the products of one record of so many features, with the constant; the most is 1.
+    """Least trace of the products of one record of `features` features and the constant; the largest is 1.
 
     Each value is rounded towards zero to 2^-16, and lengths are computed in single precision.
     """
@@ -43,10 +43,10 @@ def least_trace(features: int) -> float:
 
 
 def fault_of(found: Statistics) -> str:
-    """Why no records have such sums, in words; '' where some could.
+    """Why no records can have such sums, in words; '' if some could.
 
-    Sums of the constant and counts are checked in whole numbers elsewhere. Weighted sums are held against
-    their weighted counts.
+    Does not check the constant's sums and the counts, which are checked in whole numbers elsewhere. Weighted
+    sums are compared with their weighted counts.
     """
     counts, features = found.counts.double(), found.width - 1
     sums, gram = found.sums.double() / GRID, unpacked(found.gram, found.width)
@@ -65,9 +65,9 @@ def fault_of(found: Statistics) -> str:
 
 
 def fault_under_noise(found: Statistics, noise: Deviations) -> str:
-    """The same of noised sums, which have no constant, counts in steps of 2^-16, and gram may be empty.
+    """Why no records can have such noised sums, in words; '' if some could, within DEVIATIONS of the noise.
 
-    What DEVIATIONS of the noise explain passes.
+    found: sums without the constant, counts in steps of 2^-16; gram may be empty.
     """
     counts, features = found.counts.double() / GRID, found.width
     sums = found.sums.double() / GRID

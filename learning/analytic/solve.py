@@ -37,11 +37,9 @@ LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # pyright: ignore[re
 class Sums:
     """Statistics as float64.
 
-    gram: (D, D) sum of phi phi^T.
-    sums: (C, D).
-    counts: (C,).
-    constant: phi's last value.
-    samples: how many there are, which weighted counts do not say.
+    gram: (D, D) sum of phi phi^T. sums: (C, D) sum of phi over each class.
+    counts: (C,) samples of each class, weighted if the sums are. constant: phi's last value.
+    samples: number of samples behind weighted sums, whose counts do not say it; None for plain ones.
     """
 
     gram: Tensor
@@ -54,9 +52,9 @@ class Sums:
 
     @classmethod
     def of(cls, statistics: Statistics, *, samples: int | None = None) -> "Sums":
-        """The sums of some statistics, as float64.
+        """Convert statistics to float64.
 
-        samples: of weighted statistics, which count each sample w_c times; None for plain ones.
+        samples: number of samples if the statistics are weighted (each counts w_c times); None if not.
         """
         unit = 1 if samples is None else WEIGHT
         gram = unpacked(statistics.gram, statistics.width)
@@ -68,14 +66,14 @@ class Sums:
         )
 
     def on(self, device: torch.device | None) -> "Sums":
-        """The same sums where heads are solved for: on a GPU, or as they are."""
+        """The same sums on the device that solves heads: `device` if it is a CUDA GPU, else the processor."""
         place = adding_device(device)
         if place == self.gram.device:
             return self
         return replace(self, gram=self.gram.to(place), sums=self.sums.to(place), counts=self.counts.to(place))
 
     def with_more(self, other: "Sums", times: float) -> "Sums":
-        """These, and other ones counted so many times. Of sums without noise and without class weights."""
+        """self + times * other, for sums without noise and without class weights."""
         return Sums(
             self.gram + times * other.gram,
             self.sums + times * other.sums,
@@ -85,7 +83,7 @@ class Sums:
 
     @property
     def least_penalty(self) -> float:
-        """What ridge adds at least: about the largest eigenvalue of the noise."""
+        """The least penalty that ridge uses: about the largest eigenvalue of the noise."""
         return math.sqrt(2 * len(self.gram)) * self.noise
 
     @property
@@ -94,7 +92,7 @@ class Sums:
 
     @property
     def number(self) -> float:
-        """Samples, however they are weighted."""
+        """Number of samples, each counted once whatever its weight."""
         return self.total if self.samples is None else float(self.samples)
 
 
@@ -106,11 +104,11 @@ class LinearHead:
     bias: Tensor
 
     def scores(self, features: Tensor) -> Tensor:
-        """(B, C) of (B, D - 1) features."""
+        """(B, C) scores of (B, D - 1) features, in float64."""
         return features.double() @ self.weight.T + self.bias
 
     def tensors(self) -> dict[str, Tensor]:
-        """As the head of a saved model, in float32.
+        """head.weight and head.bias of a saved model, in float32.
 
         What all classes have in common is taken away first: it changes no prediction and no softmax, and
         would cost digits.
@@ -124,10 +122,10 @@ class LinearHead:
 
 
 def ridge(sums: Sums, shrinkage: float, standardise: bool = False) -> LinearHead:
-    """W = (G + lambda m I)^-1 S^T with m = trace(G) / D, scores phi^T W.
+    """Solve ridge regression on class indicators: W = (G + lambda m I)^-1 S^T with m = trace(G) / D.
 
-    standardise: of features with mean 0 and deviation 1, taken from the sums, and a bias that is not shrunk.
-    Of weighted sums it is class-balanced ridge. A class without samples is never predicted.
+    shrinkage: lambda. standardise: scale features to mean 0 and deviation 1, taken from the sums; the bias
+    then has no penalty. Weighted sums give class-balanced ridge. A class without samples is never predicted.
     """
     if standardise:
         return _standardised(sums).head(shrinkage)
@@ -140,8 +138,8 @@ def ridge(sums: Sums, shrinkage: float, standardise: bool = False) -> LinearHead
 def gaussian(sums: Sums, shrinkage: float, prior: float = 0.0) -> LinearHead:
     """Linear discriminants from class means and one within-class covariance.
 
-    The covariance is (1 - gamma) Sigma + gamma diag(Sigma). prior: tau, by which a class's log frequency
-    counts: 0 treats classes alike, 1 follows their frequency.
+    shrinkage: gamma of the covariance (1 - gamma) Sigma + gamma diag(Sigma). prior: tau, by which a class's
+    log frequency counts: 0 treats classes alike, 1 follows their frequency.
     Raises DataError when there are not more samples than classes.
     """
     means, covariance, held = within_class(sums)
@@ -212,11 +210,11 @@ def _standardised(sums: Sums) -> _Standardised:
 
 
 def gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> list[float]:
-    """Generalised cross-validation of ridge for each shrinkage, from the sums alone; the least is best.
+    """Generalised cross-validation scores of ridge for each shrinkage, from the sums alone; least is best.
 
-    Golub, Heath and Wahba 1979. The matrix of products is brought to tridiagonal form once, which has its
-    eigenvalues, for the hat matrix's trace, and is solved for each shrinkage in no time, for the residual sum
-    of squares. Class-balanced ridge weighs samples and counts them as they are.
+    Golub, Heath and Wahba 1979. The matrix of products is brought to tridiagonal form once, from which each
+    shrinkage's residuals and the trace of its hat matrix follow at little cost. Class-balanced ridge weighs
+    samples and counts them unweighted. Raises DataError if the sums have no solution.
     """
     from scipy.linalg import eigvalsh_tridiagonal, solveh_banded
 
@@ -243,7 +241,7 @@ def gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> l
 
 
 def best_by_gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> float:
-    """The shrinkage that cross-validation from the sums prefers; of equals the largest."""
+    """The shrinkage with the lowest cross-validation score, of equals the largest. Raises as gcv does."""
     scores = gcv(sums, shrinkages, standardise)
     return max(zip([-score for score in scores], shrinkages, strict=True))[1]
 

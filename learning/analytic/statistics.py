@@ -32,7 +32,7 @@ WIDEST = 10_000
 
 
 def require_width(width: int) -> None:
-    """Raises ConfigError when so many features, with the constant, are more than can be solved for."""
+    """Raise ConfigError if `width`, features with the constant, is more than can be solved for."""
     if width > WIDEST:
         gigabytes = 8 * width * width / 1e9
         raise ConfigError(
@@ -43,18 +43,18 @@ def require_width(width: int) -> None:
 
 @dataclass(frozen=True)
 class SumsForm:
-    """Which numbers a site's sums have. width: of a row of sums. products: whether sums of products too."""
+    """The tensors of a site's sums. width: of a row. products: whether it sends sums of products."""
 
     width: int
     products: bool = True
 
     def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
-        """Of each tensor, over so many classes."""
+        """The shape of each tensor, by name, for so many classes."""
         products = self.width * (self.width + 1) // 2 if self.products else 0
         return {"gram": (products,), "sums": (classes, self.width), "counts": (classes,)}
 
     def bytes(self, classes: int) -> int:
-        """Of sums over so many classes, as they are sent and kept."""
+        """Size of the sums over so many classes, as they are sent and stored."""
         return 8 * sum(math.prod(shape) for shape in self.shapes(classes).values())
 
 
@@ -65,7 +65,7 @@ class Statistics:
     gram: (D (D + 1) / 2,) int64, upper triangle of sum phi phi^T, row by row, in steps of 2^-32.
     sums: (C, D) int64, sum of phi over each class, in steps of 2^-16. counts: (C,) int64.
     classes: the labels that the rows of sums and counts stand for.
-    Weighted ones count each sample of a class w_c times, and so do their counts. Sums to which noise is added
+    Weighted statistics count each sample of class c w_c times, in counts too. Sums to which noise is added
     are of features without the constant; once noised, gram may be empty, and counts are in steps of 2^-16.
     """
 
@@ -76,7 +76,7 @@ class Statistics:
 
     @classmethod
     def nothing(cls, width: int, classes: range) -> "Statistics":
-        """Sums over no sample. width: D."""
+        """Statistics of no sample: all zeros. width: D."""
         return cls(
             torch.zeros(width * (width + 1) // 2, dtype=torch.int64),
             torch.zeros(len(classes), width, dtype=torch.int64),
@@ -93,7 +93,7 @@ class Statistics:
         return int(self.counts.sum())
 
     def over(self, classes: range) -> "Statistics":
-        """The same sums with rows for more classes. Raises DataError where rows would be lost."""
+        """The same sums with zero rows for more classes. Raises DataError if `classes` lacks its own."""
         if classes == self.classes:
             return self
         if not (classes.start <= self.classes.start and self.classes.stop <= classes.stop):
@@ -116,7 +116,7 @@ class Statistics:
 
     @property
     def sha256(self) -> str:
-        """Of everything in it, so that equal sums are known by it."""
+        """Hash of the sums, their width and their classes; equal for equal sums."""
         digest = hashlib.sha256(f"{self.width} {self.classes.start} {self.classes.stop}".encode())
         for tensor in (self.gram, self.sums, self.counts):
             digest.update(tensor.contiguous().numpy().astype("<i8", copy=False).data)
@@ -126,16 +126,16 @@ class Statistics:
 class Collector:
     """Adds up samples, a batch at a time, in the memory of one matrix (D, D).
 
-    Sums are exact in whatever order they are added, so that a GPU has nothing to round differently.
+    The sums are exact in any order of addition, so a GPU gives the same bits.
     """
 
     def __init__(
         self, width: int, classes: range, *, constant: bool = True, device: torch.device | None = None
     ) -> None:
-        """width: of the features, without the constant. constant: whether it is appended.
+        """Begin with no samples. width: features without the constant.
 
-        device: a GPU that adds; None, or another kind of device: the processor does. Without the constant
-        every sample's features have length 1/sqrt(2) at most, which noise is sized by.
+        constant: whether to append it; without it every sample's features have length 1/sqrt(2) at most,
+        which noise is sized by. device: a CUDA GPU adds; with any other or None the processor does.
         """
         require_width(width + constant)
         self.classes, self._rows = classes, with_constant if constant else without_constant
@@ -151,9 +151,8 @@ class Collector:
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add some samples to the sums.
 
-        features: (n, D - 1) float32 as on_grid gives them.
-        labels: (n,) int64, all among the classes.
-        Raises DataError where a feature is none of the grid's, or a row is too long.
+        features: (n, D - 1) float32 as on_grid gives them. labels: (n,) int64, all among the classes.
+        Raises DataError if a feature is no multiple of the grid's step, or a row is too long.
         """
         for start in range(0, len(labels), EXACT_SAMPLES):
             part = slice(start, start + EXACT_SAMPLES)
@@ -167,7 +166,7 @@ class Collector:
             self._added += len(phi)
 
     def finish(self) -> Statistics:
-        """The sums of all that was added, as integers, which have room for more."""
+        """The sums of everything added, as Statistics."""
         sums = (self._sums * GRID).to(torch.int64).cpu()
         latest = Statistics(packed(self._gram.cpu()), sums, self._counts.cpu(), self.classes)
         return latest if self._settled is None else self._settled + latest
@@ -181,9 +180,9 @@ class Collector:
 
 
 def weighted(parts: Iterable[tuple[Statistics, int]], width: int, classes: range) -> Statistics:
-    """sum_c w_c (sums over class c), exact. parts: (sums over one class, w_c) each; width: D.
+    """Sum over classes c of w_c (sums over class c), exact. parts: (sums over one class, w_c) each; width: D.
 
-    Raises DataError where a sum could leave the range of 64-bit integers.
+    Raises DataError if a sum could leave the range of 64-bit integers.
     """
     total = Statistics.nothing(width, classes)
     room = MOST_STEPS
@@ -224,7 +223,7 @@ def _on_the_grid(features: Tensor) -> Tensor:
 
 
 def packed(gram: Tensor) -> Tensor:
-    """(D (D + 1) / 2,) int64 steps of the upper triangle of (D, D) float64, row by row."""
+    """(D (D + 1) / 2,) int64 upper triangle of a (D, D) float64 matrix, row by row, in steps of 2^-32."""
     width = len(gram)
     triangle = torch.empty(width * (width + 1) // 2, dtype=torch.int64)
     start = 0
@@ -236,7 +235,7 @@ def packed(gram: Tensor) -> Tensor:
 
 
 def unpacked(triangle: Tensor, width: int) -> Tensor:
-    """(D, D) float64 symmetric matrix of packed steps."""
+    """(D, D) float64 symmetric matrix of a triangle that packed() made."""
     gram = torch.empty(width, width, dtype=torch.float64)
     start = 0
     for row in range(width):
@@ -249,7 +248,7 @@ def unpacked(triangle: Tensor, width: int) -> Tensor:
 
 
 def adding_device(device: torch.device | None) -> torch.device:
-    """The device on which sums are added and solved for: a GPU of CUDA as it is, else the processor."""
+    """The device that adds sums and solves heads: `device` if it is a CUDA GPU, else the processor."""
     return device if device is not None and device.type == "cuda" else torch.device("cpu")
 
 

@@ -20,9 +20,9 @@ NETWORK_SIDES = (96, 128)
 
 
 def maps_for(shape: tuple[int, ...], stored: str, *, network: bool) -> list[dict[str, Any]]:
-    """The maps of samples of this shape: (C, H, W) or (D,), stored as uint8 or float32.
+    """The feature maps that suit samples of this shape, (C, H, W) or (D,), stored as uint8 or float32.
 
-    network: whether the network of photographs is here.
+    network: whether the network of photographs is installed.
     """
     values = 1
     for side in shape:

@@ -25,7 +25,7 @@ def _is_one(value: float) -> bool:
 
 
 def as_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """(height, width) of an image_size."""
+    """(height, width) of an image_size; None for None."""
     return (size, size) if isinstance(size, int) else size
 
 
@@ -146,7 +146,7 @@ class ChoiceConfig(Block):
 
     @property
     def names(self) -> list[str]:
-        """Of each of the maps, with the settings in which they differ."""
+        """A name for each of the maps, with the settings in which they differ."""
         told = [config.model_dump() for config in self.of]
         keys = [key for key in {key: None for each in told for key in each} if key != "name"]
         differing = [key for key in keys if len({str(each.get(key)) for each in told}) > 1]
@@ -167,7 +167,7 @@ FeatureMapConfig = Annotated[
 
 
 def size_to_read(maps: Iterable[FeatureMapConfig], *, tiled: bool = True) -> tuple[int, int] | None:
-    """(height, width) at which image files are read for these maps; None where one takes them as they are.
+    """(height, width) to which image files are read for these maps; None if a map takes them as they are.
 
     The largest that a map asks for, so that none enlarges what reading has shrunk. tiled: whether tiles are
     of an image, and not a case's images.
@@ -183,7 +183,7 @@ def size_to_read(maps: Iterable[FeatureMapConfig], *, tiled: bool = True) -> tup
 
 
 def map_in_words(config: FeatureMapConfig) -> str:
-    """What a map is and where its values come from, for the person who has to approve it."""
+    """In words, what a map is and where its values come from, for the person who has to approve it."""
     if isinstance(config, ChoiceConfig):
         words = (f"{name}: {map_in_words(each)}" for name, each in zip(config.names, config.of, strict=True))
         return f"the one of these that validation samples prefer ({'; '.join(words)})"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def content_of(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> str:
-    """SHA-256 of (what tensors do not say, tensors by name) of each part, in order."""
+    """SHA-256 over parts in order, each (a text of what tensors do not say, tensors by name)."""
     digest = hashlib.sha256()
     for about, tensors in parts:
         digest.update(f"{about};".encode())

@@ -24,10 +24,10 @@ LAYOUT = ("name", "model", "seed", "classes", "inputs", "encoder")
 
 
 class FinishedRun(nn.Module):
-    """(B, C, H, W) pixels in 0..255, or (B, D) numbers as they were stored -> (B, width)."""
+    """(B, C, H, W) pixels in 0..255, or (B, D) numbers as they were stored -> (B, width) features."""
 
     def __init__(self, network: IncrementalModel, shape: tuple[int, ...], about: str) -> None:
-        """network: whose features these are; its head is not used. shape: of one sample."""
+        """network: the run's, whose head is not used. shape: of a sample. about: text for the map's hash."""
         super().__init__()
         self.network, self.width, self.about = network, network.feature_width, about
         self._largest = 255.0 if len(shape) == 3 else 1.0
@@ -39,15 +39,15 @@ class FinishedRun(nn.Module):
         return self.network.features((stored / self._largest - self.mean) / self.std)
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Gain or lose the modules that only some states of the network have."""
+        """Add or remove modules of the network until it has those of `state`."""
         self.network.restructure(below("network.", state))
         self.requires_grad_(False)
 
 
 def layout_of(path: Path) -> dict[str, Any]:
-    """The values of LAYOUT for the model of a finished run, from its file alone.
+    """The layout of a finished run's network, read from its model file: the values of LAYOUT.
 
-    Raises ConfigError naming the file when it is none, or one that cannot serve as a map.
+    Raises ConfigError naming the file if it is no such file, or its model cannot serve as a map.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -76,7 +76,10 @@ def layout_of(path: Path) -> dict[str, Any]:
 def build_finished_run(
     config: ModelMapConfig, shape: tuple[int, ...], with_weights: bool, network_of: NetworkOf
 ) -> tuple[FinishedRun, dict[str, str]]:
-    """The map and what a person should know of it. Raises ConfigError where its weights are not here."""
+    """(the map, facts about it for whoever approves it). Raises ConfigError if its weights are missing.
+
+    network_of: builds a network from a layout. with_weights: False leaves the weights unread.
+    """
     layout = config.layout
     assert layout is not None and config.sha256 is not None
     learnt = tuple(layout["inputs"]["shape"])
@@ -107,7 +110,7 @@ def _tensors_of(file: str | None, sha256: str) -> dict[str, Tensor]:
 
 
 def written_down(features: dict[str, Any]) -> None:
-    """Add to a map's keys what its file holds, where the experiment does not say it already."""
+    """Add a file's hash and layout to a map's keys if missing. Raises ConfigError if it cannot be used."""
     path = Path(features["file"])
     if features.get("sha256") is None:
         try:

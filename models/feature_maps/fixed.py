@@ -40,9 +40,9 @@ from perennial.models.incremental import below
 
 
 class FixedFeatures(nn.Module):
-    """Fixed networks whose features stand side by side.
+    """A backbone that is never trained: fixed networks whose features stand side by side.
 
-    maps: networks (B, ...) -> (B, width) over inputs, or over what was stored, behind `pixels`.
+    maps: networks (B, ...) -> (B, width) over inputs, or over stored values, which `pixels` restores.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class FixedFeatures(nn.Module):
         projection: Projection | None = None,
         slots: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """facts: of each map, what a person should know of where it comes from.
+        """keep: whether features stand beside their expansion. facts: of each map, what a person should know.
 
-        slots: the maps of which each one is to be chosen; None: every map serves.
+        slots: indices of the maps among which each choice is made; None: every map is used.
         """
         super().__init__()
         self.slots = [(place,) for place in range(len(maps))] if slots is None else [*map(tuple, slots)]
@@ -74,7 +74,7 @@ class FixedFeatures(nn.Module):
 
     @property
     def parts(self) -> tuple[list[int], list[str]]:
-        """(features of each map, its name) where maps stand side by side; one where something mixes them."""
+        """(number of features of each map used, its name); one part "all" if something mixes the maps."""
         if self.expansion is not None or self.projection is not None:
             return [self.width], ["all"]
         widths, names = self.widths, [fact.get("map", "?") for fact in self.facts_of_seen]
@@ -82,39 +82,39 @@ class FixedFeatures(nn.Module):
 
     @property
     def facts_of_seen(self) -> list[dict[str, str]]:
-        """Of each map that is looked at."""
+        """The facts of each map that is used."""
         return self.facts if self.selection is None else [self.facts[place] for place in self.selection]
 
     @property
     def widths(self) -> list[int]:
-        """Features of each map."""
+        """Number of features of each map."""
         return [int(module.width) for module in self.maps]  # pyright: ignore[reportArgumentType]
 
     @property
     def alternatives(self) -> list[list[int]]:
-        """The maps of each choice that is still to be made."""
+        """For each choice that is still to be made, the indices of its maps."""
         return [[*slot] for slot in self.slots if len(slot) > 1]
 
     @property
     def widest(self) -> int:
-        """Features of the maps that will be chosen, at most."""
+        """The largest number of features that any choice of maps gives."""
         if not self.alternatives:
             return self.width
         return sum(max(self.widths[place] for place in slot) for slot in self.slots)
 
     def only(self, selection: Sequence[int]) -> "FixedFeatures":
-        """The same of some of the maps, whose features are of length 1/sqrt(2) again; maps are shared."""
+        """A copy that uses the maps of these indices alone, with features of length 1/sqrt(2) again."""
         found = copy(self)
         found.selection = tuple(selection)
         found.width = len(self.places_of(selection))
         return found
 
     def places_of(self, selection: Sequence[int]) -> Tensor:
-        """Where the features of some of the maps stand among all."""
+        """Indices, among the features of all maps, of the features of the selected maps."""
         return places_of(self.widths, selection)
 
     def known_by(self, content: str) -> "FixedFeatures | None":
-        """These features, or those of one alternative or of a choice in each slot, of this hash."""
+        """The features with this content hash, of all maps or of a selection of them; None if none has it."""
         if not self.alternatives:
             return self if self.content == content else None
         alone = ((place,) for slot in self.alternatives for place in slot)
@@ -124,7 +124,7 @@ class FixedFeatures(nn.Module):
         return None
 
     def mapped(self, x: Tensor) -> Tensor:
-        """(B, sum of widths): the maps side by side, each of length 1."""
+        """(B, sum of widths) features of all maps side by side, each map's of length 1."""
         pixels: Tensor | None = None
         parts = []
         for module in self.maps:
@@ -136,7 +136,7 @@ class FixedFeatures(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def finished(self, mapped: Tensor) -> Tensor:
-        """(B, width): what mapped gives, expanded or projected where it is, on the grid."""
+        """(B, width) final features on the grid, from what mapped() gives."""
         if self.selection is not None:
             return on_grid(mapped[:, self.places_of(self.selection).to(mapped.device)])
         if self.projection is not None:
@@ -153,35 +153,35 @@ class FixedFeatures(nn.Module):
         return self.finished(self.mapped(x))
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Gain or lose the modules that only some states have. state: of this backbone."""
+        """Add or remove modules of the maps until they are those of `state`, by this backbone's keys."""
         for place, module in enumerate(self.maps):
             if isinstance(module, FinishedRun):
                 module.restructure(below(f"maps.{place}.", state))
 
     def train(self, mode: bool = True) -> "FixedFeatures":
-        """Stays as it is: nothing in it may depend on the batch."""
+        """Stay in evaluation mode: nothing in it may depend on the batch."""
         return super().train(False)
 
     @property
     def content(self) -> str:
-        """SHA-256 of everything that decides what a sample's features are, but the machine."""
+        """SHA-256 of everything but the machine that a sample's features depend on."""
         behind = [part for part in (self.expansion, self.projection) if part is not None]
         seen = self.maps if self.selection is None else [self.maps[place] for place in self.selection]
         parts = [*seen, self.pixels, *behind]
         return content_of([(f"keep {self._keep}", {}), *map(_told, parts)])
 
     def maps_content(self, constants: str) -> str:
-        """SHA-256 of what decides what `mapped` gives for a stored sample. constants: of the inputs."""
+        """SHA-256 of what mapped() depends on, beside the stored sample. constants: hash of mean and std."""
         return content_of([(constants, {}), *map(_told, [*self.maps, self.pixels])])
 
     @property
     def costly(self) -> bool:
-        """Whether features cost more than reading them from a disk."""
+        """Whether computing features takes longer than reading them from disk."""
         return not all(isinstance(module, RandomReLU | Inputs) for module in self.maps)
 
 
 def places_of(widths: Sequence[int], selection: Sequence[int]) -> Tensor:
-    """Where the features of some maps stand among those of maps of these widths, side by side."""
+    """Indices of the selected maps' features among those of all maps, which have these widths."""
     starts = [sum(widths[:place]) for place in range(len(widths))]
     return torch.cat([torch.arange(starts[m], starts[m] + widths[m]) for m in selection])
 
@@ -202,9 +202,8 @@ def build_fixed_features(
 ) -> FixedFeatures:
     """Build the fixed feature maps of an experiment.
 
-    constants: mean and std of the inputs.
-    with_weights: whether weights are read now, and not filled in later from a saved model. network_of: for
-    maps of finished runs.
+    constants: mean and std of the inputs. with_weights: False leaves weights to be filled in from a saved
+    model. network_of: builds the network of a finished run, for maps that use one.
     Raises ConfigError naming the key when a map cannot read such inputs.
     """
     maps: list[nn.Module] = []

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def fold(network: nn.Module) -> None:
-    """Put convolutions with a bias in place of convolutions that batch normalisation follows.
+    """Replace each convolution and the batch normalisation after it by one convolution with a bias, in place.
 
     network: of timm's, which names each normalisation right after the convolution whose output it reads.
     """

@@ -1,4 +1,4 @@
-"""Somebody's checkpoint of a network as a file of safetensors with timm's names, known by its hash.
+"""Imports a network's checkpoint as safetensors with timm's names, known by its hash.
 
 Read are safetensors, and the initialisers of an ONNX file; nothing that can run code. Names are timm's, or
 those of Hugging Face's ViT, DeiT and DINOv2, maybe behind a prefix.
@@ -54,9 +54,9 @@ class Imported:
 
 
 def import_weights(path: Path, network: str) -> Imported:
-    """Write a checkpoint's tensors by timm's names to the cache, whole or not at all.
+    """Write a checkpoint's tensors, by timm's names, to a file in the cache, whole or not at all.
 
-    network: timm's name of it. Raises ConfigError naming the file where it cannot be read without running
+    network: its name in timm. Raises ConfigError naming the file if it cannot be read without running
     code, or naming the tensors that it lacks or has in another shape.
     """
     built: Any = bare_network(network)

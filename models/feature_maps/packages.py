@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Package:
-    """One package of weights. network: timm's name of it. checkpoint: SHA-256 of the file inside."""
+    """One package of weights. network: its name in timm. checkpoint: SHA-256 of the file inside."""
 
     module: str
     network: str

@@ -48,9 +48,9 @@ class Filters:
 
 @lru_cache(maxsize=4)
 def drawn_filters(count: int, size: int, channels: int, seed: int) -> Filters:
-    """Filters from patches of public photographs. seed: of which patches.
+    """Filters from patches of public photographs, drawn with the seed.
 
-    Raises ConfigError where there are none of so many channels.
+    Raises ConfigError if there are no photographs of so many channels.
     """
     return filters_of(photographs(channels), count, size, seed)
 
@@ -84,7 +84,7 @@ def filters_of(images: Sequence[np.ndarray], count: int, size: int, seed: int) -
 
 
 class Patches(nn.Module):
-    """(B, C, H, W) pixels in 0..255 -> (B, 2 K g^2), never negative."""
+    """(B, C, H, W) pixels in 0..255 -> (B, 2 K g^2) features, never negative."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Patches(nn.Module):
         sides: tuple[int, int] | None = None,
         power: float = 1.0,
     ) -> None:
-        """sides: (H, W) that images are averaged down to; None keeps theirs. power: of each feature."""
+        """sides: (H, W) to average images down to; None keeps theirs. power: that features are raised to."""
         super().__init__()
         self.sides = sides
         self.weight = nn.Parameter(filters.weight, requires_grad=False)

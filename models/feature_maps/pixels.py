@@ -1,4 +1,4 @@
-"""From a model's normalised input back to what was stored, and that as a map of its own."""
+"""Restores stored values from a model's normalised inputs, which can also serve as features."""
 
 from math import prod
 
@@ -10,7 +10,7 @@ Constants = tuple[Tensor, Tensor]
 
 
 class Pixels(nn.Module):
-    """(B, C, H, W) of (x / 255 - mean) / std -> x, whole numbers in 0..255, and of tables -> their numbers.
+    """Undoes normalisation: images to whole pixels in 0..255, (B, C, H, W); tables to stored numbers.
 
     Rounding of pixels undoes what normalising lost, so that no feature depends on an experiment's constants.
     """
@@ -18,7 +18,7 @@ class Pixels(nn.Module):
     about = "pixels"
 
     def __init__(self, input_shape: tuple[int, ...], constants: Constants | None) -> None:
-        """constants: None where a saved model brings them."""
+        """constants: mean and std; None if a saved model will fill them in."""
         super().__init__()
         shape = (input_shape[0], *(1 for _ in input_shape[1:]))
         mean, std = constants or (torch.zeros(input_shape[0]), torch.ones(input_shape[0]))

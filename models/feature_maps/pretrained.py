@@ -21,9 +21,9 @@ from perennial.models.feature_maps.weights import bare_network, network_name, we
 
 
 class Pretrained(nn.Module):
-    """(B, C, H, W) pixels in 0..255 -> (B, width). Grey images are shown as grey colours.
+    """(B, C, H, W) pixels in 0..255 -> (B, width) features. Grey images get three equal channels.
 
-    Of networks of tokens, the class token stands beside the mean of the patches' tokens.
+    For networks of tokens, the features are the class token and the mean of the patches' tokens.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Pretrained(nn.Module):
         stages: Sequence[nn.Module],
         shape: tuple[int, ...],
     ) -> None:
-        """size: that images are resized to; None keeps theirs. shape: of one image.
+        """size: to which images are resized; None keeps theirs. shape: of one image. name: for the hash.
 
-        stages: of the network, whose averages stand beside its last layer.
+        stages: of the network, whose averages are features beside those of its last layer.
         """
         super().__init__()
         self.network, self._stages = network, list(stages)
@@ -77,7 +77,7 @@ class Pretrained(nn.Module):
 
 
 def reads_tokens(network: nn.Module) -> bool:
-    """Whether its features are tokens, of patches and maybe of a class before them."""
+    """Whether a network's features are tokens: of patches, and of a class if it has one."""
     return hasattr(network, "num_prefix_tokens")
 
 
@@ -87,7 +87,7 @@ def _leading(network: nn.Module) -> int:
 
 
 def filled_up(x: Tensor, network: nn.Module) -> Tensor:
-    """Images with zeros to the right and below, up to whole patches where the network cuts into patches."""
+    """Pad images with zeros to the right and below, up to whole patches if the network cuts into patches."""
     rows, columns = _patch(network)
     height, width = x.shape[2:]
     missing = -width % columns, -height % rows
@@ -103,9 +103,9 @@ def _patch(network: nn.Module) -> tuple[int, int]:
 
 
 def set_input_size(network: nn.Module, size: tuple[int, ...]) -> None:
-    """Resample positions of a network that knows the size of its images, in float64, in place.
+    """Resample, in float64 and in place, the position embeddings of a network that has one for each patch.
 
-    size: (H, W) of images before they are filled up.
+    size: (H, W) of images before they are padded. Other networks are left alone.
     """
     if not hasattr(network, "set_input_size"):
         return
@@ -130,7 +130,7 @@ def stages_of(network: nn.Module) -> list[nn.Module]:
 def build_pretrained(
     config: PretrainedConfig, shape: tuple[int, ...], with_weights: bool
 ) -> tuple[Pretrained, dict[str, str]]:
-    """The map and what a person should know of it. Raises ConfigError where its weights are not here."""
+    """(the map, facts about it for whoever approves it). Raises ConfigError if its weights are missing."""
     if shape[0] not in (1, 3):
         raise ConfigError(f"model.features: pretrained: found images of {shape[0]} channels; allowed 1 or 3")
     network = bare_network(network_name(config))

@@ -36,12 +36,12 @@ TOGETHER = 32
 
 
 class Projection(nn.Module):
-    """(B, sum of d) features of several maps side by side, each of length 1 -> (B, maps x D), the same."""
+    """(B, sum of d) features of maps side by side, each of length 1 -> (B, maps x D), each of length 1."""
 
     about = "projection"
 
     def __init__(self, widths: Sequence[int], width: int) -> None:
-        """widths: d of each map. width: D."""
+        """An unset projection. widths: d of each map. width: D."""
         super().__init__()
         self.widths, self.width = list(widths), width * len(widths)
         self.means = nn.ParameterList(nn.Parameter(torch.zeros(each), requires_grad=False) for each in widths)
@@ -58,9 +58,10 @@ class Projection(nn.Module):
 def build_projection(
     config: ProjectionConfig, maps: Sequence[nn.Module], shape: tuple[int, ...], with_values: bool
 ) -> Projection:
-    """The projection behind maps of images of this shape (C, H, W).
+    """The projection of the features of maps of images of this shape (C, H, W).
 
-    Raises ConfigError for tables, of which there are no public ones, and where a map has too few features.
+    with_values: False leaves it unset, for values of a saved model.
+    Raises ConfigError for tables, of which there are no public ones, and if a map has too few features.
     """
     if len(shape) != 3:
         raise ConfigError(

@@ -15,7 +15,7 @@ OFFSET = 0.5
 class RandomReLU(nn.Module):
     """(B, ...) -> (B, width): relu(W x + b), never trained.
 
-    W: normal with deviation 1 / sqrt(inputs) where inputs have deviation 1, 1 where they have length 1.
+    W: normal with deviation 1 / sqrt(inputs) for inputs of deviation 1, or 1 for inputs of length 1.
     """
 
     about = "random ReLU"

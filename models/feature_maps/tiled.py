@@ -34,7 +34,7 @@ class Tiled(nn.Module):
 
 
 def tile_shape(shape: tuple[int, ...], tiles: int) -> tuple[int, ...]:
-    """(C, h, w) of each tile of images (C, H, W). Raises ConfigError where they have too few pixels."""
+    """(C, h, w) of each tile of images (C, H, W). Raises ConfigError if they have too few pixels."""
     rows, columns = grid_of(tiles)
     if shape[1] < rows or shape[2] < columns:
         raise ConfigError(

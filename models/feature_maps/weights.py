@@ -28,9 +28,9 @@ CLASSIFIER = "_fc."
 
 @lru_cache(maxsize=2)
 def weights_of(network: str, weights: str | None = None, sha256: str | None = None) -> dict[str, Tensor]:
-    """The network's tensors by timm's names, without a classifier; arguments as in PretrainedConfig.
+    """A network's tensors by timm's names, without its classifier; arguments as in PretrainedConfig.
 
-    Raises ConfigError where they are not here, damaged or others.
+    Raises ConfigError if the weights are missing, damaged, or have another hash.
     """
     if network in PACKAGES:
         return _from_package(network)
@@ -39,9 +39,10 @@ def weights_of(network: str, weights: str | None = None, sha256: str | None = No
 
 
 def known_content(what: str, file: str | None, sha256: str) -> bytes:
-    """The bytes of a file that has this hash; without the file, those that lie in the cache by the hash.
+    """The bytes with this SHA-256: of the file if it is there, otherwise from the cache.
 
-    Raises ConfigError, which calls it `what`, where it is not here or another.
+    file: None looks in the cache alone. Raises ConfigError, which calls the weights `what`, when neither
+    exists or the one that was read has another hash.
     """
     kept = cache_folder() / "weights" / f"{sha256}.safetensors"
     path = Path(file) if file is not None else kept
@@ -63,7 +64,7 @@ def known_content(what: str, file: str | None, sha256: str) -> bytes:
 
 
 def network_name(config: PretrainedConfig) -> str:
-    """timm's name of the network."""
+    """The network's name in timm."""
     return PACKAGES[config.network].network if config.network in PACKAGES else config.network
 
 
@@ -102,7 +103,7 @@ def _renamed(checkpoint: Mapping[str, Tensor], network: str) -> dict[str, Tensor
 
 
 def bare_network(name: str) -> torch.nn.Module:
-    """timm's network without its classifier, in evaluation mode, with any values.
+    """A network of timm's without its classifier, in evaluation mode, with unset weights.
 
     Raises ConfigError if timm is missing or has no network of this name.
     """
@@ -120,7 +121,7 @@ def bare_network(name: str) -> torch.nn.Module:
 
 
 def tensors_in(content: bytes, path: Path | str) -> dict[str, Tensor]:
-    """The tensors of a file of safetensors. Raises ConfigError naming it where it is damaged."""
+    """Parse the content of a safetensors file. Raises ConfigError naming `path` if it is damaged."""
     try:
         return load(content)
     except (SafetensorError, ValueError) as error:

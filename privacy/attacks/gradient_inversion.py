@@ -36,10 +36,10 @@ class Inversion:
 def infer_labels(head_gradient: Tensor, count: int) -> Tensor:
     """Labels of a batch from the gradient of cross entropy in the classifier's weights.
 
-    head_gradient: (M, d), over features that are not negative (after a ReLU, sigmoid or pooling): a row's sum
-    is then negative for classes in the batch and positive for the others, so one sample's label is certain.
-    Of a batch the most negative rows come first, and a class present twice is found
-    once. Returns (count,) int64.
+    head_gradient: (M, d), for M classes and features that are not negative (after a ReLU, sigmoid or
+    pooling): a row's sum is then negative for classes in the batch and positive for others. Returns (count,)
+    int64, the most negative rows first: certain for one sample; of a batch, a class that occurs twice is
+    found once.
     """
     order = head_gradient.sum(dim=1).argsort()
     return order[torch.arange(count) % len(order)]

@@ -47,7 +47,7 @@ class Recording:
 
 
 def findings(seen: Recording) -> list[str]:
-    """What contradicts the claim, in words; empty where nothing does."""
+    """What in a recording contradicts its claim, one sentence each; [] if nothing does."""
     level = FALSE_ALARMS / _TESTS
     return [
         *_distribution(seen, level),

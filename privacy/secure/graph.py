@@ -29,7 +29,7 @@ class Graph:
 
     @classmethod
     def of(cls, sites: int, parameters: Parameters, seed: bytes) -> "Graph":
-        """The graph of so many sites. seed: what names the attempt and its sites."""
+        """The graph of so many sites. parameters: of the roster. seed: names attempt and sites."""
         if sites <= COMPLETE_UP_TO:
             return cls(tuple(range(sites)), sites - 1, parameters)
         degree = regular(sites, parameters.colluders, parameters.survivors_needed(sites))
@@ -46,7 +46,7 @@ class Graph:
         return sorted(self.order[(place + step) % count] for step in range(-half, half + 1) if step)
 
     def threshold(self) -> int:
-        """Shares that open a secret, of the degree + 1 that there are."""
+        """Number of shares that open a secret, of the degree + 1 shares in a neighbourhood."""
         return self.parameters.threshold(self.degree + 1)
 
 

@@ -23,7 +23,7 @@ _NONCE_BYTES = 12
 
 
 def joined(*parts: str | int | bytes) -> bytes:
-    """The parts with their lengths before them, so that no two different lists give the same bytes."""
+    """The parts, each after its length, so that different lists never give the same bytes."""
     pieces = []
     for part in parts:
         content = part if isinstance(part, bytes) else str(part).encode()
@@ -53,9 +53,10 @@ def fingerprint(public: str) -> str:
 
 
 def agree(secret: bytes, public: str, info: bytes) -> bytes:
-    """32 bytes that the two holders of these keys share for one purpose, and nobody else knows.
+    """Derive 32 bytes that only the holders of these two keys share, for the purpose in info.
 
-    info: names run, round, purpose and pair. Raises ProtocolError when public is no usable key.
+    secret: own private key. info: names run, round, purpose and pair. Raises ProtocolError when public is no
+    usable key.
     """
     try:
         return derive(_exchanged(secret, public), info)
@@ -75,18 +76,18 @@ def _private(secret: bytes) -> X25519PrivateKey:
 
 
 def derive(secret: bytes, info: bytes) -> bytes:
-    """32 bytes for one purpose, from a seed."""
+    """Derive 32 bytes from a seed for the purpose in info."""
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
 
 
 def sign(secret: bytes, content: bytes) -> str:
-    """An Ed25519 signature."""
+    """Ed25519 signature (hex) of content by the private key `secret`."""
     return Ed25519PrivateKey.from_private_bytes(secret).sign(content).hex()
 
 
 @lru_cache(maxsize=1 << 15)
 def verified(public: str, content: bytes, signature: str) -> bool:
-    """Whether the holder of public signed content."""
+    """Whether `signature` is by the holder of the signing key `public`, for this content."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), content)
     except (InvalidSignature, ValueError):
@@ -95,7 +96,7 @@ def verified(public: str, content: bytes, signature: str) -> bool:
 
 
 def seal(secret: bytes, info: bytes, content: bytes, to: str) -> str:
-    """content for the holder of the public key `to`, which the server can neither read nor change.
+    """Encrypt content for the holder of the public key `to`; the server can neither read nor change it.
 
     secret: the sender's private agreement key. info: names run, round, attempt, purpose and the ordered pair;
     also the associated data.
@@ -105,7 +106,7 @@ def seal(secret: bytes, info: bytes, content: bytes, to: str) -> str:
 
 
 def unsealed(secret: bytes, info: bytes, sealed: str, sender: str) -> bytes:
-    """What the holder of the public key `sender` sealed. Raises ProtocolError when it is not that.
+    """Decrypt what the holder of the public key `sender` sealed for us. Raises ProtocolError if it is not.
 
     secret: the receiver's private agreement key. info: as in seal().
     """

@@ -25,7 +25,6 @@ def add_masks(vector: Words, seeds: Iterable[bytes], *, subtract: bool = False) 
     """Add (or subtract) the mask of each seed to vector, in place, modulo 2^bits of its words.
 
     All masks go over one piece of the vector before the next, so that memory is passed over once.
-
     vector: (N,) uint32 or uint64, contiguous. seeds: 32 bytes each.
     """
     words = _CHUNK // vector.itemsize

@@ -11,10 +11,10 @@ from perennial.foundation.errors import PolicyRefusal
 
 @dataclass(frozen=True)
 class Parameters:
-    """What an experiment fixes for every round.
+    """The numbers of secure aggregation that an experiment fixes.
 
-    colluders: sites that may collude with the server, c. least: values in a sum. quorum: survivors without
-    which nothing is opened, 0: as many as t. honest: honest survivors that shared noise is sized for, m.
+    colluders: sites that may collude with the server, c. least: fewest values in a sum. quorum: fewest
+    survivors for opening; 0: as many as t. honest: honest survivors that shared noise is sized for, m.
     """
 
     colluders: int = 0
@@ -23,11 +23,11 @@ class Parameters:
     honest: int = 0
 
     def threshold(self, sites: int) -> int:
-        """Shares that open a secret of one of so many sites."""
+        """Number of shares, t, that open a secret of one of this many sites."""
         return (sites + self.colluders) // 2 + 1
 
     def survivors_needed(self, sites: int) -> int:
-        """Survivors without which a roster of so many sites opens nothing."""
+        """Fewest survivors with which a roster of this many sites opens a sum."""
         return max(self.quorum, self.least, self.threshold(sites), self.colluders + max(2, self.honest))
 
     def check_roster(self, sites: int) -> None:

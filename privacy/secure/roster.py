@@ -23,16 +23,15 @@ class Attempt:
     number: int
 
     def bound(self, purpose: str, *more: str | int | bytes) -> bytes:
-        """Bytes that name this attempt and a purpose: what keys are derived for and signatures are about."""
+        """Bytes that bind a purpose to this attempt, to derive keys from and to sign."""
         return joined("perennial secure aggregation 1", purpose, self.run, self.task, self.number, *more)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What the values of a sum are.
+    """The subject of a sum: which values of a site are added up.
 
-    statistic: update, class_sums or evaluation.
-    model: SHA-256 of the model that the values are about.
+    statistic: update, class_sums or evaluation. model: SHA-256 of the model that the values are about.
     """
 
     round: int
@@ -55,13 +54,13 @@ class Peer:
 
     @classmethod
     def introduce(cls, name: str, identity: bytes, cipher: bytes, run: str, task: int) -> "Peer":
-        """The introduction of the holder of these private keys."""
+        """A site's signed introduction. identity: its private signing key. cipher: private agreement key."""
         key = agreement_key(cipher)
         signature = sign(identity, _introduction(name, key, run, task))
         return cls(name, signing_key(identity), key, signature)
 
     def check(self, run: str, task: int, trust: Trust) -> None:
-        """Raises ProtocolError when the signature is not the site's, PolicyRefusal when trust does."""
+        """Raises ProtocolError on a false signature, and whatever trust(name, identity) raises."""
         trust(self.name, self.identity)
         if not verified(self.identity, _introduction(self.name, self.cipher, run, task), self.signature):
             raise ProtocolError(f"secure: the key of site {self.name!r} is not signed by its identity")
@@ -84,13 +83,17 @@ class Member:
     def sign(
         cls, attempt: Attempt, peers: bytes, name: str, mask: str, seed: bytes, identity: bytes
     ) -> "Member":
-        """The membership of the holder of the private key `identity`. peers: peers_hash()."""
+        """The signed membership of a site in the roster of an attempt.
+
+        peers: peers_hash(). mask: its public mask key (hex). seed: 32 secret bytes of its self mask, of which
+        the membership holds commit(seed) alone. identity: its private signing key.
+        """
         commitment = commit(seed)
         content = attempt.bound("membership", peers, name, mask, commitment)
         return cls(name, mask, commitment, sign(identity, content))
 
     def check(self, attempt: Attempt, peers: bytes, peer: Peer) -> None:
-        """Raises ProtocolError when the site that peer describes did not sign this."""
+        """Raises ProtocolError when this membership is not signed by `peer`. peers: peers_hash()."""
         content = attempt.bound("membership", peers, self.name, self.mask, self.commitment)
         if not verified(peer.identity, content, self.signature):
             raise ProtocolError(f"secure: roster: the mask key of site {self.name!r} is not signed by it")
@@ -102,17 +105,15 @@ def commit(seed: bytes) -> str:
 
 
 def peers_hash(attempt: Attempt, peers: Sequence[Peer]) -> bytes:
-    """SHA-256 of all the peers of an attempt."""
+    """SHA-256 of the attempt and of all its peers' names and keys, in their order."""
     said = [part for peer in peers for part in (peer.name, peer.identity, peer.cipher)]
     return sha256(attempt.bound("peers", *said)).digest()
 
 
 def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> bytes:
-    """SHA-256 of the peers, of the members that send masked values, and of what the values are.
+    """SHA-256 of the peers, of the members that send masked values, and of the sum's subject.
 
-    Every pair mask, self mask and vote depends on it.
-
-    peers: peers_hash().
+    Every pair mask, self mask and vote depends on it. peers: peers_hash().
     """
     said = [part for member in members for part in (member.name, member.mask, member.commitment)]
     about = (subject.round, subject.statistic, subject.model)
@@ -120,7 +121,7 @@ def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> by
 
 
 def check_order(names: Sequence[str], what: str) -> None:
-    """Raises ProtocolError unless names ascend, each once."""
+    """Raises ProtocolError unless names ascend, each once. what: they are, for the error."""
     if list(names) != sorted(set(names)):
         raise ProtocolError(f"secure: {what}: names must ascend, each once")
 

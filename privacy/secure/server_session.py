@@ -57,10 +57,7 @@ class ServerSession:
     total: Words | None = field(default=None, repr=False)
 
     def enrol(self, adverts: Mapping[str, Advert], wanted: Sequence[str]) -> None:
-        """Put the wanted sites that sent an advert on the roster.
-
-        Raises NotEnough when they are too few for any sum.
-        """
+        """Put the wanted sites that sent an advert on the roster. Raises NotEnough for too few."""
         names = sorted(set(wanted) & adverts.keys() & {peer.name for peer in self.peers})
         self.members = [adverts[name].member for name in names]
         self.sealed = {name: dict(adverts[name].shares) for name in names}
@@ -87,7 +84,7 @@ class ServerSession:
         self.survivors = sorted([*self.survivors, name])
 
     def close(self) -> None:
-        """No more masked values come. Raises NotEnough when no site would open the sum of so few."""
+        """Stop taking masked values. Raises NotEnough when too few came for the sites to open their sum."""
         needed = self.parameters.survivors_needed(len(self.members))
         if len(self.survivors) < needed:
             raise NotEnough(
@@ -97,7 +94,7 @@ class ServerSession:
         self.closed = True
 
     def add_vote(self, name: str, signature: str) -> None:
-        """One survivor's signature. Raises ProtocolError when it is not over this set."""
+        """Keep one survivor's signature. Raises ProtocolError when it is not over this set of survivors."""
         identity = next(peer.identity for peer in self.peers if peer.name == name)
         known = self.closed and name in self.survivors
         if not known or not verified(identity, self._vote_content, signature):
@@ -105,11 +102,11 @@ class ServerSession:
         self.votes[name] = signature
 
     def require_votes(self) -> None:
-        """Raises NotEnough when some survivor would not open with the signatures that came."""
+        """Raises NotEnough when too few signatures came for some survivor to open the sum."""
         self._require_near(self.votes, "signatures over the survivors")
 
     def add_opening(self, name: str, opening: Opening) -> None:
-        """One survivor's shares; those that nobody asked for are not kept."""
+        """Keep one survivor's shares of survivors' seeds and of absent members' keys; ignore all others."""
         here, gone = set(self.survivors), {member.name for member in self.members} - set(self.survivors)
         for of, share in opening.seeds.items():
             if of in here:
@@ -120,7 +117,7 @@ class ServerSession:
 
     @property
     def openable(self) -> str:
-        """'' when enough shares are here; else what is missing."""
+        """'' if there are enough shares to open the sum; otherwise what is missing, in words."""
         needed = self._graph.threshold()
         for name in [member.name for member in self.members]:
             found = len((self.seeds if name in self.survivors else self.keys).get(name, {}))
@@ -166,14 +163,14 @@ class ServerSession:
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the sum."""
+        """The session without the sum, JSON-able."""
         values = asdict(replace(self, total=None))
         del values["total"]
         return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], total: Words | None) -> Self:
-        """What to_json() gave, with the sum."""
+        """The session that to_json() gave, with the sum so far."""
         parsed = {
             "attempt": Attempt(**values["attempt"]),
             "parameters": Parameters(**values["parameters"]),

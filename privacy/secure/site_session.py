@@ -48,7 +48,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True)
 class Advert:
-    """What a site sends ahead of an attempt.
+    """A site's membership and sealed shares, sent ahead of an attempt.
 
     shares: neighbour -> its shares of the mask key and of the self mask's seed, sealed for it.
     """
@@ -137,16 +137,17 @@ class SiteSession:
 
     @property
     def advert(self) -> Advert:
-        """What goes to the server; the same bytes however often it is asked for."""
+        """The membership and sealed shares for the server, the same at each call."""
         return Advert(self.member, self.sealed)
 
     # the masked input
 
     def enrol(self, subject: Subject, members: Sequence[Member]) -> None:
-        """Take the roster of the attempt, and what its sum is about.
+        """Accept the attempt's roster, and what its sum is about; the same ones again change nothing.
 
-        members: those of the peers that send masked values, by name. The same again changes nothing; another
-        subject or roster is refused, and so is one that could never be opened safely.
+        members: those peers that will send masked values, by name. Raises PolicyRefusal for another roster or
+        subject than before, or a roster too small to be opened; ProtocolError when it is malformed, not
+        signed, or lacks this site.
         """
         if self.subject is not None:
             require(
@@ -189,6 +190,7 @@ class SiteSession:
         """Go on to a stage, and keep no secret that only earlier ones need.
 
         Masked, the site needs neither its mask key nor its seed again; opened, no share but those it gave.
+        This changes the session in memory alone: the caller writes it to disk before it answers.
         """
         assert STAGES.index(stage) >= STAGES.index(self.stage)
         self.stage = stage
@@ -234,7 +236,6 @@ class SiteSession:
         """The shares that take the masks off the sum: for each neighbour one kind, never both.
 
         A site opens once for an attempt; the same request again gets the same shares.
-
         votes: signatures by survivor. Raises PolicyRefusal without a threshold of valid ones over this set.
         """
         require(self.stage in ("signed", "opened"), "nothing of this attempt was signed")
@@ -258,12 +259,12 @@ class SiteSession:
     # on disk
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, secrets included: for the site's own disk."""
+        """The whole session, secrets included, JSON-able: for the site's own disk."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """What to_json() wrote."""
+        """The session that to_json() gave."""
         parsed = {
             "attempt": Attempt(**values["attempt"]),
             "parameters": Parameters(**values["parameters"]),
@@ -315,5 +316,5 @@ class SiteSession:
 
 
 def vote_content(attempt: Attempt, roster: bytes, survivors: Sequence[str]) -> bytes:
-    """What a survivor signs."""
+    """Bytes that a survivor signs: the attempt, the roster's hash and the set of survivors."""
     return attempt.bound("survivors", roster, joined(*survivors))

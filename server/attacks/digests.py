@@ -30,10 +30,10 @@ REFERENCE_EPSILON = 8.0
 def digest_reconstruction(
     experiment: Experiment, federation: SimulatedFederation, folder: Path, victims: int, steps: int
 ) -> dict[str, Any]:
-    """Reconstruct the members of digests, as the server that holds them could; returns the report's entry.
+    """Reconstruct images from digests, as the server that holds them could; returns the report's entry.
 
-    The picture has a row of originals, one for each kind of release, and a column for each attacked digest:
-    its first member, and the reconstruction that is most like it.
+    victims: digests to attack. steps: of each search. Writes a picture to folder: a column for each attacked
+    digest; on top the first image in it, then for each kind of release the most similar reconstruction.
 
     Raises DataError when no site has enough samples for one digest.
     """

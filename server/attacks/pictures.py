@@ -21,12 +21,12 @@ REFERENCE = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1
 
 
 def pixels_of(stored: Tensor) -> Tensor:
-    """(N, C, H, W) images in [0, 1], as an attack finds them. stored: uint8, or float32."""
+    """(N, C, H, W) images in [0, 1]. stored: uint8, or float32."""
     return stored.float() / 255 if stored.dtype == torch.uint8 else stored.clamp(0, 1)
 
 
 def victims_of(federation: SimulatedFederation, count: int, seed: int) -> Tensor:
-    """Rows of training samples of any site, drawn at random; fewer where there are fewer."""
+    """Rows of `count` training samples of any site, drawn at random; fewer if there are fewer."""
     rows = torch.cat([site.train for site in federation.sites.values()])
     order = stream(seed, "attack-victims").permutation(len(rows))[:count]
     return rows[torch.from_numpy(np.ascontiguousarray(order))]

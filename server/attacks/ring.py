@@ -1,4 +1,4 @@
-"""Links the models of a ring's hand-overs to each other although hidden neurons are renamed on the way.
+"""Links the models of a ring's hand-overs to each other although hidden neurons are permuted on the way.
 
 The ring's turns are taken again from the run's final model. The adversary holds models from before some turns
 and models from after them, in no order: the sites before and after a site in the ring have such a pair.
@@ -39,7 +39,7 @@ BETWEEN = 3
 def ring_linkage(
     saved: SavedModel, experiment: Experiment, federation: SimulatedFederation
 ) -> dict[str, Any] | None:
-    """The entry of the report; None where no model goes round, or its layers are no chain."""
+    """Attack the hand-overs of a ring; returns the report's entry, or None if the run has none to attack."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     if strategy.find(SerialRing) is None or not _is_chain(saved.model):
         return None

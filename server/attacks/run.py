@@ -1,4 +1,4 @@
-"""The attacks that apply to a finished run, their figures, and pictures of what came of them.
+"""Runs the attacks that apply to a finished run, and adds figures and pictures to its report.
 
 Members and victims are training samples, so this runs where the data is: in simulation, or at a site that
 tests its own claims. Nothing here leaves the run folder.
@@ -71,10 +71,10 @@ def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list
 
 
 def membership(saved: SavedModel, federation: SimulatedFederation) -> list[dict[str, Any]]:
-    """Was a sample in the training set? Empty without a test set.
+    """Test whether the model tells training samples from others; returns the report's entries.
 
     Members: all sites' training samples. Others: half of the central test set; the likelihood ratio compares
-    with the other half.
+    with the other half. [] without a test set.
     """
     if federation.test is None or len(federation.test.test) < 4:
         return []
@@ -102,9 +102,9 @@ def inversion(
     victims: int,
     steps: int,
 ) -> dict[str, Any]:
-    """Reconstruct images from the gradient of one sample, in the clear and protected.
+    """Reconstruct images from the gradient of one sample, in the clear and protected; returns the entry.
 
-    The picture has a row for the originals, one for each kind of release, and a column for each victim.
+    The picture has a row for the originals, then one for each kind of release, and a column for each victim.
     """
     model, privacy = of_pixels(saved), experiment.privacy
     if not privacy.enabled or not privacy.noise_multiplier:
@@ -143,7 +143,7 @@ def inversion(
 
 
 def gradient_of(model: torch.nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Gradient of cross entropy in what is trained, by name: the update of one SGD step, but for its size."""
+    """Gradient of the cross entropy in the trained tensors, by name: one SGD step's update, unscaled."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     loss = F.cross_entropy(model(images), labels)
     return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
@@ -152,7 +152,7 @@ def gradient_of(model: torch.nn.Module, images: Tensor, labels: Tensor) -> dict[
 def protected(
     gradient: dict[str, Tensor], privacy: PrivacyConfig, seed: int, number: int
 ) -> dict[str, Tensor]:
-    """The gradient clipped and noised as one update of a site, with seeded noise, for figures that repeat."""
+    """The gradient, clipped and noised as a site's update is, with seeded noise for figures that repeat."""
     assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
     vector = torch.cat([part.reshape(-1) for part in gradient.values()])
     source = SeededNoise(stream(seed, "attack-noise", number))

@@ -1,4 +1,4 @@
-"""Bars: one for each name, lying; or some for each round, standing."""
+"""Bar charts: a horizontal bar for each name, or vertical bars for each round."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,10 @@ TALLEST = 1200
 
 @dataclass(frozen=True)
 class NamedBars:
-    """One lying bar for each name.
+    """One horizontal bar for each name.
 
-    values: what is not finite has no bar. words: how a value reads. intervals: (low, high) of each, drawn in
-    place of the number beside the bar.
+    values: what is not finite has no bar. words: turns a value into text. intervals: (low, high) of each,
+    drawn in place of the number beside the bar.
     """
 
     values: Mapping[str, float]
@@ -38,11 +38,11 @@ class NamedBars:
 
     @property
     def height(self) -> int:
-        """Pixels."""
+        """Height in pixels."""
         return min(70 + 30 * len(self.values), TALLEST)
 
     def drawn(self, width: int, words: str) -> Markup:
-        """The chart. words: for a person who cannot see it."""
+        """Draw the chart. words: a description for people who cannot see it."""
         known = [value for value in self.values.values() if math.isfinite(value)]
         ends = [end for interval in self.intervals for end in interval]
         low, high = self.axis.over([0.0, *known, *ends])
@@ -80,10 +80,10 @@ class NamedBars:
 
 @dataclass(frozen=True)
 class Columns:
-    """Standing bars, side by side, at each of some places.
+    """Vertical bars, side by side, at each of some places.
 
     places: whole numbers, such as rounds. series: (name, look from 0, a value for each place or None).
-    words: how a value reads. place: what a place is called.
+    words: turns a value into text. place: what a place is called.
     """
 
     places: Sequence[int]
@@ -95,7 +95,7 @@ class Columns:
     spans: Sequence[Span] = ()
 
     def drawn(self, width: int, words: str) -> Markup:
-        """The chart with its legend. words: for a person who cannot see it."""
+        """Draw the chart with its legend. words: a description for people who cannot see it."""
         values = [value for _, _, row in self.series for value in row if value is not None]
         low, high = self.up.over([0.0, *values])
         marks = self.up.marks(low, high, TICKS_UP)

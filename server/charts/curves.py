@@ -32,9 +32,9 @@ Value = tuple[float, float | None]
 class Curve:
     """One curve.
 
-    points: (x, y); a y of None interrupts it, unless it is bridged. tells: what each point says when it is
+    points: (x, y); a y of None interrupts it, unless it is bridged. tells: text shown when a point is
     pointed at. intervals: (low, high) of each point, or None. band: (x, low, high) of the area behind it.
-    labels: over each point. reference: whether it is a thin line for comparison, which says nothing.
+    labels: over each point. reference: whether it is a thin line for comparison, without text.
     """
 
     name: str
@@ -70,9 +70,9 @@ class AxisMark:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves in one chart of some height, in pixels.
+    """Curves in one chart. height: in pixels.
 
-    together: whether one place tells what all curves have there, led by its x in the words of `place`.
+    together: whether pointing at a place shows all curves' text there, led by its x in the words of `place`.
     """
 
     curves: Sequence[Curve]
@@ -85,7 +85,7 @@ class Curves:
     place: str = ""
 
     def drawn(self, width: int, words: str) -> Markup:
-        """The chart with its legend. words: for a person who cannot see it."""
+        """Draw the chart with its legend. words: a description for people who cannot see it."""
         xs = [x for curve in self.curves for x, _ in curve.points]
         low_x, high_x = self.across.over(xs)
         if self.across.names is not None:
@@ -214,7 +214,7 @@ def _curve(curve: Curve, look: str, across: Scale, up: Scale, told: bool) -> Ite
 
 
 def thinned(points: Sequence[tuple[int, Value]]) -> list[tuple[int, Value]]:
-    """At most MOST_POINTS of the points, the newest among them."""
+    """A selection of at most MOST_POINTS of the points, the newest among them."""
     if len(points) <= MOST_POINTS:
         return [*points]
     step = len(points) / MOST_POINTS
@@ -232,7 +232,7 @@ _SYMBOLS = {
 
 
 def dot(look: str, x: float, y: float, title: str = "") -> str:
-    """The symbol of a look. title: what it says when it is pointed at."""
+    """The symbol of a curve with this look. title: shown when it is pointed at."""
     shape = f'class="dot {look}" d="M{x:.1f} {y:.1f}{_SYMBOLS.get(look, _SYMBOLS["l0"])}"'
     return f"<path {shape}><title>{escape(title)}</title></path>" if title else f"<path {shape}/>"
 

@@ -1,4 +1,4 @@
-"""What every chart stands in: scales, ticks, axes and legends.
+"""The parts that all charts share: scales, ticks, axes and legends.
 
 Styles inside the markup are forbidden by the pages' policies, so shapes have classes and plain attributes.
 Places are in pixels of the drawing, from its upper left corner.
@@ -18,7 +18,7 @@ TICKS_UP = 6
 
 @dataclass(frozen=True)
 class Scale:
-    """From the numbers of an axis to places: low lies at start, high at end."""
+    """Converts numbers of an axis to places in pixels: low lies at start, high at end."""
 
     low: float
     high: float
@@ -39,8 +39,8 @@ class Scale:
 class Axis:
     """One axis.
 
-    low, high: its ends; None: what the values need. words: how a tick reads. names: what stands at 0, 1, ...
-    in place of numbers. whole: whether only whole numbers are marked. ticks, grid: whether they are drawn.
+    low, high: its ends; None: as the values need. words: turns a number into a tick's text. names: stand at
+    0, 1, ... in place of numbers. whole: mark whole numbers only. ticks, grid: whether they are drawn.
     """
 
     title: str = ""
@@ -53,7 +53,7 @@ class Axis:
     grid: bool = True
 
     def over(self, values: Sequence[float]) -> tuple[float, float]:
-        """Its two ends, around values where it has none of its own."""
+        """The axis's two ends, taken from the values where it has none of its own."""
         low = self.low if self.low is not None else min(values, default=0.0)
         high = self.high if self.high is not None else max(values, default=1.0)
         if high <= low:
@@ -62,7 +62,7 @@ class Axis:
         return low - room * (self.low is None), high + room * (self.high is None)
 
     def marks(self, low: float, high: float, most: int) -> list[tuple[float, str]]:
-        """(number, text) of the ticks from low to high."""
+        """(number, text) of at most about `most` ticks from low to high."""
         if not self.ticks:
             return []
         if self.names is None:
@@ -98,7 +98,7 @@ class Frame:
     def around(
         cls, width: int, height: int, up: Sequence[str], titles: tuple[str, str], top: float, right: float
     ) -> "Frame":
-        """Room for what stands outside. up: texts beside the upright axis. titles: across and up."""
+        """A frame with room for `up`, the texts beside the upright axis, and for the titles of both axes."""
         left = 10 + LETTER * max(map(len, up), default=0) + (18 if titles[1] else 0)
         bottom = height - 24 - (18 if titles[0] else 0)
         return cls(width, height, min(left, 0.4 * width), width - right, top, bottom)
@@ -112,7 +112,7 @@ class Frame:
         return Scale(low, high, self.bottom, self.top)
 
     def titles(self, across: str, up: str) -> Iterator[str]:
-        """The titles of both axes."""
+        """Draw the titles of both axes."""
         if across:
             yield text((self.left + self.right) / 2, self.height - 6, across, "title", "middle")
         if up:
@@ -123,7 +123,7 @@ class Frame:
             )
 
     def axis_across(self, axis: Axis, scale: Scale, marks: Sequence[tuple[float, str]]) -> Iterator[str]:
-        """The axis below, with its grid."""
+        """Draw the horizontal axis with its grid."""
         widest = LETTER * max((len(words) for _, words in marks), default=0) + 8
         apart = abs(scale(marks[1][0]) - scale(marks[0][0])) if len(marks) > 1 else widest
         every = -(-int(widest) // max(1, int(apart)))
@@ -137,7 +137,7 @@ class Frame:
                 yield text(place, self.bottom + 17, words, "tick", anchor)
 
     def axis_up(self, axis: Axis, scale: Scale, marks: Sequence[tuple[float, str]]) -> Iterator[str]:
-        """The axis on the left, with its grid."""
+        """Draw the vertical axis with its grid."""
         for at, words in marks:
             y = scale(at)
             if axis.grid:
@@ -146,7 +146,7 @@ class Frame:
 
 
 def line(kind: str, start: tuple[float, float], end: tuple[float, float]) -> str:
-    """A straight line of a class."""
+    """A straight line. kind: its class in the page's style."""
     return (
         f'<line class="{escape(kind)}" x1="{start[0]:.1f}" y1="{start[1]:.1f}" '
         f'x2="{end[0]:.1f}" y2="{end[1]:.1f}"/>'
@@ -154,18 +154,18 @@ def line(kind: str, start: tuple[float, float], end: tuple[float, float]) -> str
 
 
 def box(kind: str, x: float, y: float, width: float, height: float, title: str = "") -> str:
-    """A rectangle of a class. title: what is shown when it is pointed at."""
+    """A rectangle. kind: its class in the page's style. title: shown when it is pointed at."""
     shape = f'class="{escape(kind)}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
     return f"<rect {shape}><title>{escape(title)}</title></rect>" if title else f"<rect {shape}/>"
 
 
 def text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
-    """One line of text."""
+    """One line of text. kind: its class in the page's style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def drawing(width: int, height: int, parts: Sequence[str], words: str) -> Markup:
-    """The whole chart. words: for a person who cannot see it."""
+    """A whole chart from its parts. words: a description for people who cannot see it."""
     return Markup(
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
         f"{''.join(parts)}</svg>"
@@ -173,7 +173,7 @@ def drawing(width: int, height: int, parts: Sequence[str], words: str) -> Markup
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """(shapes in a box of 22 x 10, words) of what there is to tell apart; nothing for a single entry."""
+    """A legend of (shapes in a box of 22 x 10, words) entries; '' for a single entry."""
     if len(entries) < 2:
         return Markup("")
     keys = "".join(

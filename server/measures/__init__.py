@@ -1,1 +1,1 @@
-"""Measures that a clinician judges a model by, from tables of counts."""
+"""Measures by which a clinician judges a model, from tables of counts."""

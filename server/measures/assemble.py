@@ -1,4 +1,4 @@
-"""Every measure of one set of tables, each with its interval."""
+"""Computes all measures, with their intervals, from tables of counts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ Intervals = Mapping[str, tuple[float, float]]
 def class_measures(
     tables: EvaluationTables, names: Sequence[str], intervals: Intervals | None = None
 ) -> list[ClassMeasures]:
-    """The figures of each class. names: by label. intervals: in place of those of independent samples."""
+    """Measures of each class. names: by label. intervals: replace those for independent samples."""
     cells = _cells(tables)
     found = []
     for label, name in enumerate(names):
@@ -84,10 +84,7 @@ def whole_measures(
 def calibration(
     tables: EvaluationTables, intervals: Intervals | None = None, temperature: float | None = None
 ) -> Calibration:
-    """Calibration before and after scaling.
-
-    temperature: at which the tables' scores were binned; None: nobody fitted one.
-    """
+    """Calibration before and after scaling. temperature: of the tables' scores; None: nobody fitted one."""
     before, after = tables.confidence[0], None if temperature is None else tables.confidence[1]
     errors = {
         "error": calibration_error(before),
@@ -108,7 +105,7 @@ def calibration(
 def prediction_sets(
     tables: EvaluationTables, names: Sequence[str], coverage: float, void: str = ""
 ) -> PredictionSets:
-    """Thresholds of each class at a coverage. void: why nothing is guaranteed, or ''."""
+    """Prediction sets of a coverage, judged on these tables. void: why it is not guaranteed, or ''."""
     found = thresholds(tables.calibration[0], coverage)
     bounds = {
         name: SetThreshold(probability=as_probability(each.log_odds), **asdict(each))
@@ -118,7 +115,7 @@ def prediction_sets(
 
 
 def judged_sets(tables: EvaluationTables, sets: PredictionSets) -> PredictionSets:
-    """The same sets with how often they hold the true class, and how large they are, on judged samples."""
+    """Prediction sets with the same thresholds, and their coverage and mean size on these tables' samples."""
     judged, included = {}, 0
     for label, (name, bound) in enumerate(sets.thresholds.items()):
         first = 0 if bound.log_odds is None else least_score_bin(bound.log_odds, tables.classes)
@@ -131,7 +128,7 @@ def judged_sets(tables: EvaluationTables, sets: PredictionSets) -> PredictionSet
 
 
 def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, PartMeasures]:
-    """The figures of sites, or of subgroups. by_class: part -> (M, 3) samples, right answers, called so."""
+    """The measures of each site or subgroup. by_class: its (M, 3) samples, right answers, predictions."""
     together = sum(by_class.values(), start=np.zeros((len(names), 3), dtype=np.int64))
     z = NormalDist().inv_cdf(1 - 0.025 / max(1, len(by_class)))
     keep = len(by_class) * len(names) <= MOST_CELLS
@@ -164,7 +161,7 @@ def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> d
 def patient_intervals(scored: Scored, patients: np.ndarray, temperature: float | None) -> Intervals:
     """95 % intervals by drawing patients with replacement; all samples of a patient come and go together.
 
-    patients: (n,) whose each sample is, from 0.
+    patients: (n,) each sample's patient, from 0. temperature: None if none was chosen.
     """
     classes = scored.score.shape[1]
     work = max(1, len(scored) * (classes + 45))
@@ -182,7 +179,10 @@ def patient_intervals(scored: Scored, patients: np.ndarray, temperature: float |
 
 
 def point_values(tables: EvaluationTables, temperature: float | None) -> dict[str, float]:
-    """Every figure without its interval, by the names of Intervals; NaN where nothing was measured."""
+    """The value of each measure, by the names of Intervals, without intervals; NaN if not measured.
+
+    temperature: None if none was chosen; then there is no scaled_error.
+    """
     cells = _cells(tables)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = {name: counts[:, 0] / counts[:, 1] for name, counts in cells.items()}

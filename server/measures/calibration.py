@@ -1,4 +1,4 @@
-"""Whether stated probabilities are true, before and after temperature scaling."""
+"""Measures whether stated probabilities are true, before and after temperature scaling."""
 
 import numpy as np
 
@@ -35,15 +35,15 @@ def chosen_temperature(tables: EvaluationTables) -> float | None:
 
 
 def at_an_end(temperature: float | None) -> bool:
-    """Whether a temperature is the first or the last that is tried, so that the best may lie beyond."""
+    """Whether a temperature is the first or the last that is tried, so that a better one may lie beyond."""
     return temperature in (TEMPERATURES[0], TEMPERATURES[-1])
 
 
 def expected_calibration_error(confidence: np.ndarray) -> float | None:
-    """Mean over samples of how far the stated probability of its group is from the share of right answers.
+    """Mean over samples of |mean stated probability - share of right answers| in their group.
 
     confidence: (2, C), one of those in EvaluationTables. A probability is known to half a bin: at most 0.5
-    points, and less near certainty.
+    points, and less near certainty. None without samples.
     Naeini et al. 2015 (doi 10.1609/aaai.v29i1.9602).
     """
     samples, right = confidence
@@ -74,9 +74,9 @@ def calibration_error(confidence: np.ndarray, seed: int = 0) -> Figure:
 
 
 def error_by_chance(confidence: np.ndarray, seed: int = 0) -> Figure:
-    """The error that true probabilities would show on as many answers: its mean, and where 95 % of it lie.
+    """The error that true probabilities would show on as many answers: its mean, and the interval of 95 %.
 
-    Of few answers the shares of right ones are far from any probability by chance alone. Answers are taken
+    With few answers the shares of right ones are far from any probability by chance alone. Answers are taken
     for independent. Confidence is as in expected_calibration_error.
     Broecker and Smith 2007 (doi 10.1175/WAF993.1).
     """
@@ -90,7 +90,7 @@ def error_by_chance(confidence: np.ndarray, seed: int = 0) -> Figure:
 
 
 def reliability(confidence: np.ndarray) -> list[ReliabilityGroup]:
-    """The groups that have answers, from the least probable to the most."""
+    """The groups of answers with similar stated probability, lowest first, without empty ones."""
     samples, right = confidence
     groups = zip(_grouped(samples), _grouped(samples * MIDDLES), _grouped(right), strict=True)
     return [

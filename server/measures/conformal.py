@@ -1,6 +1,6 @@
 """Prediction sets: for each class the score from which a sample's set includes it.
 
-Class-conditional split conformal prediction (Vovk 2012, arXiv 1209.2673). Of a new sample of a class, drawn
+Class-conditional split conformal prediction (Vovk 2012, arXiv 1209.2673). For a new sample of a class, drawn
 as the calibration samples of that class were, the set holds the class with at least the stated probability,
 on average over calibration samples. That holds for the mixture of the sites that calibrated, not for each of
 them, and says nothing of classes that the model does not know.
@@ -16,9 +16,9 @@ from perennial.learning.evaluation_tables import SCORE_BINS, score_bin_lower
 
 @dataclass(frozen=True)
 class Threshold:
-    """The least log odds of a class's probability with which it is in the set; -inf includes it always.
+    """The least log odds of a class with which it is in the set; -inf includes it always.
 
-    samples: calibration samples of the class. informative: whether they are enough to ever leave it out.
+    samples: calibration samples of the class. informative: whether they suffice to ever leave it out.
     """
 
     log_odds: float
@@ -27,7 +27,7 @@ class Threshold:
 
 
 def least_samples(coverage: float) -> int:
-    """Calibration samples of a class without which its threshold can only be 0: ceil(1/alpha) - 1."""
+    """ceil(1/alpha) - 1, the fewest calibration samples of a class with which it can ever be left out."""
     return math.ceil(round(1 / (1 - coverage), 9)) - 1
 
 

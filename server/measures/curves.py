@@ -11,7 +11,7 @@ MOST_PARTS = 16
 
 
 def roc_areas(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
-    """(M,) chance that a sample of the class scores higher than one of another; NaN without one of either.
+    """(M,) probability that a sample of the class scores higher than one of another; NaN without either.
 
     positive, negative: (M, S) samples of the class and of the others by score bin, lowest first.
     """
@@ -24,8 +24,8 @@ def roc_areas(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
 def precision_recall_areas(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
     """(M,) average precision: the precision at each sample of the class, highest score first, on average.
 
-    Within a bin the class's samples stand evenly among the others: taking all of the bin for called before
-    the first of them would be too low by several points where samples are few.
+    Within a bin the class's samples are spread evenly among the others: counting the whole bin as called
+    before the first of them would be too low by several points if samples are few.
     positive, negative: as in roc_areas. NaN without a sample of the class or of another.
     """
     own, rest = positive[:, ::-1].astype(np.float64), negative[:, ::-1].astype(np.float64)
@@ -62,7 +62,7 @@ def auroc(positive: np.ndarray, negative: np.ndarray) -> Figure:
 def auprc(positive: np.ndarray, negative: np.ndarray) -> Figure:
     """precision_recall_areas of one class, (S,) each, with a binomial interval in log odds.
 
-    It takes the area for a share of as many trials as the class has samples (Boyd, Eng and Page 2013,
+    The area is treated as a share of as many trials as the class has samples (Boyd, Eng and Page 2013,
     doi 10.1007/978-3-642-40994-3_29).
     """
     of_class = int(positive.sum())

@@ -25,7 +25,7 @@ class Figure(BaseModel):
     high: Number = None
 
     def interval(self, factor: float, digits: int) -> str:
-        """'[81, 92]'; '' where there is none."""
+        """The interval as '[81, 92]', times factor, with so many digits; '' if there is none."""
         if self.low is None or self.high is None:
             return ""
         return f"[{factor * self.low:.{digits}f}, {factor * self.high:.{digits}f}]"

@@ -1,4 +1,4 @@
-"""What a person should know about a model first, in plain sentences, the worst first."""
+"""The most important sentences about a model, the worst first."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def headline(measures: Measures) -> list[str]:
-    """Sentences about what is wrong, worst first, and then how good the model is."""
+    """Sentences about what is wrong with a model, worst first, and then how good it is."""
     judged = [each for each in measures.classes if each.samples]
     if not judged:
         return ["Nobody measured how well the model recognises the classes."]

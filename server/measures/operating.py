@@ -29,7 +29,7 @@ BOTH = 2.2365
 def operating_points(
     tables: EvaluationTables, names: Sequence[str], asked: Mapping[str, float]
 ) -> list[OperatingPoint]:
-    """The thresholds, and what they come to on the judged samples. asked: class -> specificity."""
+    """Thresholds for the specificities asked for, judged on these tables. asked: class -> specificity."""
     found = []
     for name, specificity in asked.items():
         if name not in names:
@@ -52,7 +52,7 @@ def operating_points(
 
 
 def judged_point(tables: EvaluationTables, names: Sequence[str], point: OperatingPoint) -> OperatingPoint:
-    """The same point with its sensitivity and specificity on other samples."""
+    """The operating point with its sensitivity and specificity on these tables' samples."""
     if point.log_odds is None:
         return point
     label = names.index(point.name)
@@ -67,7 +67,7 @@ def judged_point(tables: EvaluationTables, names: Sequence[str], point: Operatin
 
 
 def read_shares(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-    """NAME=SHARE by class. Raises ConfigError naming what is wrong."""
+    """Parse NAME=SHARE texts into class -> share. Raises ConfigError naming what is wrong."""
     found = {}
     for text in texts:
         name, _, number = text.rpartition("=")
@@ -87,7 +87,7 @@ def read_shares(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
 
 
 def at_prevalence(measures: Measures, name: str, share: float) -> tuple[Figure, Figure]:
-    """(positive, negative) predictive value of a class among patients of whom this share has it."""
+    """(positive, negative) predictive value of class `name` if it has this share of patients."""
     label = [each.name for each in measures.classes].index(name)
     confusion = np.array(measures.confusion, dtype=np.int64)
     own, called, both = confusion[label].sum(), confusion[:, label].sum(), confusion[label, label]
@@ -110,7 +110,7 @@ def at_prevalence(measures: Measures, name: str, share: float) -> tuple[Figure, 
 
 
 def prevalence_in_words(measures: Measures, shares: Mapping[str, float]) -> list[str]:
-    """A sentence for each class whose frequency the reader has stated."""
+    """A sentence with the predictive values of each class in `shares`, class -> share of patients."""
     found = []
     for name, share in shares.items():
         positive, negative = at_prevalence(measures, name, share)
@@ -122,7 +122,7 @@ def prevalence_in_words(measures: Measures, shares: Mapping[str, float]) -> list
 
 
 def prevalence_of_run(folder: Path, texts: Sequence[str]) -> list[str]:
-    """The same of a run's own measures. Raises StateError where it has none."""
+    """prevalence_in_words for a run's measures. texts: NAME=SHARE. Raises StateError without measures."""
     if not texts:
         return []
     if (measures := read_measures(folder)) is None:
@@ -137,7 +137,7 @@ def _points(figure: Figure) -> str:
 
 
 def worst_parts(measures: Measures) -> str:
-    """The site and the subgroup of the lowest balanced accuracy, in words; '' where there are not two."""
+    """In words, the site and the subgroup of lowest balanced accuracy; '' if there are not two of either."""
     found = []
     for kind, parts in (("site", measures.sites), (measures.subgroup_column, measures.subgroups)):
         known = {

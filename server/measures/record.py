@@ -1,4 +1,4 @@
-"""measures.json: what a clinician judges a model by, as a run keeps it and the report reads it."""
+"""measures.json: the measures of a run, as it stores them and the report reads them."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class _Part(BaseModel):
 
 
 class ClassMeasures(_Part):
-    """One class against all others. samples: of the class. called: samples that the model called so."""
+    """One class against all others. samples: of the class. called: samples that were predicted as it."""
 
     name: str
     samples: int
@@ -53,7 +53,7 @@ class PartMeasures(_Part):
 
 
 class ReliabilityGroup(_Part):
-    """Answers whose stated probability is alike: their number, mean probability, share of right ones."""
+    """Answers of similar stated probability: their number, mean probability, share of right ones."""
 
     samples: int
     stated: float
@@ -61,7 +61,7 @@ class ReliabilityGroup(_Part):
 
 
 class Calibration(_Part):
-    """Before temperature scaling, and after it where validation samples chose a temperature.
+    """Calibration before temperature scaling, and after it if validation samples chose a temperature.
 
     by_chance: the error that true probabilities would show, at the temperature if there is one.
     """
@@ -78,8 +78,8 @@ class Calibration(_Part):
 class SetThreshold(_Part):
     """The least probability with which a class is in a set. informative: as in conformal.Threshold.
 
-    log_odds: of that probability; None: the class is always in the set. covered: of the judged samples of
-    the class, the share whose set holds it.
+    log_odds: of that probability; None: the class is always in the set. covered: share of the class's judged
+    samples whose set holds it.
     """
 
     probability: float
@@ -119,11 +119,11 @@ class OperatingPoint(_Part):
 
 
 class Measures(_Part):
-    """All of it.
+    """All measures of a model.
 
     source: who counted: the server on its test samples, the sites, or somebody outside the federation.
     held_out: samples that were counted as right or wrong; samples: those of them that the tables cover.
-    interval: what the intervals take for independent.
+    interval: what the intervals take as independent.
     """
 
     source: Literal["server", "sites", "external"]

@@ -27,7 +27,7 @@ NOT_STATED = (
 def write_card(folder: Path, intended_use: Path | None = None) -> Path:
     """Write card.md into a run folder; returns its path.
 
-    intended_use: a text in Markdown of whoever answers for the model. Raises StateError naming what lacks.
+    intended_use: a Markdown text by whoever answers for the model. Raises StateError naming what is missing.
     """
     run, saved = read_run(folder), load_saved(folder / GLOBAL_MODEL)
     try:

@@ -43,7 +43,7 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over seeds of a share; deviation is None with fewer than two seeds, mean with none."""
+    """Mean over seeds and standard deviation; deviation is None for fewer than two seeds, mean for none."""
 
     mean: float | None
     deviation: float | None
@@ -63,7 +63,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One experiment. runs: by seed."""
+    """One experiment, run with several seeds. runs: by seed."""
 
     experiment: str
     runs: Mapping[int, Run]
@@ -73,12 +73,12 @@ class Row:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """Dotted keys of the first run's experiment."""
+        """Settings of the first run's experiment, by dotted key."""
         return _settings(next(iter(self.runs.values())))
 
     @cached_property
     def over_tasks(self) -> list[Spread]:
-        """Accuracy on all classes so far, after each task."""
+        """For each task, the spread over seeds of the accuracy on all classes so far, after that task."""
         curves = [run.summary.average_accuracy for run in self.runs.values()]
         longest = max(map(len, curves))
         return [Spread.of([curve[t] for curve in curves if t < len(curve)]) for t in range(longest)]
@@ -105,10 +105,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows, best final figure first, and their paired differences, as text or as Markdown.
-
-    page: the HTML page.
-    """
+    """Rows, best final figure first, and their paired differences, as text or Markdown. page: in HTML."""
 
     rows: Sequence[Row]
     differences: Sequence[Difference]
@@ -122,7 +119,7 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """The table's; balanced accuracy first, and only for classes of very different size."""
+        """Names of the table's measures, balanced accuracy first, and only if class sizes differ much."""
         return measures_of(self.rows)
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
@@ -135,7 +132,11 @@ class Comparison:
         return columns, rows
 
     def claims(self) -> tuple[list[str], list[list[str]]]:
-        """Column names and rows of the paired differences."""
+        """Column names and rows of the paired differences.
+
+        A row: the claim (better > worse, or = if the mean is 0), the measure, on how many seeds the better
+        one is ahead, and the mean difference in points.
+        """
         columns = ["claim", "measure", "wins", "mean difference (points)"]
         rows = [[d.claim, d.measure, f"{d.wins} of {d.seeds}", points(d.mean)] for d in self.differences]
         return columns, rows
@@ -150,7 +151,7 @@ class Comparison:
 
 
 def compared(runs: Sequence[Run], page: Path) -> Comparison:
-    """The comparison of runs. page: where it will be shown.
+    """Compare runs. page: path of the HTML page that will show it.
 
     Raises StateError when there are no runs, or when two share experiment, settings and seed.
     """
@@ -176,7 +177,7 @@ OF_THE_DIVISION = (
 
 
 def unlike_data(first: Row, second: Row) -> str:
-    """Why the figures of two rows cannot be compared; '' if they can."""
+    """In words, why the figures of two rows cannot be compared; '' if they can."""
     one, other = ({frozenset(run.summary.classes) for run in row.runs.values()} for row in (first, second))
     if one != other:
         return "their models know different classes"
@@ -230,7 +231,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def measures_of(rows: Sequence[Row]) -> list[str]:
-    """What is compared, the figure to report first; balanced accuracy only for unbalanced classes."""
+    """Names of the measures to compare, the one to report first; balanced accuracy only if unbalanced."""
     unbalanced = any(run.summary.unbalanced for row in rows for run in row.runs.values())
     return [measure for measure in MEASURES if measure != BALANCED or unbalanced]
 

@@ -1,4 +1,4 @@
-"""The section on what sites' sums say of each other: two heat maps, and one sentence for each site."""
+"""The section on how sites' sums fit each other: two heat maps, and one sentence for each site."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,7 +26,7 @@ class Apart(BaseModel):
 
 
 class Row(BaseModel):
-    """What the others' sums say of one site."""
+    """One site, judged by heads of the other sites' sums."""
 
     model_config = ConfigDict(frozen=True)
     apart: float | None = None
@@ -38,7 +38,7 @@ class Row(BaseModel):
 
 
 class Table(BaseModel):
-    """The block of summary.json."""
+    """The cross-site block of summary.json."""
 
     model_config = ConfigDict(frozen=True)
     features: int
@@ -46,7 +46,7 @@ class Table(BaseModel):
 
 
 def section(found: Table, classes: list[str]) -> Section:
-    """The section of a run. classes: names, by label."""
+    """The section on a cross-site table. classes: names, by label."""
     sites = list(found.sites)[:MOST]
     figures = [_benefits(found, sites)]
     if any(row.classes for row in found.sites.values()):
@@ -56,7 +56,7 @@ def section(found: Table, classes: list[str]) -> Section:
 
 
 def sentence(name: str, row: Row, classes: list[str]) -> str:
-    """What a person should know of one site."""
+    """A sentence on what is remarkable about one site."""
     if row.skill is None:
         said = "shares too few classes with the others to be judged by them"
     else:

@@ -28,18 +28,18 @@ class Markup(str):
 
 
 def escape(value: object) -> Markup:
-    """value as HTML text; Markup passes as it is."""
+    """The value as HTML text, escaped; Markup stays as it is."""
     return value if isinstance(value, Markup) else Markup(html.escape(str(value), quote=True))
 
 
 def label(value: object, limit: int = 28) -> str:
-    """value as text of a chart: shortened where it is long."""
+    """The value as text of a chart, shortened to `limit` characters."""
     text = str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def join(parts: Sequence[str], separator: str = "") -> Markup:
-    """Parts, escaped where they are not Markup, as one piece."""
+    """The parts as one piece of HTML, escaped unless they are Markup."""
     return Markup(separator.join(escape(part) for part in parts))
 
 
@@ -77,7 +77,7 @@ def size(count: float) -> str:
 
 
 def size_unit(largest: float) -> tuple[str, float]:
-    """The unit in which figures up to `largest` bytes read well, and its bytes."""
+    """(the unit in which sizes up to `largest` bytes are shown, its bytes)."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if largest >= factor:
             return unit, factor
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """'1 round', '1,200 rounds'."""
+    """The count with its noun: '1 round', '1,200 rounds'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
@@ -133,7 +133,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], align: str, 
 
 
 def folded(summary: str, content: Markup, rows: int) -> Markup:
-    """content behind a line that opens it. rows: its length, which decides whether it is printed."""
+    """Content that a click on `summary` opens. rows: its length; long content is not printed."""
     printed = ' class="printed"' if rows <= PRINTABLE_ROWS else ""
     return Markup(f"<details{printed}><summary>{escape(summary)}</summary>{content}</details>")
 
@@ -141,7 +141,7 @@ def folded(summary: str, content: Markup, rows: int) -> Markup:
 def numbers(
     columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str, align: str = ""
 ) -> Markup:
-    """The numbers of a chart, folded. align: as of table(); '': the first column left, the others right."""
+    """A chart's numbers as a folded table. align: as for table(); '': first column left, others right."""
     align = align or "l" + "r" * (len(columns) - 1)
     return folded("Numbers", table(columns, rows, align, caption), len(rows))
 
@@ -157,7 +157,7 @@ class Chart(Protocol):
     def height(self) -> int: ...
 
     def drawn(self, width: int, words: str) -> Markup:
-        """The chart, so many pixels wide. words: for a person who cannot see it."""
+        """Draw the chart, `width` pixels wide. words: a description for people who cannot see it."""
         ...
 
 

@@ -40,7 +40,7 @@ IMAGE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 class Share(BaseModel):
-    """What a site's updates have added, as a share of the whole gain; low to high is its interval."""
+    """A site's share of the gain that all updates brought; low to high is its interval."""
 
     model_config = ConfigDict(frozen=True)
     share: float
@@ -81,7 +81,7 @@ def _refused(run: Run, fault: str) -> StateError:
 
 
 def personalised_accuracy(values: dict[str, Measured | list[Measured]], run: Run) -> Section:
-    """site -> accuracy of its own model on its own samples: one figure, or one for each task."""
+    """The section on sites' own models. values: site -> accuracy on its samples, one or one for each task."""
     lists = {site: value if isinstance(value, list) else [value] for site, value in values.items()}
     last = {site: row[-1] for site, row in lists.items() if row and row[-1] is not None}
     chart = NamedBars(last, replace(SHARES, title="accuracy"), percent)
@@ -112,7 +112,7 @@ def _value(entry: Share) -> str:
 
 
 def contribution(shares: dict[str, Share], run: Run) -> Section:
-    """site -> {share, low, high, flag}."""
+    """The section on contribution values. shares: by site."""
     chart = NamedBars(
         {site: entry.share for site, entry in shares.items()},
         Axis("share", words=whole_percent),
@@ -147,7 +147,7 @@ def contribution(shares: dict[str, Share], run: Run) -> Section:
 
 
 def digest(facts: dict[str, Any], run: Run) -> Section:
-    """Any facts of the digests: figures by name, and groups of them (one for each site, say) as tables."""
+    """The section on digests. facts: figures by name, or groups of them, which become tables."""
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
     plain = {name: value for name, value in facts.items() if name not in groups}
     parts: list[Picture | Markup] = []
@@ -185,7 +185,7 @@ def _fact(value: object) -> str:
 
 
 def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
-    """The weights of layer attention, by layer and site.
+    """The section on layer attention. weights: layer -> site -> weight.
 
     Above the picture stand the journal's last warning that one site decides layers alone, and the number of
     such warnings.
@@ -214,7 +214,7 @@ def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
 
 
 def clusters(indices: dict[str, Place], run: Run) -> Section:
-    """site -> {x, y, cluster}."""
+    """The section on clusters of sites. indices: each site's place on the plane and its cluster."""
     members: dict[str, dict[str, Place]] = {}
     for site, place in indices.items():
         members.setdefault(place.cluster, {})[site] = place
@@ -242,7 +242,7 @@ def clusters(indices: dict[str, Place], run: Run) -> Section:
 
 
 def attacks(entries: list[Attack], run: Run) -> Section:
-    """A list of {name, figures, images}: what was tried against this run, and what came of it."""
+    """The section on attacks that were tried on this run, and their results."""
     parts: list[Picture | Markup] = []
     for entry in entries:
         pictures = join(
@@ -284,7 +284,7 @@ def _embedded(image: str, run: Run) -> Markup:
 
 
 def bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
-    """site -> in how many rounds a bound changed what it sent."""
+    """The section on bounds. met: site -> kind of bound -> rounds in which it changed the site's update."""
     rows = [
         [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "capped"))] for site, counts in met.items()
     ]
@@ -299,7 +299,7 @@ def bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
 
 
 class Tried(BaseModel):
-    """A head with the best shrinkage that was tried, and what validation samples said of it."""
+    """A head with the best shrinkage that was tried, and its value on validation samples."""
 
     maps: list[str]
     head: str
@@ -310,7 +310,7 @@ class Tried(BaseModel):
 
 
 def map_choice(tried: list[Tried], run: Run) -> Section:
-    """Of each map that was compared alone in the first task the best head, the chosen map first."""
+    """The section on the choice of a feature map: the best head on each in task 1, the chosen first."""
     note = (
         "Compared in the first task, each alone, by the validation samples of its classes; the run goes on "
         "with the first. Where intervals overlap another could be as good."
@@ -333,7 +333,7 @@ def _heads(tried: list[Tried]) -> Markup:
 
 
 def head_choice(tried: list[Tried], run: Run) -> Section:
-    """What head auto chose among in the last task, the chosen one first."""
+    """The section on what head auto chose among in the last task, the chosen one first."""
     ahead = 100 * (tried[0].value - tried[1].value) if tried[1:] else 0.0
     note = (
         f"The first was chosen; the second is {ahead:.1f} points away. Each is judged with its neighbours in "
@@ -345,7 +345,7 @@ def head_choice(tried: list[Tried], run: Run) -> Section:
 
 
 def beside_each_other(found: cross_site.Table, run: Run) -> Section:
-    """The cross-site table."""
+    """The section with the cross-site table."""
     return cross_site.section(found, run.summary.classes)
 
 
@@ -365,7 +365,7 @@ BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
 
 
 def section_of(run: Run, block: str) -> Section | None:
-    """The section of a block; None where the run has none. Raises StateError on a malformed one."""
+    """The section of a summary's block; None if there is none. Raises StateError if it is malformed."""
     content = run.blocks.get(block)
     if not content:
         return None

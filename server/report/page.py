@@ -20,9 +20,9 @@ def _allowed(script: str) -> str:
 
 
 def page(title: str, kind: str, header: Markup, sections: Sequence[Section], footer: Markup) -> bytes:
-    """One self-contained HTML page, UTF-8.
+    """A self-contained HTML page, UTF-8.
 
-    kind: what it is, over the title. The page's policy lets exactly its own script run and nothing load
+    kind: a word over the title. The page's policy lets exactly its own script run and nothing load
     from anywhere, so that text which slipped through unescaped could still do nothing.
     """
     policy = (

@@ -69,7 +69,7 @@ WORDS = {
 
 
 def recognition(run: Run) -> Section | None:
-    """Classes, mistakes, calibration, prediction sets, sites, subgroups; None where nobody measured them."""
+    """The section on how well classes are recognised; None if nothing but right answers was counted."""
     measures = run.measures
     if measures is None:
         return None
@@ -77,7 +77,7 @@ def recognition(run: Run) -> Section | None:
 
 
 def recognition_section(measures: Measures, parts: Sequence[Picture | Markup]) -> Section:
-    """The section under its heading."""
+    """The section on recognition, made of these parts."""
     return Section("What it recognises", parts, _lead(measures))
 
 
@@ -315,7 +315,7 @@ def _points_of(points: Sequence[OperatingPoint]) -> Markup:
 
 
 def always_in_sets(sets: PredictionSets) -> str:
-    """Why some classes are in every set; '' without any."""
+    """A sentence on why some classes are in every prediction set; '' if none is."""
     always = [name for name, each in sets.thresholds.items() if not each.informative]
     if not always:
         return ""

@@ -83,7 +83,7 @@ def train_loss(run: Run) -> Picture:
 
 
 def participation(run: Run, sites: Sequence[str]) -> Picture:
-    """Who took part in which round, and what became of the others."""
+    """A grid of sites and rounds: who took part, and what became of the others."""
     position = {site: row for row, site in enumerate(sites)}
     codes = [[0] * len(run.rounds) for _ in sites]
     notes: dict[tuple[int, int], str] = {}

@@ -36,13 +36,13 @@ UNMEASURED = (
 
 
 def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Markup:
-    """A surface with a small heading. long: it may break across printed pages."""
+    """A part of the page with a small heading. long: whether it may break across printed pages."""
     head = element("h3", title) + (element("p", note) if note else "")
     return element("div", Markup(head + content), "panel long" if long else "panel")
 
 
 def accuracy(run: Run) -> Section:
-    """Accuracy after each task, and what was not measured."""
+    """The section on accuracy after each task, and on what was not measured."""
     cells = [value for row in run.summary.accuracy_matrix for value in row]
     parts: list[Picture | Markup] = []
     if any(value is not None for value in cells):
@@ -66,7 +66,7 @@ def _tasks_table(run: Run) -> Markup:
 
 
 def training(run: Run) -> Section | None:
-    """Loss over rounds, and every round in numbers."""
+    """The section on training: loss over rounds, and every round in numbers."""
     if not run.rounds:
         return None
     skipped = [str(event.round) for event in run.rounds if event.skipped]
@@ -93,7 +93,7 @@ def _site_names(run: Run) -> list[str]:
 
 
 def sites(run: Run) -> Section | None:
-    """Who contributed what, who was away, and whose replies were not used, with the reasons."""
+    """The section on sites: who took part, who was away, and whose replies were not used and why."""
     names = _site_names(run)
     if not names:
         return None
@@ -160,7 +160,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def privacy(run: Run) -> Section:
-    """Epsilon for each site with its unit, or the plain statement that there is none."""
+    """The section on privacy: each site's epsilon with its unit, or the statement that there is none."""
     epsilon = run.summary.epsilon
     if epsilon is None:
         lead = (
@@ -202,14 +202,14 @@ def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
 
 
 def cost(run: Run) -> Section | None:
-    """Bytes and seconds of each round."""
+    """The section on the bytes and seconds of each round."""
     if not run.rounds:
         return None
     return Section("Traffic and time", [traffic(run), time_by_round(run)])
 
 
 def origin(run: Run) -> Section:
-    """What repeating this run takes (experiment, versions, model hash), and the journal's notes."""
+    """The section on repeating the run: experiment, versions, model hash, and the journal's notes."""
     code = element("pre", element("code", run.experiment_text))
     parts: list[Picture | Markup] = []
     if run.notes:

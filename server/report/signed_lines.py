@@ -1,4 +1,4 @@
-"""Verdicts of the gate, each a sentence that whoever judged has signed, beside an evaluation and in the card.
+"""Signed verdicts of the gate: sentences shown beside an evaluation and in the model card.
 
 A signature says who holds the key, and nothing of who that is: its fingerprint is compared by telephone.
 """
@@ -66,7 +66,7 @@ def holds(text: str, key: str, signature: str) -> bool:
 
 
 def into_card(run: Path, card: Path) -> None:
-    """Bring the verdicts into a card that is there, or begin one that has them alone."""
+    """Put a run's verdicts into its card, in place of older ones; make a card of them if there is none."""
     text = card.read_text(encoding="utf-8") if card.exists() else "# Model card\n"
     others = re.sub(rf"(?ms)^{HEADING}\n.*?(?=^## |\Z)", "", text).rstrip()
     title, _, rest = others.partition("\n")

@@ -13,7 +13,7 @@ from perennial.server.run_record import Epsilon, Run
 
 
 def whole_percent(share: float) -> str:
-    """A tick of an axis of shares."""
+    """The text of a tick on an axis of shares."""
     return percent(share, 0)
 
 
@@ -22,7 +22,7 @@ SHARES = Axis(low=0.0, high=1.03, words=whole_percent)
 
 
 def after_tasks(tasks: int) -> Axis:
-    """The axis of the tasks of a run."""
+    """The horizontal axis of charts over a run's tasks."""
     return Axis("after task", low=0.7, high=tasks + 0.3, words="{:.0f}".format, whole=True, grid=False)
 
 
@@ -72,7 +72,7 @@ def _intervals(run: Run) -> list[tuple[float, float] | None]:
 
 
 def accuracy_over_tasks(run: Run) -> Picture:
-    """All classes so far, the newest task, the sites' own samples, and forgetting, after each task."""
+    """Curves after each task: accuracy on all classes, on the newest task, at the sites, and forgetting."""
     matrix = run.summary.accuracy_matrix
     at_sites = "at the sites (noised)" if any(run.summary.federated_noise) else "at the sites"
     curves: dict[str, Sequence[float | None]] = {
@@ -117,7 +117,7 @@ def accuracy_over_tasks(run: Run) -> Picture:
 
 
 def epsilon_by_site(epsilon: Epsilon) -> Picture:
-    """What each site's releases have cost it."""
+    """Bars of the epsilon that each site has spent."""
     title = label(f"ε for one {epsilon.unit}, δ = {power(epsilon.delta)}", 60)
     spent = {site: math.inf if value is None else value for site, value in epsilon.per_site.items()}
     rows = [[site, decimal(value), epsilon.unit] for site, value in epsilon.per_site.items()]

@@ -1,4 +1,4 @@
-"""report.html: what a run did, on one page that opens anywhere, offline, and that a person likes to read.
+"""report.html: the results of a run on one page that can be read anywhere, offline.
 
 It knows only the files of the run folder, so that it can be written again at any time, on any machine.
 """
@@ -177,7 +177,7 @@ def _privacy_card(run: Run) -> Markup:
 
 
 def faults_of(run: Run) -> list[Fault]:
-    """Every fault that the run's folder tells of, the gravest first."""
+    """All faults that a run's folder shows, the gravest first."""
     last = run.rounds[-1].task if run.rounds else 0
     by_round = [event.accuracy for event in run.rounds if event.task == last]
     behind = dict(found for text in run.notes if (found := of_note(run.folder.name, text)) is not None)

@@ -42,11 +42,11 @@ class ClusterAggregation:
         own: Arrays,
         before: Mapping[str, int] | None,
     ) -> None:
-        """A personal phase begins, with the clusters that the grouping has found.
+        """Begin a task's personal phase with the clusters that the grouping has found.
 
         task: of all sites; its reference has the shared layers, from which clusters start. own: the other
-        layers. before: site -> its cluster of the task before, where clusters go on from what they have
-        learnt there.
+        layers. before: site -> its cluster of the task before, if clusters go on from what they learnt there;
+        None: they do not.
         """
         members: dict[int, list[str]] = {}
         for site, cluster in sorted(self._grouping.labels.items()):
@@ -66,11 +66,11 @@ class ClusterAggregation:
             )
 
     def requests(self, cluster: int, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        """As a strategy's, for sites of one cluster."""
+        """The requests that a cluster's strategy makes of a plain one for its sites."""
         return self._strategies[cluster].requests(request, sites)
 
     def aggregator(self, ctx: RoundContext, global_model: Arrays) -> Aggregator:
-        """What takes the replies of a round of all clusters. global_model: what the round leaves as it is."""
+        """The aggregator of a round of all clusters, whose result is global_model, unchanged."""
         parts: dict[int, Aggregator] = {}
         for cluster, strategy in self._strategies.items():
             own = ctx.part(self.models[cluster], self._grouping.members(cluster))
@@ -87,7 +87,7 @@ class ClusterAggregation:
         return state
 
     def load_state_dict(self, services: RunContext, state: Mapping[str, Any]) -> None:
-        """Restore state_dict(), after the base strategy of all sites has been restored."""
+        """Restore what state_dict() returned, after the base strategy of all sites has been restored."""
         self.models, self._strategies = {}, {}
         for cluster in state["clusters"]:
             self.models[cluster] = part(f"model-{cluster}", state)
@@ -111,7 +111,7 @@ class ClusterAggregation:
 class InClusters(Aggregator):
     """Gives each reply to the aggregator of its site's cluster; a cluster without replies keeps its model.
 
-    models: of the clusters, which this moves. labels: site -> its cluster.
+    models: of the clusters, updated in place. labels: site -> its cluster.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class InClusters(Aggregator):
             each.while_waiting()
 
     def add(self, reply: Admitted) -> None:
-        """Raises Rejected where the site has no cluster."""
+        """Add one reply to its cluster. Raises Rejected if the site has no cluster."""
         cluster = self._labels.get(reply.site)
         if cluster is None:
             raise Rejected("a site without a cluster in the personal phase")
         self._parts[cluster].add(reply)
 
     def complete(self) -> int:
-        """No more replies come; returns how many there are in all clusters."""
+        """End the round's replies in all clusters; returns how many count."""
         outcome = self.ctx.outcome
         for cluster, each in self._parts.items():
             members, own = each.ctx.members or frozenset(), each.ctx.outcome
@@ -149,7 +149,7 @@ class InClusters(Aggregator):
         return sum(self._answers.values())
 
     def result(self) -> Model:
-        """The global model, which stays; the clusters' models that have answers move."""
+        """Update the models of clusters with replies, and return the global model unchanged."""
         details: dict[str, Any] = {}
         for cluster, each in self._parts.items():
             if self._answers[cluster]:

@@ -26,9 +26,9 @@ LEAST_SILHOUETTE = 0.2
 
 
 def k_means(vectors: Vectors, clusters: int | Literal["auto"], seed: int) -> Labels:
-    """Groups of near vectors (k-means++ with restarts; Arthur and Vassilvitskii 2007).
+    """Clusters of near vectors (k-means++ with restarts; Arthur and Vassilvitskii 2007).
 
-    "auto": as many groups as have the best mean silhouette, 2 to 8, the fewer of equals; 1 when none is
+    "auto": as many clusters as have the best mean silhouette, 2 to 8, the fewer of equals; 1 when none is
     worth it. Raises StateError when there are fewer sites, or fewer different vectors, than clusters.
     """
     names, matrix = _matrix(vectors)
@@ -44,7 +44,7 @@ def k_means(vectors: Vectors, clusters: int | Literal["auto"], seed: int) -> Lab
 
 
 def by_threshold(vectors: Vectors) -> Labels:
-    """Sites that a chain of short distances connects, short being below the widest gap between distances.
+    """Clusters of sites linked by distances below the middle of the widest gap between distances.
 
     The grouping rule of PFA is published without its threshold; the middle of the widest gap of the sorted
     pairwise distances is our choice. Liu et al. 2021 (PFA, WWW).
@@ -68,14 +68,14 @@ def by_threshold(vectors: Vectors) -> Labels:
 
 
 def at_random(sites: Sequence[str], clusters: int, seed: int) -> Labels:
-    """Sites dealt in a random order, so that the groups differ by one site at most."""
+    """Clusters of sites drawn at random, whose sizes differ by one site at most."""
     names = sorted(sites)
     order = stream(seed, "random-clusters").permutation(len(names))
     return canonical(names, np.argsort(order) % clusters)
 
 
 def canonical(names: Sequence[str], labels: np.ndarray) -> Labels:
-    """Clusters numbered by their first site. names: sorted. labels: (N,) of any kind."""
+    """Labels of sites, renumbered by each cluster's first site. names: sorted. labels: (N,) of any kind."""
     numbers: dict[int, int] = {}
     return {
         name: numbers.setdefault(int(label), len(numbers)) for name, label in zip(names, labels, strict=True)
@@ -91,14 +91,14 @@ def centres(vectors: Vectors, labels: Mapping[str, int]) -> dict[int, np.ndarray
 
 
 def nearest_centre(vector: np.ndarray, of: Mapping[int, np.ndarray]) -> int:
-    """The cluster whose centre is nearest, the lower of equals."""
+    """The cluster whose centre in `of` is nearest to the vector; of equals the lowest number."""
     return min(sorted(of), key=lambda cluster: float(np.linalg.norm(vector - of[cluster])))
 
 
 def where_most_went(before: Mapping[str, int], now: Mapping[str, int]) -> Labels:
-    """A cluster for each site that has none now: the one of most of its former cluster, the lower of equals.
+    """site -> cluster, for sites without one now: the cluster that most of their former cluster joined.
 
-    Sites of whose former cluster nobody has one now get none.
+    Of equals the lowest. Sites whose former cluster has no member left in a cluster are left out.
     """
     went: dict[int, Counter[int]] = {}
     for site in sorted(before.keys() & now.keys()):
@@ -118,7 +118,7 @@ def spread(vectors: Vectors) -> np.ndarray:
 
 
 def has_drifted(before: Vectors, now: Vectors, of: Mapping[int, np.ndarray]) -> bool:
-    """Whether a site has moved by more than half the distance between the two nearest centres."""
+    """Whether a site has moved by more than half the distance between the two nearest of the centres `of`."""
     moved = [float(np.linalg.norm(now[site] - before[site])) for site in before.keys() & now.keys()]
     points = np.stack(list(of.values()))
     if not moved or len(points) < 2:
@@ -127,7 +127,7 @@ def has_drifted(before: Vectors, now: Vectors, of: Mapping[int, np.ndarray]) -> 
 
 
 def two_directions(vectors: Vectors) -> dict[str, tuple[float, float]]:
-    """Where each site lies in the first two principal components, for a picture; signs are fixed."""
+    """site -> (x, y) in the first two principal components, for a picture; signs are fixed."""
     names, matrix = _matrix(vectors)
     centred = matrix - matrix.mean(axis=0)
     _, _, axes = np.linalg.svd(centred, full_matrices=False)
@@ -138,7 +138,7 @@ def two_directions(vectors: Vectors) -> dict[str, tuple[float, float]]:
 
 
 def adjusted_rand(labels: Mapping[str, int], truth: Mapping[str, int]) -> float | None:
-    """Agreement with known groups, 1 for the same and about 0 by chance; None when no site is in both.
+    """Adjusted Rand index with known groups: 1 for the same, about 0 by chance; None if no site is in both.
 
     Hubert and Arabie 1985.
     """

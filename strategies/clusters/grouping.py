@@ -33,9 +33,9 @@ Rule = Literal["sparsity", "threshold", "random", "fixed"]
 class Grouping:
     """Clusters of sites by one rule.
 
-    standardise: every entry of the vectors counts by how much it differs between sites, in place of as it is.
+    standardise: divide entries of vectors by their deviation between sites.
     labels: site -> cluster. vectors: the newest of each site that has been asked. truth: known groups. away:
-    site -> the cluster that it would be in, of sites that were not there when clusters were found again.
+    site -> the cluster that it would be in, of sites that were absent when clusters were found again.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Grouping:
         settings: VectorSettings,
         standardise: bool = False,
     ) -> None:
-        """Raises ValueError when rule, clusters and groups do not fit one another."""
+        """Begin without clusters. Raises ValueError when rule, clusters and groups do not fit one another."""
         if clusters != "auto" and clusters < 1:
             raise ValueError(f"clusters: found {clusters}, allowed 1 or more, or auto")
         if rule == "random" and clusters == "auto":
@@ -74,18 +74,18 @@ class Grouping:
         return self._rule in ("sparsity", "threshold")
 
     def members(self, cluster: int) -> frozenset[str]:
-        """Sites of a cluster, with those that are away."""
+        """Sites of a cluster, absent ones too."""
         return frozenset(s for s, label in {**self.away, **self.labels}.items() if label == cluster)
 
     def by_cluster(self, sites: Sequence[str]) -> dict[int, list[str]]:
-        """These sites, by their clusters."""
+        """cluster -> those of these sites that are in it."""
         found: dict[int, list[str]] = {}
         for site in sites:
             found.setdefault(self.labels[site], []).append(site)
         return found
 
     def check_sites(self, sites: int | None) -> None:
-        """Raises ConfigError when there cannot be that many clusters. sites: where the experiment says it."""
+        """Raise ConfigError if there are more clusters than sites. sites: None if nobody knows the number."""
         if self._clusters != "auto" and sites is not None and self._clusters > sites:
             raise ConfigError(f"strategy.clusters: found {self._clusters}, allowed 1 to {sites}, or auto")
 
@@ -99,7 +99,7 @@ class Grouping:
         anew: bool,
         notes: list[str],
     ) -> None:
-        """Give every site of the round a cluster where that is possible.
+        """Give every site of the round a cluster if possible.
 
         anew: a personal phase begins; all sites are asked, and clusters are found again if there are none or
         if a site has drifted. Otherwise only sites without a cluster are asked, and join the nearest one.
@@ -206,7 +206,6 @@ class Grouping:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore state_dict()."""
         self.labels, self.away, self._channels = state["labels"], state["away"], state["channels"]
         kept: Tensor | None = state.get("spread")
         self._spread = None if kept is None else kept.double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""The end of a personal phase: sites join shared and own layers, keep the result, and say how good it is."""
+"""The end of a personal phase: sites join shared and own layers, keep the result, and report its accuracy."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,12 +25,11 @@ def complete_personal_models(
     dropped: Callable[[str, str], None],
     noise: CountNoise | None = None,
 ) -> dict[str, float | None]:
-    """Accuracy of each site's own model on its held-out samples; None if it reports none.
+    """Have sites complete their own models: site -> accuracy on its held-out samples, None if not reported.
 
-    noise: that the experiment has the counts carry.
-
-    models: what goes out to each cluster, every tensor. clusters: of the sites to
-    ask, which request.sites holds.
+    models: the tensors sent to each cluster, all of them. clusters: site -> cluster, of the sites to ask,
+    which request.sites holds. personal: layers that are the site's own. dropped: called with (site, reason)
+    for each site that fails. noise: that the experiment adds to the counts.
     """
     common = {
         **request.stamp.stamp_fields,
@@ -56,9 +55,9 @@ def complete_personal_models(
 
 
 class OwnAccuracy:
-    """How good the sites' own models were.
+    """Accuracies of the sites' own models.
 
-    by_site: site -> accuracy after each task, None where it reported none.
+    by_site: site -> accuracy after each task, None if it reported none.
     by_round: round, task and mean over sites, for each round that was measured.
     """
 
@@ -67,7 +66,7 @@ class OwnAccuracy:
         self.by_round: list[dict[str, Any]] = []
 
     def add(self, accuracies: Mapping[str, float | None], number: int, task: int) -> float | None:
-        """Count what sites reported in a round; returns their mean, None when no site reported one."""
+        """Note the accuracies of a round; returns their mean, None when no site reported one."""
         reported = [value for _, value in sorted(accuracies.items()) if value is not None]
         mean = sum(reported) / len(reported) if reported else None
         self.by_round.append({"round": number, "task": task, "accuracy": mean})
@@ -79,7 +78,7 @@ class OwnAccuracy:
 
     @property
     def reported(self) -> list[float]:
-        """The means, in the order of the rounds, of those in which a site reported one."""
+        """The mean of each round in which a site reported an accuracy, in order."""
         return [entry["accuracy"] for entry in self.by_round if entry["accuracy"] is not None]
 
 

@@ -29,12 +29,12 @@ GLOBAL = "global"
 
 @dataclass(frozen=True)
 class VectorSettings:
-    """What sites are asked for.
+    """How sites compute sparsity vectors.
 
-    channels: how many; None: as many as there are. layers: so many first ReLU calls; None: all that the
+    channels: how many; None: as many as there are. layers: number of first ReLU calls; None: all that the
     network makes. combine: see SparsityPlan. variance: ask for all channels, keep those that differ most.
     epsilon, delta: of each vector, for one sample replaced; epsilon None: no noise. extractor: whose layers
-    are looked at: global, vgg11:random, or vgg11:FILE with weights of torchvision's names (safetensors).
+    are measured: global, vgg11:random, or vgg11:FILE with weights of torchvision's names (safetensors).
     """
 
     channels: int | None
@@ -56,7 +56,7 @@ class VectorSettings:
             raise ValueError(f"layers: missing; extractor {self.extractor} needs their number")
 
     def network(self, services: RunContext, arrays: Mapping[str, Tensor]) -> nn.Module:
-        """What is looked at, in evaluation mode. arrays: the global model."""
+        """The network that is measured, in evaluation mode. arrays: the global model's."""
         if self.extractor == GLOBAL:
             return services.load(arrays)
         weights = self.extractor.removeprefix(f"{VGG}:")
@@ -67,7 +67,7 @@ class VectorSettings:
         return front.to(services.device)
 
     def whole_plan(self, network: nn.Module, input_shape: tuple[int, ...]) -> SparsityPlan:
-        """All channels that the layers have in common. Raises ConfigError when they are fewer than wanted."""
+        """The plan of all channels that the layers have in common. Raises ConfigError if they are too few."""
         sample = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
         layers = self.layers or relu_calls(network, sample)
         found = common_channels(network, sample, layers, self.combine)
@@ -80,19 +80,19 @@ class VectorSettings:
         return SparsityPlan(tuple(range(found)), layers, self.combine)
 
     def first_plan(self, whole: SparsityPlan, seed: int) -> SparsityPlan:
-        """What the first vectors are made of: a seeded choice of channels, or all where variance decides."""
+        """The plan of the first vectors: channels drawn with the seed, or all if variance will decide."""
         if self.variance or self.channels is None:
             return whole
         chosen = stream(seed, "sparsity-channels").choice(len(whole.channels), self.channels, replace=False)
         return replace(whole, channels=tuple(sorted(chosen.tolist())))
 
     def charge(self, experiment: Experiment, run: str) -> Entry:
-        """What a site charges for one vector."""
+        """The ledger entry that one vector costs a site."""
         return charges.sparsity(experiment, run, self.epsilon, self.delta)
 
 
 def most_varied(vectors: dict[str, np.ndarray], plan: SparsityPlan, count: int) -> list[int]:
-    """The channels of a plan whose variance between sites, over all its layers, is largest; sorted."""
+    """The `count` channels of a plan whose variance between sites, over all layers, is largest; sorted."""
     matrix = np.stack([vectors[site] for site in sorted(vectors)])
     variance = matrix.var(axis=0).reshape(-1, len(plan.channels)).sum(axis=0)
     largest = np.argsort(-variance, kind="stable")[:count]
@@ -100,7 +100,7 @@ def most_varied(vectors: dict[str, np.ndarray], plan: SparsityPlan, count: int) 
 
 
 def of_channels(vector: np.ndarray, plan: SparsityPlan, channels: Sequence[int]) -> np.ndarray:
-    """The entries of a vector that belong to some of its plan's channels."""
+    """The entries of a vector that belong to these channels of its plan."""
     kept = [plan.channels.index(channel) for channel in channels]
     return vector.reshape(-1, len(plan.channels))[:, kept].ravel()
 
@@ -115,9 +115,10 @@ def ask_vectors(
     network: nn.Module,
     dropped: Callable[[str, str], None],
 ) -> dict[str, np.ndarray]:
-    """Ask sites for their sparsity vectors; (plan.length,) float64 of each site with a valid one.
+    """Ask sites for their sparsity vectors: site -> (plan.length,) float64, for valid replies.
 
-    They are vectors of the network, which is request.arrays or the settings' own.
+    network: the one that is measured, the global model or the settings' own. dropped: called with (site,
+    reason) for each site that fails.
     """
     own = isinstance(network, VggFront)
     arrays = Tensors(network.state_dict() if own else request.arrays)
@@ -148,7 +149,7 @@ def ask_vectors(
 
 
 def check_vector(reply: SparsityReply, plan: SparsityPlan, fingerprint: str) -> None:
-    """Raises ProtocolError when a vector is of another model or channels, or no mean of shares."""
+    """Raise ProtocolError if a vector is of another model or other channels, or has values outside 0 to 1."""
     if reply.extractor != fingerprint:
         raise ProtocolError(
             f"SparsityReply: extractor: found {reply.extractor:.12}, expected {fingerprint:.12}: the vector "

@@ -1,4 +1,4 @@
-"""Lending of digests: which sites are asked, which decline or take theirs back, and what is kept."""
+"""Borrows digests from sites, and keeps track of which sites declined or took theirs back."""
 
 import math
 from collections.abc import Mapping
@@ -23,16 +23,15 @@ from perennial.strategies.round.run_context import RunContext
 
 
 class DigestLending:
-    """Collects digests from the sites and keeps them for absent ones.
+    """Collects digests from the sites and keeps them, to stand in for absent ones.
 
-    digests: how the experiment says that they are made.
-    store: those that are kept.
+    digests: the experiment's settings of them. store: those that are kept.
     withdrawals: how often a site has taken its digests back.
-    rounds_stood_in: site -> rounds in which its digests taught in its place.
+    rounds_stood_in: site -> rounds in which its digests stood in for it.
     """
 
     def __init__(self, run: RunContext) -> None:
-        """Raises ConfigError where the experiment does not say how digests are made."""
+        """Begin without digests. Raises ConfigError if the experiment has no settings of digests."""
         if run.experiment.digests is None:
             raise ConfigError("digests: missing; strategy digest_synthesis needs to know how they are made")
         self.digests = run.experiment.digests
@@ -46,9 +45,9 @@ class DigestLending:
         self._withdrawn: list[str] = []
 
     def borrow(self, grid: Grid, request: RoundRequest, notes: list[str]) -> int:
-        """Ask who has not lent this task's digests; returns the bytes received.
+        """Ask sites that have not lent this task's digests; returns the bytes received.
 
-        notes: gets a sentence for each site of which nothing came.
+        notes: gets a sentence for each site that failed or took its digests back.
         """
         task = request.stamp.task
         asked = {
@@ -98,19 +97,19 @@ class DigestLending:
         return {site: replies[site] for site, _, _ in asked if site in replies}, declined
 
     def ask_again(self, site: str) -> None:
-        """In its next round: a site that refuses to train may want its digests back too."""
+        """Ask a lender that refused to train again in its next round: it may want its digests back too."""
         if site in self.store.sites:
             self._to_ask_again.add(site)
 
     def withdraw(self, site: str, notes: list[str]) -> None:
-        """Forget a site's digests. Whoever goes on with what was trained on them looks at withdrawals."""
+        """Forget a site's digests, and count the withdrawal, which resets networks that learnt from them."""
         if self.store.drop(site):
             self._withdrawn.append(site)
             self.withdrawals += 1
             notes.append(f"site {site} has withdrawn its digests; the guidance starts anew")
 
     def summary_block(self) -> dict[str, Any]:
-        """Whose digests the server holds, and at what epsilon."""
+        """The summary's block on the digests that the server holds, by site, and their epsilon."""
         encoder = f"{self._run.experiment.encoder.name}, SHA-256 {self._encoder:.12}"
         length = math.prod(digest_shape(self._run.input_shape))
         return {"encoder": encoder} | digest_block(
@@ -129,7 +128,6 @@ class DigestLending:
         return {"lending": facts} | self.store.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore state_dict()."""
         facts = state["lending"]
         self._declined, self._to_ask_again = dict(facts["declined"]), set(facts["ask_again"])
         self.rounds_stood_in = dict(facts["rounds_stood_in"])

@@ -1,4 +1,4 @@
-"""What the server trains on the digests that sites have lent, and carries from round to round."""
+"""The networks that the server trains on lent digests, and keeps from round to round."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ from perennial.strategies.round.run_context import RunContext
 class ServerNetworks:
     """The guidance producer, velocities, and the server's own copy of layers that stay at the sites.
 
-    lending: whose digests there are; a group of sites shares it with the strategy of all sites.
+    lending: the digests; a group of sites shares it with the strategy of all sites.
     """
 
     def __init__(self, run: RunContext, lending: DigestLending) -> None:
@@ -26,7 +26,7 @@ class ServerNetworks:
         self.begin()
 
     def begin(self) -> None:
-        """Begin anew, with nothing that was trained on digests before now."""
+        """Reset everything that was trained on digests."""
         producer = GuidanceProducer(self.run.input_shape, self.run.experiment.seed)
         self.guidance = producer.to(self.run.device)
         self.velocities: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -34,7 +34,7 @@ class ServerNetworks:
         self.seen_withdrawals = self.lending.withdrawals
 
     def forget_withdrawn(self) -> None:
-        """What was trained on withdrawn digests and goes on starts anew: guidance and velocities.
+        """Reset guidance and velocities if a site has withdrawn digests since the last reset.
 
         The model keeps what it has learnt; only a run without the site is free of it.
         """
@@ -42,15 +42,15 @@ class ServerNetworks:
             self.begin()
 
     def grow(self) -> None:
-        """The model has grown: its velocity has another shape, and starts anew."""
+        """Reset the model's velocity, whose shape changes as the model grows."""
         self._recall = None
         self.velocities = (None, self.velocities[1])
 
     def inherit(self, source: "ServerNetworks", own: Arrays, *, as_former: bool) -> None:
-        """Begin with another's guidance, and if it served this group before, with its layers too.
+        """Copy another's guidance, and if it served this group before (as_former), its own layers too.
 
-        Nothing that was trained on withdrawn digests is taken over. own: what the server's own layers begin
-        as, and their rows of new classes.
+        Nothing that was trained on withdrawn digests is copied. own: first values of the server's own layers,
+        and of their rows of new classes.
         """
         source.forget_withdrawn()
         self.lending, self.own = source.lending, dict(own)
@@ -61,7 +61,7 @@ class ServerNetworks:
             self.velocities = (None, source.velocities[1])
 
     def recall(self, reference: Arrays) -> Recall:
-        """The server's networks for this task's number of classes."""
+        """The networks that train on digests, with the model in `reference` at the first call of a task."""
         if self._recall is None:
             model = copy.deepcopy(self.run.load({**self.own, **reference}))
             assert isinstance(model, DigestTwoBranchModel)
@@ -85,7 +85,6 @@ class ServerNetworks:
         return state | {"withdrawals": self.seen_withdrawals}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore state_dict()."""
         self.guidance.load_state_dict(part("guidance", state))
         self.own = part("own", state)
         kept = {name: velocity.to(self.run.device) for name, velocity in part("velocity", state).items()}

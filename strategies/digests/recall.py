@@ -1,4 +1,4 @@
-"""Training on digests at the server: the recall of an absent site, and the joint step with the guidance.
+"""Trains on digests at the server: stand-ins for absent sites, and the joint step with the guidance.
 
 Symbols: D digests, M classes, P floats of the model. Hsu et al. 2022 (arXiv 2210.00737), equations 1 and 2.
 """
@@ -24,7 +24,7 @@ Velocities = tuple[Tensor | None, Tensor | None]
 
 
 def epochs_of_a_site(samples: int, digests: int, learner: LearnerConfig) -> int:
-    """Epochs over digests that take as many steps as a site's over the samples in them; 1 or more."""
+    """The epochs over digests that take as many steps as a site's over the samples in them; at least 1."""
     steps, here = (math.ceil(count / learner.batch_size) for count in (samples, digests))
     return max(1, round(learner.epochs * steps / here))
 
@@ -55,7 +55,7 @@ class Recall:
         self.flat.hold(self.own)
 
     def inputs(self, features: Tensor) -> Tensor:
-        """(D, *input_shape) guidance of digests, as the model sees an input."""
+        """(D, *input_shape) guidance of digests, normalised as the model's inputs are."""
         produced = self.guidance(features)
         if self.constants is None or produced.dim() != 4:
             return produced
@@ -72,10 +72,10 @@ class Recall:
         generator: np.random.Generator,
         progress: float = 0.0,
     ) -> tuple[dict[str, Tensor], float, int, float] | None:
-        """(update, its L2 norm, steps, loss) of an absent site: the model trained on its digests.
+        """Train the model on an absent site's digests: (update, its L2 norm, steps, loss).
 
         The guidance is fixed. reference: the model that the round started from. config, progress: of the
-        sites' optimiser. Own tensors are trained along and are no part of the update. Without epochs it is
+        sites' optimiser. Own tensors are trained too and are no part of the update. Without epochs it is
         zero; None when training diverged.
         """
         self.flat.load(reference)
@@ -113,7 +113,7 @@ class Recall:
         generator: np.random.Generator,
         velocities: Velocities = (None, None),
     ) -> tuple[dict[str, Tensor], Velocities] | None:
-        """(the aggregate trained further on all digests, with the guidance producer, velocities after that).
+        """Train the aggregate and the guidance producer on all digests: (new model, new velocities).
 
         rates: of the model and of the producer. None when training diverged; the producer is then as it was.
         """
@@ -142,7 +142,7 @@ class Recall:
 
     @torch.no_grad()
     def loss(self, arrays: Arrays, features: Tensor, labels: Tensor) -> float:
-        """Mean cross entropy on digests, of a model and of the guidance as it is now."""
+        """Mean cross entropy of a model on digests, with the present guidance."""
         self.flat.load(arrays)
         answers = self.model.forward_digest(self.inputs(features), features)
         return float(F.cross_entropy(answers, labels))

@@ -19,9 +19,9 @@ def digest_block(
     rounds_stood_in: Mapping[str, int],
     withdrawn: Sequence[str],
 ) -> dict[str, Any]:
-    """Figures by name, and one row for each site. length: numbers in one digest.
+    """The `digest` block: figures by name, and a row for each site. length: numbers in one digest.
 
-    A class is without digests where each site that lends has fewer samples of it than one digest takes.
+    A class is without digests if each site that lends has fewer samples of it than one digest takes.
     """
     guarantee = published_guarantee(config, length)
     sites = {
@@ -58,7 +58,7 @@ def digest_block(
 
 
 def published_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
-    """What digests of `length` numbers are worth, by the experiment alone."""
+    """The privacy guarantee of digests of `length` numbers, from the experiment's settings alone."""
     if config.kind == "statistics":
         return drawn_guarantee(config, length)
     largest = max(config.weights) if config.weights else 1 / config.per_digest

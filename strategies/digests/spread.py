@@ -19,7 +19,7 @@ PURE = 1 - 1e-6
 
 
 def spread_factor(config: DigestConfig) -> float:
-    """How much further than digests single samples lie from their class's mean: 1 / sqrt(E sum_j w_j^2).
+    """1 / sqrt(E sum_j w_j^2): how much further from their class's mean samples lie than digests.
 
     sqrt(S) for equal weights; E sum_j w_j^2 = (a + 1) / (S a + 1) for weights from a symmetric Dirichlet
     distribution with parameter a.
@@ -34,9 +34,10 @@ def spread_factor(config: DigestConfig) -> float:
 
 
 def spread(features: Tensor, labels: Tensor, factor: float) -> Tensor:
-    """(D, ...) features of one site's digests, those of a single class factor times as far from its mean.
+    """Move digests of a single class away from their class's mean, to `factor` times the distance.
 
-    Never below 0, as features are; digests of several classes stay as they are. labels: (D, M).
+    features: (D, ...) of one site. labels: (D, M). Returns (D, ...), never below 0, as features are; digests
+    of several classes stay as they are.
     """
     share, label = labels.max(dim=1)
     one_hot = torch.nn.functional.one_hot(label, labels.shape[1]).to(features.dtype)

@@ -19,9 +19,9 @@ SIMPLEX_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class StoredDigests:
-    """What one site lent in one task. features: (D, ...) float32; labels: (D, M) float32.
+    """The digests that one site lent in one task. features: (D, ...) float32; labels: (D, M) float32.
 
-    samples: how many samples they are made of. class_order, encoder: what they are only valid with.
+    samples: number of samples mixed into them. class_order, encoder: hashes with which alone they are valid.
     """
 
     features: Tensor
@@ -36,7 +36,7 @@ class StoredDigests:
 
 
 def checked(reply: DigestReply, encoder: str, shape: tuple[int, ...], per_digest: int) -> StoredDigests:
-    """A reply's digests. Raises ProtocolError naming what is wrong: a site may send anything.
+    """The digests in a reply. Raises ProtocolError naming what is wrong: a site may send anything.
 
     encoder: hash of the server's. shape: of one digest. The stamp has been compared before.
     """
@@ -71,7 +71,7 @@ def checked(reply: DigestReply, encoder: str, shape: tuple[int, ...], per_digest
 
 @dataclass
 class DigestStore:
-    """site -> task -> digests."""
+    """The digests of all sites: site -> task -> digests."""
 
     _held: dict[str, dict[int, StoredDigests]] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class DigestStore:
         return dict(sorted(self._held.get(site, {}).items()))
 
     def samples(self, site: str) -> int:
-        """How many samples a site's digests are made of."""
+        """Number of samples in a site's digests."""
         return sum(digests.samples for digests in self.tasks(site).values())
 
     def gathered(
@@ -112,10 +112,10 @@ class DigestStore:
         spread_by: float = 1.0,
         held_out: tuple[int, bool] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(features (D, ...), labels (D, num_classes)) of some sites together, in order of name and task.
+        """Join sites' digests, by name and task: (features (D, ...), labels (D, num_classes)).
 
-        spread_by: how much further digests of one class lie from their mean than they came. held_out: (n,
-        True) for every n-th digest of each site and task alone, (n, False) for the others; None for all.
+        spread_by: multiplies each single-class digest's distance from its class's mean. held_out: (n, True)
+        for every n-th digest of each site and task alone, (n, False) for the others; None for all.
         """
         parts = [digests for site in sorted(sites) for digests in self.tasks(site).values()]
         features = [
@@ -139,11 +139,11 @@ class DigestStore:
         return (held == 0).nonzero().flatten().tolist()
 
     def bytes(self, site: str) -> int:
-        """How long a site's digests were as they came: tensors alone."""
+        """Bytes of a site's digests as it sent them, tensors alone."""
         return sum(4 * (part.features.numel() + part.labels.numel()) for part in self.tasks(site).values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and JSON-able facts by name; site names are written by number, for any name is allowed."""
+        """Tensors and JSON-able facts by name; keys number the sites, whose names may hold any character."""
         state: dict[str, Any] = {}
         facts = []
         for site in self.sites:
@@ -154,7 +154,6 @@ class DigestStore:
         return state | {"digests": facts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore state_dict()."""
         self._held = {}
         for number, (site, task, samples, class_order, encoder) in enumerate(state["digests"]):
             features, labels = (state[f"digest/{number}/{part}"] for part in ("features", "labels"))

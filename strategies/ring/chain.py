@@ -1,4 +1,4 @@
-"""The model's way along a chain of sites: one message at a time, each site going on from the last model."""
+"""Sends the model along a chain of sites: one message at a time, each site training the last model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Silent(Exception):
 
 @dataclass
 class Chain:
-    """The server's side of every hop of a chain."""
+    """The server's side of the turns of a chain of sites."""
 
     exchange: Exchange = field(default_factory=lambda: Exchange(slowest_poll=SLOWEST_POLL))
     sent: int = 0
@@ -37,10 +37,10 @@ class Chain:
         max_update_norm: float | None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Admitted:
-        """The site's reply to arrays.
+        """Have one site train from `arrays`; returns its admitted reply.
 
-        settings: of the request. held: whether the site holds the model of the task before. meanwhile: what
-        to do while it works. max_update_norm: as in Gate. Raises Refused, Rejected or Silent.
+        settings: of the request. held: whether the site holds the model of the task before. meanwhile: called
+        while it works. max_update_norm: as in Gate. Raises Refused, Rejected or Silent.
         """
         self.sent = 0
         node = request.sites.get(site)

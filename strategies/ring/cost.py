@@ -1,4 +1,4 @@
-"""What a ring has sent, beside what the formulas of its paper count.
+"""Counts a ring's traffic, beside what the formulas of its paper say.
 
 Yan et al. 2025 (arXiv 2506.16723), equations 14, 15, 22 and 23.
 """
@@ -11,7 +11,7 @@ from perennial.config.link import Link
 
 @dataclass
 class RingCost:
-    """Totals of a run's rounds that came to something. sites: the most that a round asked."""
+    """Totals over a run's rounds that gave a model. sites: the most that a round asked."""
 
     rounds: int = 0
     turns: int = 0
@@ -21,7 +21,7 @@ class RingCost:
     sites: int = 0
 
     def add(self, turns: int, sent: int, model: int, sites: int) -> None:
-        """One round: turns that were taken, bytes sent both ways, bytes of the model, sites asked."""
+        """Add a round. turns: taken. sent: bytes both ways. model: its bytes. sites: number asked."""
         self.rounds += 1
         self.turns += turns
         self.bytes += sent
@@ -32,9 +32,8 @@ class RingCost:
     def block(self, link: Link | None) -> dict[str, Any]:
         """The block of summary.json about a ring's traffic.
 
-        bytes_direct: of a ring whose sites have a channel between them, with the last
-        hand-over, to the server.
-        seconds_equation_15: what its hand-overs take on the link, one after the other.
+        bytes_direct: of the same ring if sites sent models to each other, and the last one to the server.
+        seconds_equation_15: duration of the hand-overs on the link, one after the other; None: absent.
         """
         last = self.turn_bytes // self.turns if self.turns else 0
         block: dict[str, Any] = {

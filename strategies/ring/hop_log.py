@@ -1,4 +1,4 @@
-"""Where a round of a ring stands, hop by hop, so that a server that was stopped goes on at the next hop.
+"""The progress of a ring's round, hop by hop, so that a stopped server goes on at the next hop.
 
 A round of a ring can take hours, and every turn is work, and under privacy a release, of a site.
 """
@@ -31,10 +31,10 @@ KEPT = ("norm", "num_examples", "train_loss", "steps", "notes", "scaled", "cappe
 
 @dataclass(frozen=True)
 class Hop:
-    """One hop.
+    """One site's turn in a ring's round.
 
     kind: taken into the model or why not. received, sent: bytes. notes, scaled, capped: what bounds changed.
-    facts: of whoever watches.
+    facts: added by observers.
     """
 
     site: str
@@ -66,12 +66,10 @@ class Hop:
 
 @dataclass
 class RingLog:
-    """How far a ring's round has come, kept on disk after each hop.
+    """The progress of a ring's round, kept on disk.
 
-    route: sites by sweep, in order.
-    arrays: the model that goes on.
-    worth: of that model, once somebody has asked.
-    folder: None keeps nothing on disk.
+    route: sites by sweep, in order. arrays: the model that goes on.
+    worth: of that model; None if it was not measured. folder: None keeps nothing on disk.
     """
 
     folder: Path | None
@@ -84,7 +82,7 @@ class RingLog:
 
     @classmethod
     def open(cls, folder: Path | None, stamp: Stamp, arrays: Mapping[str, Tensor]) -> "RingLog":
-        """The log of this round from this model, as far as an earlier server got, or a new one.
+        """The log of this round from this model: the one on disk, or a new one.
 
         A damaged file, or one of another round or model, costs the hops that it holds and nothing else.
         """
@@ -105,7 +103,7 @@ class RingLog:
         return log
 
     def add(self, hop: Hop) -> None:
-        """Keep one hop more."""
+        """Append a hop; writes the log to disk if the last time was SAVE_EVERY seconds ago."""
         self.hops.append(hop)
         if time.monotonic() - self._saved >= SAVE_EVERY and self.path is not None:
             self._save(self.path)
@@ -113,11 +111,11 @@ class RingLog:
 
     @property
     def last_sweep(self) -> int:
-        """Of the turn that the model comes from; 0 before the first."""
+        """The sweep in which the model was last trained; 0 before the first turn."""
         return max((hop.sweep for hop in self.hops if hop.kind == "taken"), default=0)
 
     def begin_anew(self, arrays: Mapping[str, Tensor], reason: str) -> None:
-        """Drop all turns so far, for this reason, and go on from the round's first model."""
+        """Mark all turns as dropped for this reason, and go back to the round's first model, `arrays`."""
         self.hops = [replace(hop, kind="dropped", reason=reason) for hop in self.hops]
         self.arrays, self.worth = arrays, None
 
@@ -126,7 +124,7 @@ class RingLog:
         return any(hop.site == site and hop.kind == "taken" for hop in self.hops)
 
     def outcome(self, asked: Sequence[str] | Mapping[str, int]) -> RoundOutcome:
-        """What the hops come to; each site once. asked: the round's sites."""
+        """The round's outcome, with each site's turns joined. asked: the round's sites."""
         taken = [hop for hop in self.hops if hop.kind == "taken"]
         return RoundOutcome(
             participants={site: _together(site, taken) for site in asked if self.has_trained(site)},
@@ -150,7 +148,7 @@ class RingLog:
 
     @property
     def path(self) -> Path | None:
-        """Where the log lies; None where nothing is kept."""
+        """Path of the log's file; None if nothing is kept."""
         return None if self.folder is None else self.folder / FILE
 
     def _save(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One round of one strategy: what it starts from, what takes its replies, and what it comes to."""
+"""One round of one strategy: the model it starts from, the aggregator of its replies, and its outcome."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from perennial.strategies.round.request import Arrays, RoundRequest
 
 @dataclass
 class RoundContext:
-    """What an aggregator of one round is given.
+    """The context in which an aggregator works for one round.
 
     reference: the model that went out, or the strategy's part of it. outcome: filled as the round goes on.
     asked: sites asked in this round, whether or not they answer. max_update_norm: L2 norm above which an
@@ -33,15 +33,15 @@ class RoundContext:
 
     @property
     def number(self) -> int:
-        """Of the round, from 1."""
+        """Number of the round, from 1."""
         return self.request.stamp.round
 
     def sum_grid(self, largest_weight: float = 1.0) -> SumGrid:
-        """The grid of this round's sums. largest_weight: by which an update may be multiplied."""
+        """The grid of this round's sums. largest_weight: the largest by which an update may be multiplied."""
         return self.request.sums.grid(self.request.most_replies, largest_weight)
 
     def part(self, reference: Arrays, sites: frozenset[str]) -> "RoundContext":
-        """The context of a strategy that aggregates `sites` alone; the operator's warnings are shared."""
+        """The context for `sites` alone, from the model `reference`: an own outcome, shared warnings."""
         asked: Mapping[str, int] = {s: node for s, node in self.request.sites.items() if s in sites}
         return replace(
             self,
@@ -62,21 +62,21 @@ class Aggregator:
         self.ctx = ctx
 
     def while_waiting(self) -> None:
-        """Do work that needs no reply; the round's requests are out. Default: nothing."""
+        """Do work that needs no reply, once the round's requests are out. Default: nothing."""
 
     def add(self, reply: Admitted) -> None:
-        """Take one reply. Raises Rejected or OverflowError, with nothing added, where it cannot count."""
+        """Add one reply. Raises Rejected or OverflowError, with nothing added, if it cannot count."""
         raise NotImplementedError
 
     def add_stack(self, replies: Sequence[Admitted], rows: Tensor) -> bool:
-        """Take the replies of K sites that trained in one pass, whose updates are the rows (K, P), at once.
+        """Add at once the replies of K sites that trained in one pass; rows: their updates, (K, P).
 
-        False, with nothing added, where they have to come one by one, which is the default.
+        Returns False, with nothing added, if they must be added one by one, which is the default.
         """
         return False
 
     def complete(self) -> int:
-        """No more replies come; returns how many there are, with what was made in place of missing ones."""
+        """End the round's replies; returns how many count, with those made in place of missing ones."""
         return len(self.ctx.outcome.participants)
 
     def result(self) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ class Aggregator:
 
 
 class Around(Aggregator):
-    """An aggregator around another one, which does all that a subclass does not change."""
+    """An aggregator that passes everything to another one; subclasses change parts of it."""
 
     def __init__(self, ctx: RoundContext, base: Aggregator) -> None:
         super().__init__(ctx)

@@ -1,4 +1,4 @@
-"""What SCAFFOLD, FedDyn and AdaBest share: corrections at the sites, and one vector at the server.
+"""The base of SCAFFOLD, FedDyn and AdaBest: corrections at the sites, and one vector at the server.
 
 Sites count alike, each site corrects its gradients by a vector of its own, and the server keeps one vector of
 the model's shape across rounds.
@@ -24,7 +24,7 @@ class Corrected(FedAvg):
     """Uniform mean of the sites' models, with a server vector and corrections at the sites.
 
     memory: name -> tensor, the server's vector; a subclass says what it means. population: every site that
-    was connected at a task's start or has ever answered. folded: site -> its last round that memory holds;
+    was connected at a task's start or has ever answered. folded: site -> its last round that memory includes;
     the next request says so, and the site rolls back what it stored for lost ones.
     """
 
@@ -39,11 +39,11 @@ class Corrected(FedAvg):
     # what a method changes
 
     def correction(self) -> dict[str, Any]:
-        """The order to the sites: the correction's name and strength."""
+        """The correction's name and strength, as requests carry them to the sites."""
         raise NotImplementedError
 
     def beginning(self, arrays: Arrays) -> dict[str, Tensor]:
-        """Values of the server's vector before anything is known; new classes get them too."""
+        """First values of the server's vector, for new classes too. arrays: the model's."""
         return parameter_zeros(arrays)
 
     # the rest follows
@@ -59,7 +59,7 @@ class Corrected(FedAvg):
         return {site: made[last[site]] for site in sites}
 
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
-        """The request with the order in it, the same for all sites whose last folded round is the same."""
+        """The request with the correction and `last`, the site's last round that memory includes."""
         return with_settings(request, correction={**self.correction(), "folded": last})
 
     def weight(self, reply: Admitted) -> float:
@@ -81,7 +81,7 @@ class Corrected(FedAvg):
 
 
 class CorrectedMean(WeightedMean):
-    """The uniform mean of a round, from which a subclass moves the model and the server's vector."""
+    """The uniform mean of a round, by which a subclass moves the model and the server's vector."""
 
     def __init__(self, ctx: RoundContext, corrected: Corrected) -> None:
         super().__init__(ctx, corrected)
@@ -102,5 +102,5 @@ class CorrectedMean(WeightedMean):
         return self.moved()
 
     def moved(self) -> dict[str, Tensor]:
-        """The new global model; the server's vector moves with it."""
+        """Move the server's vector, and return the new global model."""
         raise NotImplementedError

@@ -54,7 +54,7 @@ class Exchange:
     """Of the tensors of all queries beside training (strategies/round/queries.py), and of their replies."""
 
     def busy(self, site: str) -> bool:
-        """Whether the site still works on an earlier round's request."""
+        """Whether the site still works on a request of an earlier round."""
         now = time.monotonic()
         self.owed = {message: owed for message, owed in self.owed.items() if owed.until > now}
         return any(owed.site == site for owed in self.owed.values())
@@ -71,7 +71,8 @@ class Exchange:
     def settle(self, grid: Grid, sites: Collection[str], enough: int) -> None:
         """Wait until at least `enough` of the sites owe no reply.
 
-        A site owes none once its late reply has come, or once we no longer wait for it.
+        A site owes none once its late reply has come, or once we no longer wait for it. Late updates are kept
+        for a later round of training; other late replies are dropped.
         """
         pause = FIRST_POLL
         while sum(not self.busy(site) for site in sites) < min(enough, len(sites)):
@@ -88,7 +89,7 @@ class Exchange:
         deadline: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, Message]]:
-        """Exchange as run does, and yield late updates too, which their stamps tell apart.
+        """Send requests for training as run() does; yields late updates too, which their stamps tell apart.
 
         The late update of a site that is asked again comes last, because a newer one counts before it.
         """
@@ -109,7 +110,7 @@ class Exchange:
         """Send requests, (site, node id, message) each, and yield (site, reply) as replies come.
 
         Ends when every request has its reply or after deadline seconds. Replies to earlier requests are not
-        among those yielded. meanwhile: what to do while the sites work.
+        among those yielded. meanwhile: called once, after the requests are out.
         """
         # a request makes its record once, so that a model that goes to many sites is serialised once
         messages = [

@@ -22,7 +22,7 @@ log = getLogger("flwr").log
 
 
 class FlowerRounds(FlowerFedAvg):
-    """Flower's hooks for the round of a strategy: which nodes are asked is Flower's choice.
+    """Flower's hooks for a round of a strategy; Flower chooses which nodes are asked.
 
     flower: keywords of Flower's FedAvg; every minimum is 1 unless given.
     """
@@ -37,15 +37,15 @@ class FlowerRounds(FlowerFedAvg):
         self._integers: dict[str, Array] = {}
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
-        """What takes the replies of one round and makes the next model."""
+        """Build the object that takes the replies of one round and makes the next model."""
         raise NotImplementedError
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's own round begins: remember the model that goes out.
+        """Make the requests of a round under Flower's start(), and remember the model that goes out.
 
-        Raises ConfigError where the method needs more than Flower's own start() gives it.
+        Raises ConfigError if the method needs more than Flower's own start() gives it.
         """
         traits = self.traits
         if traits.requires:
@@ -81,10 +81,7 @@ class FlowerRounds(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Admit and aggregate replies as they come.
-
-        Returns (None, None) when none passes; the model then stays.
-        """
+        """Admit and aggregate replies as they come; (None, None) when none passes: the model stays."""
         ctx = self._round
         outcome = ctx.outcome = RoundOutcome()
         aggregator = self.aggregator(ctx)

@@ -24,7 +24,7 @@ from perennial.strategies.round.queries import describe_error
 
 @dataclass(frozen=True)
 class Admitted:
-    """A reply that passed. update: name -> tensor, after minus before; norm: its L2 norm over all tensors."""
+    """A reply that passed the gate. update: name -> tensor, after minus before; norm: its L2 norm."""
 
     site: str
     update: Mapping[str, Tensor]
@@ -48,22 +48,21 @@ class Admitted:
 
 
 class Rejected(Exception):
-    """This reply is dropped; the message says why, for the journal."""
+    """Raised for a reply that is dropped; the message says why, for the journal."""
 
 
 class Refused(Exception):
-    """The site answered that it will not; the message is its reason."""
+    """Raised when a site refuses a request; the message is its reason."""
 
 
 @dataclass
 class Gate:
-    """The conditions of one round.
+    """The conditions that replies of one round must meet.
 
-    reference: the model that was sent. stamp: the round's; None under Flower's own
-    start(), which stamps nothing.
+    reference: the model that was sent. stamp: the round's; None under Flower's own start(), which has none.
     max_update_norm: L2 norm above which an update is dropped; None: no bound.
-    staleness: rounds by which a reply may be late. max_samples: what a site counts as at
-    most, whatever it claims.
+    staleness: rounds by which a reply may be late.
+    max_samples: the most samples with which a site counts, whatever it claims.
     """
 
     reference: Mapping[str, Tensor]
@@ -76,7 +75,7 @@ class Gate:
         self._seen: set[str] = set()
 
     def admit(self, message: Message, site: str) -> Admitted:
-        """The reply's content. Raises Rejected or Refused with the reason."""
+        """Check a reply and return its content. Raises Rejected or Refused with the reason."""
         if message.has_error():
             raise Rejected(describe_error(shown(message.error.reason or "unknown", REASON)))
         try:
@@ -93,9 +92,9 @@ class Gate:
         return self._counted(reply)
 
     def admit_stack(self, stack: Stack, sites: Sequence[str]) -> tuple[list[Admitted], list[int]]:
-        """(Replies that pass, the places of those that have to come one by one).
+        """Check a stack: (replies that pass, indices of those that must be checked one by one).
 
-        The model of a stack is looked at once; what its sites say was made by this very code.
+        The model of a stack is checked once; what its sites say was made by this very code.
         """
         first = stack.replies[0]
         try:

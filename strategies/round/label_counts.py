@@ -7,9 +7,9 @@ from perennial.strategies.round.gate import Rejected
 
 
 def checked_counts(value: Any, samples: int) -> list[int]:
-    """A site's label counts; what it withholds is spread evenly over the classes that it withholds.
+    """Check a site's label counts, and spread withheld samples evenly over the classes that it withholds.
 
-    samples: on which it trained.
+    samples: number on which it trained. Returns a count for each class.
     Raises Rejected for anything but whole numbers and null, not all of them 0.
     """
     numbers = isinstance(value, list) and all(

@@ -5,11 +5,11 @@ from typing import Any
 
 
 def nested(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """state under `prefix/name`."""
+    """The values with their names prefixed by `prefix/`."""
     return {f"{prefix}/{name}": value for name, value in state.items()}
 
 
 def part(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What nested() put among state."""
+    """The values that nested() prefixed, under their own names."""
     start = f"{prefix}/"
     return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}

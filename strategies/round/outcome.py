@@ -1,4 +1,4 @@
-"""What one round came to: the new model, who took part, and what the operator should read about it."""
+"""The outcome of one round: the new model, who took part, and what the operator should read about it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from perennial.strategies.round.gate import Admitted
 
 @dataclass
 class RoundOutcome:
-    """What a round came to. arrays: the new global model, or None when the round was skipped."""
+    """The outcome of a round. arrays: the new global model, or None when the round was skipped."""
 
     arrays: dict[str, Tensor] | None = None
     participants: dict[str, Admitted] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class RoundOutcome:
     """Sentences for the operator."""
 
     def take(self, reply: Admitted) -> None:
-        """Keep what a reply in the model says, without its update: memory must not grow with the sites."""
+        """Note a reply that is in the model, without its update: memory must not grow with the sites."""
         self.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
         self.bytes_up += byte_count(reply.update) + byte_count(reply.method)
         self.participants[reply.site] = replace(reply, update={}, method={})
 
     def without_answer(self, sites: Iterable[str]) -> list[str]:
-        """Those of the sites of which nothing came."""
+        """Those of these sites from which nothing came, not even a refusal."""
         failed = (site for site, _ in (*self.dropped, *self.refused))
         heard = {*self.participants, *failed}
         return [site for site in sites if site not in heard]

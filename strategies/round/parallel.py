@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def parallel_round(strategy: "IncrementalStrategy", ctx: RoundContext) -> RoundOutcome:
-    """Send, receive and aggregate one round. Returns the context's outcome."""
+    """Send a round's requests, aggregate the replies, and return the context's outcome."""
     start = time.monotonic()
     request, outcome, exchange = ctx.request, ctx.outcome, strategy.exchange
     strategy.prepare_round(ctx)
@@ -54,7 +54,7 @@ def parallel_round(strategy: "IncrementalStrategy", ctx: RoundContext) -> RoundO
 def collect(
     ctx: RoundContext, aggregator: Aggregator, traits: Traits, exchange: Exchange, replies: Iterable[Message]
 ) -> int:
-    """Admit and aggregate replies as they come; returns how many count, with what stands in for others."""
+    """Check and aggregate replies as they come; returns how many count, stand-ins included."""
     request, outcome = ctx.request, ctx.outcome
     stamp = request.stamp if ctx.by_curriculum else None
     gate = Gate(ctx.reference, stamp, ctx.max_update_norm, traits.staleness, request.bounds.max_samples)
@@ -126,7 +126,7 @@ def _taken(ctx: RoundContext, reply: Admitted) -> None:
 
 
 class WaitingReplies:
-    """Replies that count once all of them are there: they set their own bounds. Updates wait on disk."""
+    """Replies of a first round, kept on disk until all are there, since their bounds follow from them."""
 
     def __init__(self, running: RunningBounds, reference: Arrays) -> None:
         self._running = running
@@ -139,7 +139,7 @@ class WaitingReplies:
         self._replies[reply.site] = replace(reply, update={})
 
     def counting(self) -> Iterator[Admitted]:
-        """All replies, in the order of the sites' names."""
+        """Yield all replies, in the order of the sites' names."""
         self._running.see_all(self._replies.values())
         for site, update in self._updates:
             yield replace(self._replies[site], update=Tensors(update))

@@ -11,7 +11,7 @@ from perennial.protocol.tensors import Tensors
 
 @dataclass(frozen=True)
 class PreviousModel:
-    """The previous task's model, and who holds it.
+    """The previous task's model, and the sites that hold it.
 
     sha256, read: of the complete model, which stays on the disk; empty in task 1, and if no site needs it.
     holders: names of the sites that are known to hold it.
@@ -22,16 +22,16 @@ class PreviousModel:
     holders: frozenset[str] = frozenset()
 
     def fields(self, *, held: bool) -> dict[str, Any]:
-        """What a request says of it: `previous`, and `previous_arrays` unless the site holds it."""
+        """A request's fields about the model: `previous`, and `previous_arrays` unless the site holds it."""
         arrays = None if held else self.read()
         return {"previous": self.sha256, "previous_arrays": None if arrays is None else Tensors(arrays)}
 
     def fields_of(self, site: str) -> dict[str, Any]:
-        """As fields, for one site."""
+        """The fields of a request to this site."""
         return self.fields(held=site in self.holders)
 
     def fields_for(self, sites: Iterable[str]) -> list[tuple[list[str], dict[str, Any]]]:
-        """(sites, what their requests say of it): those that hold it, then the others."""
+        """(sites, fields of their requests), for sites that hold the model and for those that do not."""
         held: dict[bool, list[str]] = {}
         for site in sites:
             held.setdefault(not self.sha256 or site in self.holders, []).append(site)

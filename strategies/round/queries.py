@@ -18,9 +18,10 @@ Reply = TypeVar("Reply", bound=WireMessage)
 
 
 def describe_error(reason: str) -> str:
-    """Flower's reason why no ClientApp answered a message, for the operator.
+    """In words for the operator, why Flower says that no ClientApp answered a message.
 
     A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/approval.py).
+    An error in writing there becomes NOT_APPROVED; any other reason is returned with ERROR before it.
     """
     if "/apps/" in reason and ("PermissionError" in reason or "Read-only file system" in reason):
         return NOT_APPROVED
@@ -38,10 +39,10 @@ def ask(
     dropped: Callable[[str, str], None],
     check: Callable[[Reply], None] = lambda reply: None,
 ) -> dict[str, Reply]:
-    """The valid replies by site, in the order of the requests, whatever order they came in.
+    """Ask sites and wait: site -> valid reply, in the order of the requests.
 
     requests: (site, node id, message) each. check: raises ProtocolError when the content is not acceptable.
-    dropped: told (site, reason) for every site whose reply is missing, refused or not valid.
+    dropped: called with (site, reason) for every site whose reply is missing, refused or not valid.
     """
     replies = dict(answers(grid, exchange, requests, expected, deadline, dropped, check))
     return {site: replies[site] for site, _, _ in requests if site in replies}
@@ -56,7 +57,7 @@ def answers(
     dropped: Callable[[str, str], None],
     check: Callable[[Reply], None] = lambda reply: None,
 ) -> Iterator[tuple[str, Reply]]:
-    """Yield each valid reply as it comes; like ask, but the caller need not keep them all.
+    """Ask sites as ask() does, and yield each valid (site, reply) as it comes.
 
     expected: one kind of reply, or as many kinds as there are requests to one site.
     """
@@ -83,9 +84,9 @@ def answers(
 
 
 def checked(message: Message, kinds: Sequence[type[Reply]], requests: Sequence[Stamp]) -> Reply:
-    """What a message says, of one of these kinds and in answer to one of these requests.
+    """Parse a message as a reply of one of these kinds to one of these requests.
 
-    Raises ProtocolError where it is an error, a refusal, of another kind, or stale.
+    Raises ProtocolError if it is an error, a refusal, of another kind, or stale.
     """
     if message.has_error():
         raise ProtocolError(describe_error(message.error.reason or "unknown"))
@@ -102,7 +103,7 @@ def checked(message: Message, kinds: Sequence[type[Reply]], requests: Sequence[S
 
 
 def check_counts(reply: EvaluateReply, noise: CountNoise | None = None) -> None:
-    """Raises ProtocolError when a site's counts cannot be true. noise: that the experiment has them carry."""
+    """Raise ProtocolError if a site's counts cannot be true. noise: that the experiment adds to them."""
     if not len(reply.correct) == len(reply.total) == reply.num_classes:
         raise ProtocolError(
             f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}"
@@ -112,13 +113,13 @@ def check_counts(reply: EvaluateReply, noise: CountNoise | None = None) -> None:
 
 
 def check_possible(correct: Sequence[int], total: Sequence[int], noise: CountNoise | None) -> None:
-    """Raises ProtocolError for exact counts that cannot be; those with noise can be anything."""
+    """Raise ProtocolError for counts that cannot be true; with noise any counts can."""
     if noise is None and any(not 0 <= right <= n for right, n in zip(correct, total, strict=True)):
         raise ProtocolError("correct, total: more right answers than samples, or fewer than none")
 
 
 def check_withheld(withheld: Sequence[int] | None, total: Sequence[int]) -> None:
-    """Raises ProtocolError when a class whose counts are withheld is none, or has counts all the same."""
+    """Raise ProtocolError if a withheld class does not exist, or has counts all the same."""
     for label in withheld or ():
         if label >= len(total) or total[label]:
             raise ProtocolError(

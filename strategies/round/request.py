@@ -28,7 +28,7 @@ Observer = Callable[["Admitted", Arrays, int], dict[str, Any]]
 
 @dataclass(frozen=True)
 class TaskStart:
-    """What a strategy learns when a task begins. reference: the grown model's travelling tensors."""
+    """The facts about a task that begins. reference: the grown model's travelling tensors."""
 
     task: int
     num_classes: int
@@ -39,10 +39,10 @@ class TaskStart:
 
 @dataclass(frozen=True)
 class Weighing:
-    """Have models of a ring measured before, in and after some sweeps of a round.
+    """Which models of a ring's round are measured.
 
     weigh: from a model to its worth on each class; None if nobody could measure it. sweeps: those whose
-    models are weighed. first: weigh before a site gets the model, not while it works.
+    models are measured, around each turn. first: measure before a site gets the model, not while it works.
     """
 
     weigh: Callable[[Arrays], Worth | None]
@@ -52,7 +52,7 @@ class Weighing:
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """One round that the curriculum asks for. sites: name -> node id of those to ask, in canonical order."""
+    """The request for one round of training. sites: name -> node id of those to ask, in canonical order."""
 
     stamp: Stamp
     arrays: Arrays
@@ -82,11 +82,11 @@ class RoundRequest:
 
     @property
     def most_replies(self) -> int:
-        """A public bound on the updates of this round: late ones and stand-ins come from known sites."""
+        """A public bound on this round's number of updates: late ones and stand-ins come from known sites."""
         return max(self.known, len(self.sites) + len(self.resting))
 
     def message(self, arrays: Arrays | None = None, **fields: Any) -> TrainRequest:
-        """The plain request of this round. arrays: None takes the round's own. fields: others of it."""
+        """The plain request of this round to any site. arrays: None: the round's own. fields: more."""
         return TrainRequest(
             **self.stamp.stamp_fields,
             arrays=Tensors(self.arrays if arrays is None else arrays),
@@ -97,5 +97,5 @@ class RoundRequest:
 
 
 def with_settings(request: TrainRequest, **settings: Any) -> TrainRequest:
-    """request with more settings for the site, beside those that an outer strategy put there."""
+    """The request with more settings for the site, beside those that an outer strategy added."""
     return replace(request, settings=json.dumps({**json.loads(request.settings), **settings}, sort_keys=True))

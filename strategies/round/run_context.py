@@ -26,7 +26,7 @@ Judge = Callable[[Mapping[str, Tensor], int], Scores]
 
 
 class ReleaseRecord(Protocol):
-    """Where a strategy records a protected release before it asks sites for it; see server/releases.py."""
+    """Records a protected release before a strategy asks sites for it; see server/releases.py."""
 
     def asked(self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "") -> None: ...
 
@@ -39,18 +39,16 @@ class ReleaseRecord(Protocol):
 class RunContext:
     """The run that a strategy works in: its experiment, and what the server lends.
 
-    schedule: tasks and their classes.
-    input_shape: of one sample.
-    device: where the server computes.
-    constants: (mean, std) of inputs, where the server knows them.
+    schedule: tasks and their classes. input_shape: of one sample. device: on which the server computes.
+    constants: (mean, std) of inputs, if the server knows them.
     load: the server's model with given travelling arrays in it, in evaluation mode; one model serves all
     calls, so a strategy that trains takes a copy.
-    measure: counts of given arrays on the server's held-out samples of the classes seen so far; None where
+    measure: counts of given arrays on the server's held-out samples of the classes seen so far; None if
     the server has none.
     judge: the answers of given arrays to at most so many of these samples, the same ones in every call of a
-    task; None where the server has none.
+    task; None if the server has none.
     folder: where a strategy may keep a file of its own that a resumed run finds again.
-    releases: the server's record of what sites are asked to release; None where nothing is protected.
+    releases: the server's record of what sites are asked to release; None if nothing is protected.
     secret: of the run, which no site knows; None in simulation, where it is the experiment's seed and every
     site could know it.
     sums: masked sums over the sites, under `secure` alone.
@@ -71,5 +69,5 @@ class RunContext:
 
     @property
     def secret_seed(self) -> int:
-        """For the streams of what a site must not foresee: orders, relabelling, buckets, valued sweeps."""
+        """The seed of streams that a site must not foresee: orders, relabelling, buckets, valued sweeps."""
         return self.experiment.seed if self.secret is None else self.secret

@@ -1,4 +1,4 @@
-"""Bounds on a round's replies that follow from what former rounds admitted.
+"""Bounds on a round's replies that follow from what earlier rounds admitted.
 
 So the order in which replies arrive decides nothing.
 
@@ -21,7 +21,7 @@ NORMS, COUNTS, MET = "norms", "counts", "met"
 
 @dataclass
 class RunningBounds:
-    """Bounds on updates: their length by earlier rounds' medians, their weight by the last round's counts.
+    """Bounds an update's norm by earlier rounds' medians, and a site's samples by the last round's counts.
 
     state: a dict of the checkpoint, kept up to date here: median norms of the latest rounds, samples of each
     site of the last one, and who met a bound.
@@ -38,29 +38,29 @@ class RunningBounds:
 
     @property
     def met(self) -> dict[str, dict[str, int]]:
-        """site -> in how many rounds its update was scaled down, or its claim capped."""
+        """site -> in how many rounds its update was scaled down, and its samples were capped."""
         return self.state[MET]
 
     @property
     def waiting(self) -> bool:
-        """Whether there is no former round, so that the round's own replies are what bounds follow from."""
+        """Whether there is no earlier round, so that bounds must follow from the round's own replies."""
         wanted = self.config.norm_multiple is not None or self.config.most_share < 1
         return wanted and not self.state[NORMS]
 
     def see_all(self, replies: Iterable[Admitted]) -> None:
-        """The replies of a first round, before any of them is bounded, or the first turns of a ring."""
+        """Take the bounds from these replies, all of a first round, before any of them is bounded."""
         self._first, self._first_counts = _told(replies)
 
     def touches(self, reply: Admitted) -> bool:
-        """Whether a bound changes the reply, or drops it."""
+        """Whether a bound would change the reply, or drop it."""
         return self.exceeds(reply.norm) or reply.num_examples > self._most_samples(
             reply.site, reply.num_examples
         )
 
     def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
-        """The reply as it counts, with a note for each change.
+        """The reply with its norm and samples bounded, and a note for each change.
 
-        scalable: whether the method takes a part of an update for the whole. Raises Rejected for an update
+        scalable: whether the method accepts scaled updates. Raises Rejected for an update
         above the bound that is to be dropped.
         """
         notes = list(reply.notes)
@@ -82,10 +82,7 @@ class RunningBounds:
         return replace(reply, update=update, norm=limit, notes=tuple(notes), scaled=True)
 
     def round_done(self, replies: Iterable[Admitted]) -> None:
-        """Remember the lengths and counts of a round that came to something, and who met a bound.
-
-        replies: those in the model.
-        """
+        """Note norms and samples of the replies in a round's model, for later bounds, and who met a bound."""
         replies = list(replies)
         for reply in replies:
             if reply.scaled or reply.capped:

@@ -8,8 +8,8 @@ class Traits:
     """What a method allows and needs.
 
     staleness: rounds by which a reply may be late and still be used.
-    waits_for_busy_sites: a round waits for sites that work on an earlier one where too few others are there.
-    accepts_scaled_updates: an update may be scaled down; not where the site remembers the whole of it.
+    waits_for_busy_sites: a round waits for sites that work on an earlier one if too few others are there.
+    accepts_scaled_updates: an update may be scaled down; not if the site remembers the whole of it.
     runs_per_cluster: a cluster can have a strategy of this kind, beside those of other clusters.
     aggregates_in_parallel: a round is one exchange with all sites, whose replies go to one aggregator; a ring
     has hops instead.

@@ -34,8 +34,7 @@ MOST_HALVINGS = 6
 class MaskedRound:
     """Rounds of training in which the server sees only the sum of the updates.
 
-    sums: of the run.
-    judge: None where the server has no samples.
+    sums: of the run. judge: evaluates models; None if the server has no samples.
     """
 
     def __init__(self, sums: MaskedSums, judge: Judge | None = None) -> None:
@@ -47,7 +46,7 @@ class MaskedRound:
         grid: Grid,
         request: RoundRequest,
     ) -> RoundOutcome:
-        """One round; skipped, with the reason among the warnings, when nothing was opened."""
+        """Run one round; it is skipped, with the reason among the warnings, when nothing was opened."""
         start = time.monotonic()
         ctx = strategy.context(grid, request)
         common, outcome = request.message(), ctx.outcome

@@ -98,10 +98,13 @@ class MaskedSums:
         requests: Requests,
         note: Note,
     ) -> Opened:
-        """The sum of the sites' words.
+        """Ask sites for masked words and open their sum, or return it again if it was opened before.
 
-        statistic: what the words are. model: SHA-256 of what they are about. sites: who is to be in the sum.
-        deadline: seconds for each exchange. Raises NotEnough, saying what is missing, when nothing is opened.
+        stamp: of the round. statistic: kind of the words, such as update. model: SHA-256 of what they
+        describe. sites: name -> node id of those to ask. deadline: seconds for each exchange. requests: from
+        the roster's fields to (site, node id, request) of each. note: called with the name of a site that is
+        not in the sum, or did not help to open it, and the reason. Raises NotEnough, saying what is missing,
+        when the sum cannot be opened.
         """
         subject = Subject(stamp.round, statistic, model)
         for done in reversed(self.store.all_opened(statistic, model)):

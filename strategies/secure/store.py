@@ -1,4 +1,4 @@
-"""What the server keeps of masked sums on its disk, so that a killed run goes on in the phase it was in.
+"""The server's record of masked sums on disk, so that a killed run goes on in the phase it was in.
 
 Three things: the number of the last attempt, the sum in progress, and the last opened sums, which a run that
 goes back to an older checkpoint takes without asking the sites again; they would refuse.
@@ -23,7 +23,7 @@ KEPT = 4
 
 @dataclass(frozen=True)
 class Opened:
-    """A sum without masks. words: (N,). survivors: the sites in it. roster: those that were to be."""
+    """An opened sum. words: (N,) without masks. survivors: sites in it. roster: sites of the attempt."""
 
     words: Words = field(repr=False)
     survivors: tuple[str, ...]
@@ -46,7 +46,7 @@ class SumStore:
         self._number = self._read("number", 0)
 
     def token(self, drawn: str) -> str:
-        """The run's token: the one just drawn, which is kept, unless a sum was begun under another.
+        """The run's token: `drawn`, which is stored, unless an earlier one is stored already.
 
         That happens when a run was stopped before its first checkpoint and starts over: sites go on with the
         sum that was begun, and make no other one.
@@ -57,23 +57,20 @@ class SumStore:
         return kept or drawn
 
     def next_number(self) -> int:
-        """A number that no attempt of this run has had."""
+        """A new attempt's number, which no attempt of this run has had."""
         self._number += 1
         self._write("number", self._number)
         return self._number
 
     def keep(self, session: ServerSession, *, total: bool = False) -> None:
-        """Write the sum in progress.
-
-        total: write the sum of the masked values too; it does not change any more.
-        """
+        """Store the sum in progress. total: with the sum of masked values, which no longer changes."""
         if self._folder is not None:
             if total and session.total is not None:
                 _write_words(self._folder / "total.bin", session.total)
             self._write("session", session.to_json())
 
     def found(self, subject: Subject) -> ServerSession | None:
-        """The sum in progress, if it is about this model and statistic."""
+        """The stored sum in progress, if it is about this model and statistic; else None."""
         values = self._read("session", None)
         if values is None or self._folder is None:
             return None
@@ -86,7 +83,7 @@ class SumStore:
 
     @property
     def pending(self) -> Subject | None:
-        """The sum of which sites were asked for shares, and too few came to open it."""
+        """The sum whose opening sites were asked for without success; None if there is none."""
         values = self._read("session", None)
         if values is None or not values["opening"]:
             return None
@@ -95,7 +92,7 @@ class SumStore:
         return None if values["attempt"]["number"] in done else subject
 
     def keep_opened(self, subject: Subject, opened: Opened) -> None:
-        """Write an opened sum, and forget those that are too old to be asked for again."""
+        """Store an opened sum, and delete those that are too old to be asked for again."""
         if self._folder is None:
             return
         name = f"opened-{opened.attempt:08d}"
@@ -117,7 +114,7 @@ class SumStore:
                 path.with_suffix(".bin").unlink(missing_ok=True)
 
     def all_opened(self, statistic: str, model: str) -> list[Opened]:
-        """Sums of this that were opened before, oldest first; of cohorts of sites that share none."""
+        """The stored opened sums of a statistic about a model, oldest first; no site is in two of them."""
         found = []
         for path in [] if self._folder is None else sorted(self._folder.glob("opened-*.json")):
             facts = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""A head that chooses itself: what sites' validation samples prefer among heads of the same sums.
+"""Chooses a head among many of the same sums, by sites' validation samples.
 
 Maps that stand side by side share one matrix of products, whose parts are the sums of each map alone. So one
 exchange of sums and one of counts compare every map and all of them together, each under a Gaussian head, a
@@ -29,7 +29,7 @@ Z = 1.96
 
 @dataclass(frozen=True)
 class Candidate:
-    """One head. maps: which of the maps it sees. kind: one of KINDS."""
+    """One head that is compared. maps: indices of those it sees. kind: one of KINDS."""
 
     maps: tuple[int, ...]
     kind: str
@@ -38,16 +38,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AutomaticHead(HeadSettings):
-    """The settings of `head: auto`, where a shrinkage is the number of a candidate.
-
-    widths, names: of the maps.
-    """
+    """The settings of `head: auto`. A shrinkage is a candidate's number. widths, names: of the maps."""
 
     widths: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
     def over(self, widths: Sequence[int], names: Sequence[str]) -> "AutomaticHead":
-        """The same for these maps. Raises ConfigError where they are too many to compare."""
+        """The settings for these maps. Raises ConfigError if they give too many heads to compare."""
         found = replace(self, widths=tuple(widths), names=tuple(names), tried=[])
         found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
         if len(found.candidates) > MOST_CANDIDATES:
@@ -65,7 +62,7 @@ class AutomaticHead(HeadSettings):
         return [Candidate(maps, kind, value) for maps in sets for kind in KINDS for value in KINDS[kind]]
 
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
-        """The head of a candidate, whose weights on features that it does not see are 0."""
+        """Solve candidate number `shrinkage`; its weights on features that it does not see are 0."""
         candidate = self.candidates[int(shrinkage)]
         places = places_of(self.widths, candidate.maps)
         solve = {"gaussian": gaussian, "ridge": _ridge, "ridge, classes alike": _alike}[candidate.kind]
@@ -75,21 +72,21 @@ class AutomaticHead(HeadSettings):
         return LinearHead(weight, head.bias)
 
     def require_noisable(self, products: bool) -> None:
-        """Raises ConfigError: counts of validation samples would be a release of their own."""
+        """Raise ConfigError: with privacy, counts of validation samples would be a release of their own."""
         raise ConfigError(
             "strategy.head: found 'auto' with privacy, where the counts of validation samples that choose "
             "would be a release of their own; allowed: gaussian, ridge"
         )
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
-        """The number of the candidate that validation samples prefer. Errors as ranked."""
+        """The number of the candidate that validation samples prefer. Raises as ranked() does."""
         return float(self.ranked(asking, sums)[0][1])
 
     def ranked(self, asking: StatisticsRound, sums: Sums) -> list[tuple[float, int]]:
-        """(value, number) of the best candidate of each head on each set of maps, best first; noted in tried.
+        """(value, number) of the best shrinkage of each head on each set of maps, best first; noted in tried.
 
         Each is judged with its neighbours in shrinkage, [1, 2, 1] / 4, because few samples choose among many.
-        Raises DataError where no site has validation samples, or no head can be solved.
+        Raises DataError if no site has validation samples, or no head can be solved.
         """
         solved, heads = [], []
         for number in range(len(self.candidates)):

@@ -1,4 +1,4 @@
-"""Class-balanced sums: every class counts 1 / n_c, so sites tell their counts before they are asked for sums.
+"""Class-balanced sums: every class counts 1 / n_c, so sites report their counts before their sums.
 
 Counts stand beside sums or nowhere: those of a site that then sends none count for nothing, and take no class
 away from the others.
@@ -19,21 +19,21 @@ Counts = dict[str, list[int]]
 
 
 def weights_of(counts: Mapping[str, list[int]], classes: range) -> list[int]:
-    """By which a sample of each class counts, in steps of 2^-20; 0 for a class that nobody holds."""
+    """The weight of one sample of each class, in steps of 2^-20; 0 for a class that nobody holds."""
     totals = [sum(row[place] for row in counts.values()) for place in range(len(classes))]
     return [round(WEIGHT / total) if total else 0 for total in totals]
 
 
 @dataclass
 class BalancedSums:
-    """By task: the sums that are there, the counts of the sites that sent them, and the classes' weights."""
+    """For each task: the collected sums, the counts of the sites that sent them, and the classes' weights."""
 
     kept: dict[int, KeptSums] = field(default_factory=dict)
     counts: dict[int, Counts] = field(default_factory=dict)
     weights: dict[int, list[int]] = field(default_factory=dict)
 
     def collect(self, asking: StatisticsRound, task: int, classes: range) -> None:
-        """Ask for what is missing of a task: every site again, where the weights of its classes change.
+        """Ask for the missing sums of a task; all sites are asked again if its classes' weights change.
 
         While a site that sent sums is away, others join with the weights that all would have, and its own
         stay as they are: no class is lost, and none counts more than twice as much as another.
@@ -115,26 +115,26 @@ class BalancedSums:
 
     @property
     def number(self) -> int:
-        """Samples of all sites and tasks, which weighted sums do not say."""
+        """Number of samples of all sites and tasks, which weighted sums do not say."""
         return sum(sum(row) for counts in self.counts.values() for row in counts.values())
 
     @property
     def total(self) -> Statistics | None:
-        """Over all tasks; None before the first sums."""
+        """The sums over all tasks; None before the first."""
         totals = [kept.total for _, kept in sorted(self.kept.items()) if kept.total is not None]
         return reduce(operator.add, totals) if totals else None
 
     def samples(self, site: str) -> int:
-        """The site's samples of all tasks."""
+        """Number of the site's samples over all tasks."""
         return sum(sum(counts.get(site, ())) for counts in self.counts.values())
 
     @property
     def sites(self) -> list[str]:
-        """Whose sums are there, in order of name."""
+        """Names of the sites whose sums are there, sorted."""
         return sorted({site for counts in self.counts.values() for site in counts})
 
     def state(self) -> dict[str, Any]:
-        """As load takes it: tensors and JSON-able values."""
+        """Tensors and JSON-able values, which load() restores."""
         state: dict[str, Any] = {"balanced": sorted(self.kept)}
         for task, kept in self.kept.items():
             state |= kept.state(f"task-{task}")
@@ -143,7 +143,6 @@ class BalancedSums:
         return state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore state()."""
         self.kept = {task: KeptSums() for task in state["balanced"]}
         for task, kept in self.kept.items():
             kept.load(f"task-{task}", state)

@@ -1,4 +1,4 @@
-"""Checks whether a site's sums can be true: in whole numbers first, the rest in analytic/possible.py."""
+"""Checks whether a site's sums can be true: in whole numbers here, the rest in analytic/possible.py."""
 
 import torch
 
@@ -13,7 +13,7 @@ MOST_NOISED = 1 << 56
 
 
 def read_statistics(tensors: Tensors, form: SumsForm, classes: range) -> Statistics:
-    """The statistics in a reply. form: that was asked for.
+    """Read the statistics in a reply. form: the one that was asked for.
 
     Raises ProtocolError naming the tensor that is missing, unknown, of another shape or another type.
     """
@@ -29,9 +29,9 @@ def read_statistics(tensors: Tensors, form: SumsForm, classes: range) -> Statist
 
 
 def check_exact(found: Statistics, weight: list[int] | None = None, sites: int = 1) -> None:
-    """Raises ProtocolError when no samples have these sums; for sums without noise.
+    """Raise ProtocolError if no samples can have these sums; for sums without noise.
 
-    sites: whose sums they are, added up.
+    sites: number of sites whose sums they are, added up.
     weight: of each class, in class-balanced statistics, whose counts are weighted too.
     """
     counts = found.counts
@@ -56,9 +56,9 @@ def check_exact(found: Statistics, weight: list[int] | None = None, sites: int =
 
 
 def check_noised(found: Statistics, noise: Deviations, sites: int = 1) -> None:
-    """Raises ProtocolError when no samples have these sums under noise of these standard deviations.
+    """Raise ProtocolError if no samples can have these sums under noise of these standard deviations.
 
-    sites: whose sums they are, added up, with the noise of all.
+    sites: number of sites whose sums they are, added up, with the noise of all.
     """
     check_range(found)
     if int(found.counts.max()) > (sites * MAX_EXAMPLES + DEVIATIONS * noise.counts) * GRID:
@@ -68,7 +68,7 @@ def check_noised(found: Statistics, noise: Deviations, sites: int = 1) -> None:
 
 
 def check_range(found: Statistics) -> None:
-    """Raises ProtocolError when a million noised sums like these could leave 64-bit integers."""
+    """Raise ProtocolError if a million noised sums like these could leave 64-bit integers."""
     for name in ("gram", "sums", "counts"):
         tensor = getattr(found, name)
         # abs() of the least integer is itself, and below 0

@@ -1,4 +1,4 @@
-"""The sums that a head is solved from, with every site's influence cut to what `bounds` allow.
+"""Limits each site's influence on the sums that a head is solved from, as `bounds` say.
 
 Kept and signed sums stay as they were sent: what counts follows from counts alone, and is found anew after a
 withdrawal.
@@ -13,7 +13,7 @@ from perennial.strategies.statistics.kept import KeptSums
 
 
 def require_own_sums(bounds: BoundsConfig, own: bool) -> None:
-    """Raises ConfigError where influence should be cut and the server has not each site's own plain sums."""
+    """Raise ConfigError if bounds limit influence but the server lacks each site's own plain sums."""
     if (bounds.share or bounds.registered) and not own:
         raise ConfigError(
             "bounds.share, bounds.registered: each site's own sums are cut when the head is solved for; "
@@ -22,7 +22,7 @@ def require_own_sums(bounds: BoundsConfig, own: bool) -> None:
 
 
 def parts_of(kept: KeptSums, bounds: BoundsConfig) -> dict[tuple[int, str], int]:
-    """(task, site) -> parts of PARTS by which its sums count; those that count whole are left out."""
+    """(task, site) -> weight of its sums in units of 1/PARTS; sums of full weight are left out."""
     given = kept.contributions
     registered = parts_by_registration({site: kept.samples(site) for site in kept.sites}, bounds.registered)
     found = {}
@@ -39,10 +39,10 @@ def parts_of(kept: KeptSums, bounds: BoundsConfig) -> dict[tuple[int, str], int]
 
 
 def counted_sums(kept: KeptSums, bounds: BoundsConfig, classes: range) -> Sums:
-    """The kept sums as they count, with rows for these classes; the plain total where nobody is cut.
+    """The total of the kept sums, weighted as parts_of() says, with rows for these classes.
 
-    Raises DataError where there are no sums, or more samples than scaled ones stay exact for; StateError
-    where a site's own sums were not kept.
+    Raises DataError if there are no sums, or more samples than weighted ones stay exact for; StateError
+    if a site's own sums were not kept.
     """
     if kept.total is None:
         raise DataError("no site has sent sums yet")

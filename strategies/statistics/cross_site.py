@@ -21,16 +21,16 @@ DEAR = 1e11
 
 
 def work(sites: int, width: int) -> float:
-    """Multiplications that the table takes, roughly. width: features with the constant."""
+    """Approximate number of multiplications that the table takes. width: features with the constant."""
     used = min(width, WIDEST)
     return sites * sites * used**3 / 3 + (10 * width**3 if width > WIDEST else 0)
 
 
 def sums_by_site(kept: KeptSums, classes: range) -> dict[str, Sums]:
-    """site -> its sums of all tasks, projected where they have more than WIDEST features.
+    """site -> its sums of all tasks, projected if they have more than WIDEST features.
 
-    One site's sums are in memory at a time beside the projected ones. Raises DataError where there are none;
-    StateError where a site's own sums were not kept.
+    One site's sums are in memory at a time beside the projected ones. Raises DataError if there are none;
+    StateError if a site's own sums were not kept.
     """
     if kept.total is None:
         raise DataError("cross-site table: no site has sent sums yet")
@@ -44,7 +44,7 @@ def sums_by_site(kept: KeptSums, classes: range) -> dict[str, Sums]:
 
 
 def block_of(kept: KeptSums, classes: range) -> dict[str, Any]:
-    """What summary.json says under `cross_site`. Raises DataError where it cannot be said.
+    """The `cross_site` block of summary.json. Raises DataError if it cannot be made.
 
     sites: site -> {apart, skill, given, marked, benefit: {other: share}, classes: {label: {t, effect}}}; t
     and effect are medians over the other sites that have the class.
@@ -69,7 +69,7 @@ def block_of(kept: KeptSums, classes: range) -> dict[str, Any]:
 
 
 def block_or_none(kept: KeptSums, classes: range) -> dict[str, Any]:
-    """The same; empty where it cannot be said, as of weighted sums, which are kept elsewhere."""
+    """The `cross_site` block; {} if it cannot be made, as for weighted sums, which are kept elsewhere."""
     if kept.folder is None:
         return {}
     try:
@@ -79,7 +79,7 @@ def block_or_none(kept: KeptSums, classes: range) -> dict[str, Any]:
 
 
 def in_short(block: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the journal says after each task: site -> {skill, given, marked, benefit}, without the classes."""
+    """The table for the journal: site -> {skill, given, marked, benefit}, without the classes."""
     return {
         site: {
             "skill": _rounded(row["skill"]),
@@ -92,12 +92,12 @@ def in_short(block: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def marked(block: Mapping[str, Any]) -> set[str]:
-    """The sites that a table marks."""
+    """Names of the sites that a table marks."""
     return {site for site, row in block.get("sites", {}).items() if row["marked"]}
 
 
 def sentences(block: dict[str, Any]) -> list[str]:
-    """One for each marked site, for the journal."""
+    """A sentence for each marked site, for the journal."""
     return [
         f"site {name} contradicts the others: {row['marked']}. An unusual camera, other label habits and "
         "false sums look alike here: talk to the site; its sums can be withdrawn at any time"

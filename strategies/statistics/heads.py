@@ -1,4 +1,4 @@
-"""The head that sums determine, and how far it is shrunk."""
+"""Solves the head of sums, and chooses how far it is shrunk."""
 
 import math
 from dataclasses import dataclass, field
@@ -64,15 +64,15 @@ class HeadSettings:
         return cls(head, chosen, tuple(sorted(tried)), criterion, prior, standardise, shrinkage)
 
     def asks_again(self, shrinkage: float | None) -> bool:
-        """Whether samples of all sites choose or weigh the head, so that without a site the others are asked.
+        """Whether samples of all sites choose or weigh the head, so that a withdrawal asks the others again.
 
-        shrinkage: that somebody gives in place of the chosen one.
+        shrinkage: a given one, in place of what samples choose; None: none is given.
         """
         chosen = self.shrinkage == "validation" and shrinkage is None
         return chosen or self.head in ("balanced_ridge", "auto")
 
     def require_noisable(self, products: bool) -> None:
-        """Raises ConfigError for what sums with noise do not allow.
+        """Raise ConfigError for a setting that sums with noise do not allow.
 
         products: whether sums of products are released.
         """
@@ -101,19 +101,19 @@ class HeadSettings:
             )
 
     def solved_with_noise(self, sums: NoisedSums) -> LinearHead:
-        """The head of sums that left with noise."""
+        """Solve the head of noised sums."""
         if self.head == "gaussian":
             return noised_gaussian(sums, self.prior)
         return ridge(sums.for_ridge(), float(self.shrinkage))
 
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
-        """The head of these sums."""
+        """Solve the head of these sums with this shrinkage."""
         if self.head == "gaussian":
             return gaussian(sums, shrinkage, self.prior)
         return ridge(sums, shrinkage, self.standardise)
 
     def without_asking(self, sums: Sums) -> float:
-        """The given one, or the one by gcv. Raises ConfigError where validation samples should choose."""
+        """The given shrinkage, or the one by gcv. Raises ConfigError if validation samples should choose."""
         if self.shrinkage == "validation":
             raise ConfigError(
                 "strategy.shrinkage: found 'validation', which asks the sites; allowed a number"
@@ -123,9 +123,9 @@ class HeadSettings:
         return float(self.shrinkage)
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
-        """The given one, or the best of those to choose among; of equals the largest.
+        """The given shrinkage, or the best of several by gcv or by validation samples; of equals the largest.
 
-        Raises DataError where validation samples should choose and no site has any.
+        Raises DataError if validation samples should choose and no site has any.
         """
         if self.shrinkage != "validation":
             return self.without_asking(sums)

@@ -1,4 +1,4 @@
-"""The sums of a run: one exact total, and what each site sent, so that it can be withdrawn."""
+"""Stores the sums of a run: one exact total, and what each site sent, so that it can be withdrawn."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ class KeptSums:
     """The sums of features that a run holds.
 
     total: over all sites and tasks; None before the first.
-    contributions: task -> site -> {sha256, samples, statement}; of sites that gave theirs together under
-    masks, sha256 is of the sum and samples is 0. statement: what the site signed, where it did.
-    signers: whose keys sign sums, in the order in which they came.
-    folder: where each site's own sums are kept; None: nowhere.
+    contributions: task -> site -> {sha256, samples, statement}; for sites that gave theirs together under
+    masks, sha256 is of the sum and samples is 0. statement: what the site signed, if it signed.
+    signers: sites whose keys sign sums, in the order in which they came.
+    folder: where each site's own sums are stored; None: nowhere.
     """
 
     folder: Path | None = None
@@ -35,7 +35,7 @@ class KeptSums:
     signers: list[Signer] = field(default_factory=list)
 
     def signed_by(self, signers: Mapping[str, Signer]) -> tuple[Signer, ...] | None:
-        """The list of signers with those that are new, at its end; None where nobody signs."""
+        """Append new signers to the list, and return it; None if no site signs."""
         known = {signer.row for signer in self.signers}
         self.signers += [signer for signer in signers.values() if signer.row not in known]
         return tuple(self.signers) if signers else None
@@ -46,10 +46,10 @@ class KeptSums:
     def add(
         self, task: int, sites: Sequence[str], statistics: Statistics, statement: Statement | None = None
     ) -> None:
-        """Take in sums of one task, once.
+        """Add sums of one task to the total. Never call it twice for a site and task: they would count twice.
 
-        sites: one, or those that gave theirs together under masks; nobody knows one's part then.
-        statement: what the site signed of them.
+        sites: one, or those whose sums came as one masked sum, of which nobody knows a single site's.
+        statement: the site's signed statement of these sums, if it signs.
         """
         alone = len(sites) == 1
         if self.folder is not None and alone:
@@ -64,7 +64,7 @@ class KeptSums:
     def take_back(self, site: str) -> Statistics:
         """Subtract everything that a site sent, and forget it; returns what was subtracted.
 
-        Raises StateError where its own sums were not kept, or are not those that it gave.
+        Raises StateError if its own sums were not kept, or are not those that it gave.
         """
         gone = None
         for task, facts in self.contributions_of(site).items():
@@ -83,38 +83,38 @@ class KeptSums:
 
     @property
     def number(self) -> int:
-        """Samples of all sites and tasks."""
+        """Number of samples of all sites and tasks."""
         return 0 if self.total is None else self.total.samples
 
     @property
     def sites(self) -> list[str]:
-        """Whose sums are there, in order of name."""
+        """Names of the sites whose sums are there, sorted."""
         return sorted({site for sites in self.contributions.values() for site in sites})
 
     def of_site(self, site: str, classes: range) -> Statistics | None:
-        """One site's own sums of all tasks; None where it gave none. Raises StateError as kept does."""
+        """A site's own sums over all tasks; None if it gave none. Raises StateError as kept() does."""
         parts = [self.kept(task, site).over(classes) for task in self.contributions_of(site)]
         return reduce(operator.add, parts) if parts else None
 
     def contributions_of(self, site: str) -> dict[int, dict[str, Any]]:
-        """task -> {sha256, samples} of what a site gave."""
+        """task -> {sha256, samples, statement} of the sums that a site gave."""
         return {task: sites[site] for task, sites in sorted(self.contributions.items()) if site in sites}
 
     @property
     def given(self) -> dict[str, list[str]]:
-        """task -> the sites whose sums of it are there."""
+        """task -> the sites that gave sums of it."""
         return {str(task): sorted(sites) for task, sites in self.contributions.items()}
 
     def kept(self, task: int, site: str) -> Statistics:
-        """One site's own sums of one task. Raises StateError where they were not kept."""
+        """A site's own sums of one task. Raises StateError if they were not kept."""
         if self.folder is None:
             raise StateError("strategy.keep_sites is false: no site's own sums were kept")
         return read_statistics_file(self.folder / file_name(task, site))[0]
 
     def without_group(self, site: str, group: Mapping[int, Statistics]) -> dict[int, Statistics]:
-        """What a site's own sums would be without those of a group of its records, task by task.
+        """task -> a site's own sums without those of `group`, some of its records, by task.
 
-        Raises StateError where the site gave no such sums, or others than were kept; ProtocolError where no
+        Raises StateError if the site gave no such sums, or others than were kept; ProtocolError if no
         samples have the sums of the group, or of what would be left.
         """
         remaining = {}
@@ -135,7 +135,7 @@ class KeptSums:
     def replace(
         self, site: str, remaining: Mapping[int, Statistics], statements: Mapping[int, Statement]
     ) -> None:
-        """From now on a site has given these sums, and signed this; the files follow with keep_again."""
+        """Replace a site's sums and statements, by task. The files stay until keep_again."""
         for task, statistics in remaining.items():
             assert self.total is not None
             self.total = self.total - self.kept(task, site) + statistics
@@ -143,7 +143,7 @@ class KeptSums:
             self.contributions[task][site] = facts | {"statement": asdict(statements[task])}
 
     def keep_again(self, site: str, group: Mapping[int, Statistics]) -> None:
-        """Take a group's sums out of the kept files too, where they are not out already."""
+        """Subtract a group's sums from the site's files, unless that was done already."""
         assert self.folder is not None
         for task, part in group.items():
             statistics, facts = read_statistics_file(self.folder / file_name(task, site))
@@ -151,7 +151,7 @@ class KeptSums:
                 write_statistics(self.folder / file_name(task, site), statistics - part, facts)
 
     def until(self, task: int) -> "KeptSums":
-        """The sums of tasks up to this one: these, or where later ones are in them, from the kept files."""
+        """The sums of tasks up to this one: these, or if they include later tasks, from the kept files."""
         if not any(sites for number, sites in self.contributions.items() if number > task):
             return self
         found = KeptSums(self.folder)
@@ -163,11 +163,11 @@ class KeptSums:
         return found
 
     def samples(self, site: str) -> int:
-        """The site's samples of all tasks."""
+        """Number of the site's samples over all tasks."""
         return sum(sites[site]["samples"] for sites in self.contributions.values() if site in sites)
 
     def state(self, name: str) -> dict[str, Any]:
-        """As load takes it: tensors and JSON-able values."""
+        """Tensors and JSON-able values with keys that begin with `name`, which load() restores."""
         state: dict[str, Any] = {
             f"{name}-given": {str(task): sites for task, sites in self.contributions.items()},
             f"{name}-signers": [astuple(signer) for signer in self.signers],
@@ -178,7 +178,7 @@ class KeptSums:
         return state
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
-        """Restore state()."""
+        """Restore what state() returned for the same name."""
         given = state.get(f"{name}-given", {})
         self.contributions = {int(task): dict(sites) for task, sites in given.items()}
         self.signers = [Signer(*row) for row in state.get(f"{name}-signers", ())]
@@ -190,7 +190,7 @@ class KeptSums:
 
 
 def require_room(kept: int) -> None:
-    """Raises ConfigError where all sites' sums would take more of the disk than is taken without asking."""
+    """Raise ConfigError if `kept`, the bytes of all sites' sums, is more than is stored without asking."""
     if kept > WITHOUT_ASKING:
         raise ConfigError(
             f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
@@ -200,5 +200,5 @@ def require_room(kept: int) -> None:
 
 
 def file_name(task: int, site: str) -> str:
-    """Of one site's sums of one task, in a run's folder of statistics."""
+    """Name of the file with a site's sums of one task, in a run's folder of statistics."""
     return f"{site}-task-{task:04d}.safetensors"

@@ -1,4 +1,4 @@
-"""Which of several maps a run looks through: what validation samples prefer in the first task, then for good.
+"""Chooses among feature maps in the first task, by validation samples, for the whole run.
 
 Alternatives are compared each alone, so that no products of two of them are summed. The chosen ones of all
 choices, and the maps without one, stand side by side afterwards, and from then on no other is asked for.
@@ -32,12 +32,12 @@ class MapChoice:
 
     @property
     def there(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether the experiment has any choice among maps."""
         return self.whole is not None and bool(self.whole.alternatives)
 
     @property
     def seen(self) -> FixedFeatures:
-        """What sums are of: the chosen maps; before, the widest that could be chosen."""
+        """The features that sums are of: of the chosen maps; before, of the widest of each choice."""
         assert self.whole is not None
         if not self.there:
             return self.whole
@@ -47,7 +47,7 @@ class MapChoice:
         )
 
     def chosen_by(self, asking: StatisticsRound, settings: HeadSettings, classes: range) -> bool:
-        """Choose where it is still to be done; whether nothing is left to choose, or warnings say why not."""
+        """Choose the maps unless they are chosen; returns whether they are now, else warnings say why not."""
         if self.there and self.chosen is None:
             assert isinstance(settings, AutomaticHead)
             try:
@@ -81,7 +81,7 @@ class MapChoice:
         self.chosen = [found.get(slot[0], slot[0]) for slot in self.whole.slots]
 
     def over_all_maps(self, head: LinearHead) -> LinearHead:
-        """The same head over the features of every map, as the run's model has them; 0 for the others."""
+        """The same head over the features of every map, as the run's model has them; 0 for unchosen ones."""
         if not self.there:
             return head
         assert self.whole is not None and self.chosen is not None
@@ -92,11 +92,10 @@ class MapChoice:
         return LinearHead(weight, head.bias)
 
     def state(self) -> dict[str, Any]:
-        """As load takes it."""
+        """JSON-able values, which load() restores."""
         return {"maps": {"chosen": self.chosen, "tried": self.tried}} if self.there else {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore state()."""
         if "maps" in state:
             self.chosen, self.tried = state["maps"]["chosen"], list(state["maps"]["tried"])
 

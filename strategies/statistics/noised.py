@@ -1,4 +1,4 @@
-"""What noise is in the sums that a run has added up, and whom it leaves uncertain."""
+"""The noise in the sums that a run has added up, and the classes that it leaves uncertain."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,14 +16,14 @@ from perennial.strategies.round.run_context import RunContext
 
 
 def sums_form(features: int, privacy: PrivacyConfig) -> SumsForm:
-    """Which sums sites send of so many features: with noise, of them alone, and maybe without products."""
+    """The form of the sums of `features` features; under privacy without constant, maybe without products."""
     if not privacy.enabled:
         return SumsForm(features + 1)
     return SumsForm(features, products=privacy.blocks[0] > 0)
 
 
 def noise_of_one(width: int, experiment: Experiment) -> SumsNoise | None:
-    """On one site's sums of a task; None without any. width: of a row of sums."""
+    """The noise on one site's sums of a task; None without privacy. width: of a row of sums."""
     privacy = experiment.privacy
     if not privacy.enabled or privacy.noise_multiplier is None:
         return None
@@ -34,11 +34,11 @@ def noise_of_one(width: int, experiment: Experiment) -> SumsNoise | None:
 def noised_total(
     total: Statistics, contributions: Mapping[int, Mapping[str, Any]], services: RunContext
 ) -> tuple[NoisedSums, list[str]]:
-    """(sums with the noise that is in them, warnings of classes that may be noise alone).
+    """(the total with its noise, warnings about classes that may be noise alone).
 
     Products have the noise of every release, a class's sums that of its task's.
 
-    contributions: task -> the sites of which sums are in the total.
+    contributions: task -> the sites whose sums are in the total.
     """
     privacy, classes = services.experiment.privacy, total.classes
     one = noise_of_one(total.width, services.experiment)

@@ -1,6 +1,6 @@
-"""Requests for sums that sites answer when they can: for days, renewed before their lifetime ends.
+"""Requests for sums that sites may answer days later; they are renewed before their lifetime ends.
 
-A reply counts whenever it comes, also in a later task: it is held against the request that it answers.
+A reply counts whenever it comes, also in a later task: it is compared with the request that it answers.
 """
 
 import time
@@ -22,7 +22,7 @@ LIFETIMES = 2
 
 @dataclass(frozen=True)
 class Pending:
-    """One request on its way. sent: by the clock. lifetime: seconds."""
+    """One request without a reply. sent: wall-clock time. lifetime: seconds."""
 
     site: str
     request: StatisticsRequest
@@ -31,13 +31,13 @@ class Pending:
 
     @property
     def fresh(self) -> bool:
-        """Whether the site can still be expected to find it."""
+        """Whether the site can still be expected to receive it."""
         return clock() - self.sent < self.lifetime / 2
 
 
 @dataclass
 class PendingRequests:
-    """Requests that no reply has come to yet, by message id.
+    """Requests without a reply so far, by message id.
 
     They are not part of a checkpoint: a server that was resumed asks again, and a site sends
     the same sums again.
@@ -46,7 +46,7 @@ class PendingRequests:
     pending: dict[str, Pending] = field(default_factory=dict)
 
     def asked(self, task: int, site: str) -> bool:
-        """Whether a request for a site's sums of a task is there for it to find."""
+        """Whether a request for a site's sums of a task is waiting for the site."""
         return any(
             entry.site == site and entry.request.of_task == task and entry.fresh
             for entry in self.pending.values()
@@ -77,9 +77,9 @@ class PendingRequests:
         check: Callable[[Pending, StatisticsReply], None],
         dropped: Callable[[str, str], None],
     ) -> Iterator[tuple[str, StatisticsReply]]:
-        """(site, reply) of what has come: waits for the first one, up to the deadline, and for no more.
+        """Yield (site, reply) of all that has come, after waiting for the first one up to the deadline.
 
-        check: raises ProtocolError when the content is not acceptable.
+        check: raises ProtocolError when the content is not acceptable. dropped: called with (site, reason).
         """
         start, pause, some = clock(), FIRST_POLL, False
         while self.pending and (some or clock() - start < deadline):

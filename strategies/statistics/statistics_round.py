@@ -41,7 +41,7 @@ Reply = TypeVar("Reply", bound=Stamp)
 
 @dataclass(frozen=True)
 class StatisticsRound:
-    """One round's questions. A site that failed to answer one is asked no other in this round.
+    """The questions of one round. A site that failed to answer one is asked no other in this round.
 
     features: SHA-256 of the maps. form: of the sums that sites send.
     """
@@ -65,7 +65,10 @@ class StatisticsRound:
     def statistics(
         self, sites: Sequence[str], task: int, classes: range, weights: list[int] | None = None
     ) -> Iterator[tuple[str, Statistics]]:
-        """(site, its sums of one task's classes) as they come."""
+        """Ask sites for their sums of one task's classes, and yield (site, sums) as they come.
+
+        weights: of the classes, for class-balanced sums; None: plain ones.
+        """
         message = self._request(task, weights)
 
         def check(reply: StatisticsReply) -> None:
@@ -88,7 +91,7 @@ class StatisticsRound:
     def of_sites(
         self, sites: Sequence[str], task: int, classes: range
     ) -> Iterator[tuple[Sequence[str], Statistics]]:
-        """(sites, the sum of their sums of one task's classes): of one site each, or under masks of cohorts.
+        """Ask for sums of one task's classes; yields (sites, their total): one site, or a masked cohort.
 
         When a cohort's sum is not opened, the round's warnings say why.
         """
@@ -101,18 +104,18 @@ class StatisticsRound:
             self.outcome.warnings.append(f"task {task}: {reason}")
 
     def in_order(self, tasks: Iterable[int]) -> list[int]:
-        """The tasks, first the one whose sum sites were asked to open and did not; it cannot be made anew."""
+        """The tasks, first the one whose masked sum awaits its opening; it cannot be made anew."""
         pending = None if self.masked is None else self.masked.store.pending
         if pending is None:
             return list(tasks)
         return sorted(tasks, key=lambda task: self.about(task) != pending.model)
 
     def about(self, task: int) -> str:
-        """What a masked sum of the task is known by."""
+        """The hash by which a masked sum of the task is known."""
         return statistics_subject(self.features, self.request.stamp.class_order, task, None)
 
     def cohort(self, sites: Sequence[str], task: int, classes: range) -> Iterator[tuple[Opened, Statistics]]:
-        """Masked sums of one task's classes over cohorts of sites that share none.
+        """Yield masked sums of one task's classes, each over a cohort of sites; no site is in two.
 
         Those that were opened before come first, then one over the sites that are in none of these.
         Raises NotEnough when that one is not opened.
@@ -154,9 +157,9 @@ class StatisticsRound:
     def as_they_come(
         self, awaited: PendingRequests, missing: Iterable[tuple[int, str]], classes_of: Callable[[int], range]
     ) -> Iterator[tuple[int, str, Statistics]]:
-        """(task, site, its sums of the task's classes) of whatever has come, once something has.
+        """Yield (task, site, its sums of the task's classes) of all replies that have come.
 
-        missing: (task, site) to ask for, where no request is on its way.
+        Waits for the first one. missing: (task, site) to ask for, unless a request is on its way.
         """
         for task, site in missing:
             if not awaited.asked(task, site):
@@ -210,7 +213,7 @@ class StatisticsRound:
             check_exact(found, weights)
 
     def class_counts(self, sites: Sequence[str], task: int, classes: range) -> dict[str, list[int]]:
-        """site -> its training samples of each of the task's classes."""
+        """Ask sites for counts: site -> its training samples of each of the task's classes."""
         message = ClassCountsRequest(**self._stamp, of_task=task)
 
         def check(reply: ClassCountsReply) -> None:
@@ -221,10 +224,9 @@ class StatisticsRound:
         return {site: reply.counts for site, reply in found.items()}
 
     def right_answers(self, heads: Sequence[LinearHead]) -> tuple[Tensor, Tensor]:
-        """Right answers of each head for each class (K, C), and samples of each class (C,).
+        """Ask all sites how heads answer their validation samples: (right answers (K, C), samples (C,)).
 
-        They are of all sites that answer, on their validation samples. Raises DataError where masks allow
-        no sum of them.
+        Raises DataError if masked sums are used and none was opened.
         """
         known = self.request.stamp.num_classes
         if self.masked is not None:
@@ -289,6 +291,6 @@ class StatisticsRound:
         return ask(self.grid, self.exchange, requests, expected, self.request.deadline, self.dropped, check)
 
     def dropped(self, site: str, reason: str) -> None:
-        """This site is out of the round, for this reason."""
+        """Leave a site out of the rest of the round, for this reason."""
         self.failed.add(site)
         self.outcome.dropped.append((site, reason))

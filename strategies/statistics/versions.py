@@ -1,4 +1,4 @@
-"""Every head that an asynchronous run solved for, in a file of its own: what was in use until more came."""
+"""Files of the heads that an asynchronous run used one after the other, as more sums came."""
 
 import json
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ def keep_version(folder: Path, round_number: int, head: Mapping[str, Tensor], fa
 
 
 def version_path(folder: Path, round_number: int) -> Path:
-    """Of one version's head. folder: the run's."""
+    """Path of the file with one version's head. folder: the run's."""
     return folder / FOLDER / f"round-{round_number:06d}.safetensors"
 
 
 def version_facts(path: Path) -> dict[str, Any]:
-    """What was written beside a version's head."""
+    """Read the facts that were stored with a version's head."""
     with safe_open(path, framework="pt") as file:
         return json.loads((file.metadata() or {}).get("facts", "{}"))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @njit(nogil=True, boundscheck=False)
 def add_steps(steps: NDArray[np.int64], values: NDArray[Any], weight: float, anchor: float) -> None:
-    """See Loops in exact_loops.py."""
+    """Add one row as Loops.add_steps in exact_loops.py does."""
     for index in range(steps.size):
         steps[index] += np.float64(np.float64(values[index]) * weight + anchor).view(np.int64)
 
@@ -25,7 +25,7 @@ def add_four(
     weights: tuple[float, float, float, float],
     anchor: float,
 ) -> None:
-    """add_steps of four rows, in one pass over the sum."""
+    """Add four rows as add_steps does, in one pass over the sum."""
     for index in range(steps.size):
         steps[index] += (
             np.float64(np.float64(first[index]) * weights[0] + anchor).view(np.int64)
@@ -39,7 +39,7 @@ def add_four(
 def add_mean(
     reference: NDArray[Any], steps: NDArray[np.int64], offset: int, scale: float, out: NDArray[Any]
 ) -> None:
-    """See Loops in exact_loops.py."""
+    """Compute Loops.add_mean of exact_loops.py."""
     for index in range(steps.size):
         out[index] = reference[index] + np.float64(steps[index] - offset) * scale
 
@@ -66,7 +66,7 @@ class CompiledLoops:
 
 
 def compiled_loops() -> CompiledLoops:
-    """The loops, compiled now, for arrays that PyTorch hands out."""
+    """Compile the loops, for arrays that PyTorch hands out."""
     steps, out = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
     values = np.zeros(1, dtype=np.float32)
     add_steps(steps, values, 1.0, 0.0)

@@ -95,7 +95,7 @@ NUMPY = NumPyLoops()
 
 
 def begin_compiling() -> None:
-    """Compile the loops in a thread, once in a process: while a round's requests are out, nobody waits."""
+    """Start to compile the loops in a thread, once in a process, while a round's requests are out."""
     _compiled()
 
 
@@ -127,7 +127,7 @@ def _compiled() -> "Future[Loops]":
 
 
 def shares(lengths: Sequence[int]) -> list[Share]:
-    """Rows of these lengths in pieces, dealt out to as many threads as there are cores."""
+    """Pieces of rows of these lengths, divided among as many threads as there are cores."""
     pieces = [
         (row, start, min(start + PIECE, length))
         for row, length in enumerate(lengths)
@@ -143,7 +143,7 @@ def add_rows(
     anchor: float,
     dealt: Sequence[Share],
 ) -> None:
-    """add_steps of each row of steps and the same row of each update, by the threads that dealt names."""
+    """Do add_steps on each row of steps and the same row of each update, in threads. dealt: from shares()."""
     passes = loops()
 
     def add(share: Share) -> None:

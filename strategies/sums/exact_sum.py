@@ -85,7 +85,7 @@ class ExactSum:
             self._add_waiting()
 
     def add_rows(self, rows: Tensor, weights: Sequence[float], norms: Sequence[float]) -> bool:
-        """Add K updates, rows (K, P) in like's order; False, with nothing added, if one has no room."""
+        """Add K updates, rows (K, P) in like's order; False, with nothing added, if one does not fit."""
         if not all(map(self.grid.holds, weights, norms)):
             return False
         lengths = [len(steps) for steps in self._steps]
@@ -154,7 +154,7 @@ class ExactSum:
         return _wrapped(self._anchors * int(np.float64(self._anchor_value).view(np.int64)))
 
     def value(self) -> dict[str, Tensor]:
-        """The sum, float64, in the updates' shapes."""
+        """The sum as float64 tensors in the updates' shapes."""
         self._add_waiting()
         offset = self._offset
         total: dict[str, Tensor] = {}

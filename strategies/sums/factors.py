@@ -34,7 +34,7 @@ class Share:
 
 
 def share(values: Sequence[float | None]) -> Share:
-    """The shares of one factor over m > 0 sites; equal shares where all values are 0 or unreported.
+    """How one factor's values become shares, over m > 0 sites; all equal if no value is above 0.
 
     values: (m,) finite and not negative; None if a site reported nothing.
     """
@@ -50,7 +50,7 @@ def share(values: Sequence[float | None]) -> Share:
 def mixed(
     coefficients: Mapping[str, float], shares: Mapping[str, Share], values: Mapping[str, float | None]
 ) -> float:
-    """One site's weight before the cap. values: its factors by name."""
+    """One site's weight before the cap. coefficients, shares, values: of each factor, by name."""
     whole = math.fsum(coefficients.values())
     return math.fsum(
         coefficient / whole * shares[name].of(values[name]) for name, coefficient in coefficients.items()
@@ -69,9 +69,9 @@ class Filled:
 
 
 def water_fill(weights: Sequence[float], largest: float) -> Filled:
-    """Cap each weight at `largest` and hand what is cut off to the others in proportion, until none is above.
+    """Cap each weight at `largest`, and give the excess to the others in proportion, until none is above.
 
-    weights: (m,) not negative, sum 1. Where m * largest <= 1 all weights become 1 / m. One or two sites are
+    weights: (m,) not negative, sum 1. If m * largest <= 1 all weights become 1 / m. One or two sites are
     not capped. At most 1 / largest sites are fixed, and they have the largest weights.
     """
     sites = len(weights)

@@ -1,4 +1,4 @@
-"""Keeping the updates that may turn out to have the largest weights, before the weights are known."""
+"""Keeps the updates that may turn out to have the largest weights, before the weights are known."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ class LargestWeights:
         return self._kept[site][1]
 
     def offer(self, site: str, factors: Factors, update: Mapping[str, Tensor]) -> None:
-        """Note one site's factors, and the update that they weigh.
+        """Note one site's factors, and keep its update while it may be among the largest.
 
         factors: of equal length for all sites; None, which only the whole round can value, compares with
         nothing else.

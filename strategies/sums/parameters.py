@@ -1,4 +1,4 @@
-"""Which tensors of a model are parameters, and which are running statistics of its normalisation layers."""
+"""Tells a model's parameters from the running statistics of its normalisation layers."""
 
 from collections.abc import Mapping
 

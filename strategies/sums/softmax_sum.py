@@ -45,7 +45,7 @@ class SoftmaxSum:
         return sum(band.nbytes for band in self._bands.values())
 
     def add(self, site: str, update: Mapping[str, Tensor], score: float, norm: float) -> None:
-        """Add one site's update. norm: its L2 norm.
+        """Add one site's update. score: of its softmax weight. norm: its L2 norm.
 
         Raises OverflowError when sums of such sizes do not fit; nothing is added then.
         """

@@ -1,4 +1,4 @@
-"""The server's arithmetic on several threads.
+"""Divides the server's arithmetic among threads.
 
 An element of a model belongs to one thread, so their number changes no bit.
 """
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def deal(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
-    """Items dealt out to as many threads as there are cores, as evenly as their sizes come."""
+    """The items divided among as many threads as there are cores, with sums of sizes as even as possible."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     loads = [(0, thread) for thread in range(max(1, min(MOST_THREADS, cores)))]
     dealt: list[list[T]] = [[] for _ in loads]
@@ -30,7 +30,7 @@ def deal(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
 
 
 def on_threads(pool: str, work: Callable[[list[T]], R], dealt: Sequence[list[T]]) -> list[R]:
-    """work of each share, in their order; the first is this thread's. Raises what work raised.
+    """[work(share)] for the shares in `dealt`; the first runs in this thread. Raises what work raised.
 
     pool: whose threads take the others. Work may hand parts of itself to another pool, never to its own,
     whose threads could all be waiting for each other.

@@ -47,11 +47,11 @@ class UpdateFile:
 
     @property
     def sites(self) -> list[str]:
-        """Whose updates are there, in the order of names and not of arrival."""
+        """Names of the sites whose updates are there, sorted."""
         return sorted([*self._kept, *self._offsets])
 
     def add(self, site: str, update: Mapping[str, Tensor]) -> None:
-        """Keep one site's update, which nobody changes any more. Raises OSError when the disk is full."""
+        """Store one site's update, which must not change afterwards. Raises OSError when the disk is full."""
         self._kept.pop(site, None)
         if (len(self._kept) + 1) * self._bytes <= KEPT_BYTES:
             self._kept[site] = {name: update[name].detach().cpu() for name in self._like}
@@ -72,7 +72,7 @@ class UpdateFile:
             )
 
     def pieces(self) -> Iterator[Piece]:
-        """All updates side by side, a piece of the model at a time."""
+        """Yield all updates side by side, a piece of the model at a time."""
         before, sites = 0, self.sites
         width = max(1, PIECE_BYTES // (8 * max(1, len(self))))
         for name, like in self._like.items():

@@ -1,1 +1,1 @@
-"""What sites contribute: coalitions, utilities, Shapley values."""
+"""The contribution of sites: coalitions, utilities, Shapley values."""

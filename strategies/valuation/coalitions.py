@@ -1,4 +1,4 @@
-"""What a coalition of sites is worth: the model that its members alone would have made, and its utility.
+"""The worth of a coalition of sites: the utility of the model that its members alone would have made.
 
 reconstruct: the sites' updates of one round, added (a ring, whose updates telescope) or averaged (all others;
 Song et al. 2019, "Profit Allocation for Federated Learning"; Liu et al. 2022, arXiv 2109.02053). A heuristic:
@@ -25,7 +25,7 @@ Utility = Callable[[Arrays], float]
 
 
 class Reconstructed:
-    """The game of one round's or one sweep's updates: what a coalition's updates alone would have made.
+    """A game in which a coalition's model is made of its members' updates of one round or sweep.
 
     It keeps all updates, so memory grows with the number of sites.
     """
@@ -35,20 +35,17 @@ class Reconstructed:
         self._rows: dict[str, tuple[Tensor, float | None]] = {}
 
     def add(self, site: str, update: Arrays, weight: float | None) -> None:
-        """Add one site's update to the game.
-
-        weight: in the mean; None: updates are added as they are.
-        """
+        """Add one site's update to the game. weight: in the mean; None: updates are added as they are."""
         row = torch.cat([update[name].reshape(-1) for name in self._start])
         self._rows[site] = row, weight
 
     @property
     def sites(self) -> list[str]:
-        """The players, in the order of their names and not of arrival."""
+        """Names of the players, sorted."""
         return sorted(self._rows)
 
     def value(self, utility: Utility) -> Value:
-        """From players to the utility of start plus their updates; nobody: of start."""
+        """A function from players to the utility of the start with their updates; with none, of the start."""
         start = torch.cat([tensor.reshape(-1) for tensor in self._start.values()])
         updates = torch.stack([self._rows[site][0] for site in self.sites])
         weights = [self._rows[site][1] for site in self.sites]
@@ -71,7 +68,7 @@ class Reconstructed:
 
 
 class Replayed:
-    """The game of a ring's first sweep, trained again: members in the order of their names, same batches.
+    """A game in which coalitions train a ring's first sweep again: in order of names, on the same batches.
 
     Every coalition's model is trained once, from the one without its last member: 2^N - 1 turns for all of
     them. A member that does not answer passes the model on unchanged. The bytes of the turns

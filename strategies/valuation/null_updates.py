@@ -1,4 +1,4 @@
-"""Sites whose every update was zero, which a valuation flags: they take part and add nothing."""
+"""Flags sites whose every update was zero: they take part and add nothing."""
 
 from dataclasses import dataclass, field
 
@@ -10,12 +10,12 @@ NULL_UPDATES = 5
 
 @dataclass(frozen=True)
 class NullUpdates:
-    """counts: site -> [updates that were zero, all of its updates]."""
+    """Counts of zero updates. counts: site -> [updates that were zero, all of its updates]."""
 
     counts: dict[str, list[int]] = field(default_factory=dict)
 
     def count(self, site: str, null: bool) -> None:
-        """Take in one update of a site."""
+        """Count one update of a site. null: whether it was zero."""
         zero, updates = self.counts.get(site, (0, 0))
         self.counts[site] = [zero + null, updates + 1]
 

@@ -1,4 +1,4 @@
-"""Whether a round made the model so much worse that it is not passed on.
+"""Decides whether a round made the model so much worse that it is rolled back.
 
 A round may lose a little by chance, and more where sites hold different classes. So a round is judged beside
 the held-out samples' own uncertainty and beside what the task's earlier rounds did.
@@ -18,7 +18,7 @@ NORMAL = 1.4826
 
 @dataclass
 class Rollback:
-    """changes: what the rounds of this task that were passed on did to the utility."""
+    """The rule of one run. changes: of the utility, by the rounds of this task that were kept."""
 
     task: int = 0
     changes: list[float] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Rollback:
     """Rounds rolled back in the whole run."""
 
     def limit(self, error: float) -> float | None:
-        """The change below which a round is rolled back; None while too little is known.
+        """The change of utility below which a round is rolled back; None while too little is known.
 
         error: standard error of the change, from the held-out samples.
         """
@@ -38,7 +38,7 @@ class Rollback:
         return min(0.0, middle) - DEVIATIONS * (error**2 + spread**2) ** 0.5
 
     def refuses(self, task: int, change: float, error: float) -> bool:
-        """Whether a round of this task with this change of utility is rolled back."""
+        """Whether to roll back a round of this task with this change of utility; notes the answer."""
         if task != self.task:
             self.task, self.changes, self.in_a_row = task, [], 0
         limit = self.limit(error)

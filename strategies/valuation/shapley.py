@@ -90,11 +90,11 @@ class Sampling:
     cheap: bool
 
     def takes_all(self, players: int) -> bool:
-        """Whether every coalition is valued."""
+        """Whether all coalitions are valued, and not sampled orders."""
         return self.exact or (self.cheap and self.permutations is None and players <= MOST_EXACT)
 
     def coalitions(self, players: int) -> int:
-        """The most coalitions that a game asks the value of."""
+        """The largest number of coalitions whose value a game asks for."""
         return 2**players if self.takes_all(players) else players * self._orders(players)
 
     def values(self, players: int, value: Value, generator: np.random.Generator) -> np.ndarray:
@@ -112,10 +112,10 @@ class Sampling:
 
 
 def shares(marginals: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(share, low, high), each (N,): a player's part of the whole gain, and one-sided bounds either way.
+    """(share, low, high), each (N,): each player's part of the whole gain, and one-sided bounds either way.
 
     The bounds cover at the number of sweeps that there are: Fieller's for a ratio of two means, with
-    Student's quantile. Where the gain itself is in doubt, and with one sweep, they are infinite.
+    Student's quantile. If the gain itself is in doubt, and with one sweep, they are infinite.
     Fieller 1954, doi 10.1111/j.2517-6161.1954.tb00159.x.
 
     marginals: (S, N), a row for each sweep; their sum is the gain.
@@ -144,7 +144,7 @@ def shares(marginals: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray,
 
 
 def over_judges(values: Sequence[float]) -> tuple[float | None, float, float | None]:
-    """(low, mean, high) of what several judges say: Student's 95 % interval; None with one judge."""
+    """(low, mean, high) of several judges' values, with Student's 95 % interval; None for one judge."""
     from scipy.special import stdtrit  # by use, as above
 
     count, mean = len(values), float(np.mean(values))
@@ -155,7 +155,7 @@ def over_judges(values: Sequence[float]) -> tuple[float | None, float, float | N
 
 
 def shares_by_site(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float, float]]:
-    """site -> (share, low, high) as shares has them. rows: site -> marginal, one for each sweep."""
+    """site -> (share, low, high) as shares() gives them. rows: site -> marginal, one for each sweep."""
     sites = sorted({site for row in rows for site in row})
     if not sites:
         return {}

@@ -1,4 +1,4 @@
-"""What a model is worth by the sites' own held-out samples, for a server that has none."""
+"""The worth of a model by the sites' own held-out samples, for a server that has none."""
 
 from statistics import median
 
@@ -19,8 +19,7 @@ class SiteJudge:
 
     So a site that lies, or a few of those that hold a class, cannot move it far.
 
-    sent: bytes of the models that were sent.
-    failed: site -> why it did not measure, of the latest round.
+    sent: bytes of the models that were sent. failed: site -> why it did not measure, in the latest round.
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class SiteJudge:
 
 
 def site_judge(services: RunContext, estimator: str, utility: str) -> SiteJudge:
-    """What measures models if the server has no samples. Raises ConfigError if sites cannot either."""
+    """The judge of models if the server has no samples. Raises ConfigError if sites cannot measure either."""
     if services.experiment.evaluation.noise_multiplier is not None:
         raise ConfigError(
             "strategy: contribution found no held-out samples at the server, and would have every site count "

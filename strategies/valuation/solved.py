@@ -1,4 +1,4 @@
-"""What a coalition of sites is worth under a closed form: the model that its sums alone give, in one solve.
+"""The worth of coalitions under a closed form: each one's model is solved from its sums alone.
 
 Nothing is trained and no site is asked, so these are the models that the coalitions would have had, and
 Shapley values and leave-one-out are exact where every coalition is solved for.
@@ -28,16 +28,16 @@ IN_MEMORY = 2_000_000_000
 
 
 class Solved:
-    """The game of the sums that sites have given so far."""
+    """A game in which a coalition's model is solved from the sums that its members have given so far."""
 
     def __init__(self, sums: KeptSums, classes: int, head: Callable[[Sums], LinearHead]) -> None:
-        """classes: known so far. head: solves, with the shrinkage of the whole."""
+        """classes: number known so far. head: solves sums, with the shrinkage that the run's own head has."""
         self._sums, self._classes, self._head = sums, range(classes), head
         self.sites = sums.sites
         self._held: dict[str, Statistics] = {}
 
     def value(self, utility: Callable[[dict[str, Tensor]], float]) -> Value:
-        """From players to the utility of their model; 0 where their samples give none."""
+        """A function from players to the utility of their model; 0 if no model follows from their samples."""
 
         def of(members: frozenset[int]) -> float:
             total = None
@@ -64,22 +64,22 @@ class Solved:
 
 
 class JudgedBySites:
-    """The same sums judged by each other: a coalition's head on the records of a site that is not in it.
+    """Games in which each site judges coalitions by its own sums, with heads that leave these out.
 
     Heads are ridge, whatever the run's own, with one shrinkage that cross-validation chooses from the sums of
     all; features beyond 1,024 are projected. The worth of a coalition for a site is 1 - the squared error of
-    the head without that site's own sums, summed over all classes: 0 of nobody's model.
+    the head without that site's own sums, summed over all classes; it is 0 for no members.
     """
 
     def __init__(self, kept: KeptSums, classes: int) -> None:
-        """Raises DataError where there are no sums; StateError where a site's own were not kept."""
+        """Read the sums. Raises DataError if there are none; StateError if a site's own were not kept."""
         self._sums = sums_by_site(kept, range(classes))
         self.sites = sorted(self._sums)
         self._shrinkage = best_by_gcv(added(list(self._sums.values())), LAMBDAS)
         self._errors: dict[frozenset[int], list[float]] = {frozenset(): [1.0] * len(self.sites)}
 
     def values(self) -> list[Value]:
-        """For each site as the judge: from players to the worth of their model for it."""
+        """For each site, a function from players to the worth of their model on that site's records."""
         return [partial(self._worth, judge) for judge in range(len(self.sites))]
 
     def _worth(self, judge: int, members: frozenset[int]) -> float:
@@ -96,7 +96,7 @@ class JudgedBySites:
 def require_closed_form(
     has_one: bool, base: IncrementalStrategy, estimator: str, utility: str | None
 ) -> None:
-    """Raises ValueError where coalitions of this base cannot be solved for, or not be valued so."""
+    """Raise ValueError if coalitions of this base cannot be solved for, or not with this utility."""
     if not has_one or estimator != "solve":
         raise ValueError(
             f"estimator: found {estimator!r} with base {type(base).__name__}; 'solve' goes with analytic, "
@@ -107,14 +107,14 @@ def require_closed_form(
 
 
 def leave_one_out(players: int, value: Value) -> list[float]:
-    """What the value of all players falls by without each of them."""
+    """For each player, the value of all players minus that of all others."""
     everybody = frozenset(range(players))
     whole = value(everybody)
     return [whole - value(everybody - {player}) for player in range(players)]
 
 
 def require_affordable(solves: int, width: int) -> None:
-    """Raises ConfigError when so many solves of so many features take more than an hour, as estimated.
+    """Raise ConfigError if so many solves of `width` features would take more than an hour, as estimated.
 
     The estimate is a timed solve of few features, times the cube of the ratio.
     """

@@ -1,4 +1,4 @@
-"""What the turns of a ring's sweeps have changed, from what the model was worth before and after each."""
+"""Computes what each turn of a ring's sweeps changed, from the model's worth before and after it."""
 
 from collections.abc import Container, Sequence
 from itertools import groupby
@@ -10,11 +10,11 @@ from perennial.learning.worth import Worth, balanced, difference
 def sweep_marginals(
     turns: Sequence[dict[str, Any]], end: Worth | None, weighed: Container[int]
 ) -> list[dict[str, float]]:
-    """For each weighed sweep whose change is known: site -> what its turn added, the mean over the classes.
+    """For each measured sweep: site -> change of the model's worth by its turn, as a mean over classes.
 
-    turns: of one round, in the order in which they happened, with "worth" of the model before, where it is
-    known; end: of the model after the last of them. weighed: sweeps whose turns have a worth before and
-    after them.
+    turns: of one round, in order, each with "site", "sweep" and "worth", that of the model before, if known.
+    end: worth of the model after the last turn. weighed: sweeps to return. Turns without a known worth before
+    and after them are left out.
     """
     worths = [*(turn.get("worth") for turn in turns), end]
     measured = [

@@ -10,9 +10,8 @@ from perennial.benchmarks import bench
 from perennial.benchmarks.bench import FIGURES, PAGE, RESULTS, Figure, Measured, read, with_table
 
 MISSED = {
-    "engine_vs_plain_loop_w2": "sites are compared in each round, which is new and costs what was left",
-    "two_workers_cohorts_vs_plain_loop_w2": "messages and the server take longer than a cohort's training",
     "client_protection_overhead": "a turn of W1 is ten small steps; noise and ledger cost two more",
+    "client_protection_overhead_long": "the ledger waits for the disk, and steps are fast here",
 }
 """Figures that are known to miss their bound, and why; one that keeps it again must leave this list."""
 
@@ -54,7 +53,7 @@ def test_what_a_user_measures_leaves_the_committed_figures_alone(
         return [hashlib.sha256(path.read_bytes()).hexdigest() for path in (RESULTS, PAGE)]
 
     before = contents()
-    slow = Figure("seconds of `perennial --help`", "at most", 0.5, lambda folder: Measured([0.9, 1.1, 1.0]))
+    slow = Figure("seconds of `perennial --help`", "at most", 0.3, lambda folder: Measured([0.9, 1.1, 1.0]))
     monkeypatch.setitem(FIGURES, "help_seconds", slow)
     monkeypatch.setattr(bench, "OWN", tmp_path / "bench" / "bench.jsonl")
     (entry,) = bench.bench(["help_seconds"])
@@ -62,4 +61,4 @@ def test_what_a_user_measures_leaves_the_committed_figures_alone(
     assert contents() == before
     (committed,) = [old["value"] for old in read() if old["name"] == "help_seconds"]
     row = (tmp_path / "bench" / "bench.md").read_text().splitlines()[2]
-    assert row.endswith(f"| 1.00 | at most 0.5 | no | {committed:.2f} |")
+    assert row.endswith(f"| 1.00 | at most 0.3 | no | {committed:.2f} |")

@@ -222,7 +222,8 @@ def test_a_run_with_a_site_cut_off_gives_the_result_of_the_in_process_engine(fed
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
         kinds = [json.loads(line)["kind"] for line in ledger]
         assert kinds.count("update") == there["rounds"], "every release of a site is in its ledger"
-        assert kinds.count("evaluation") == len(there["tasks"])
+        # of each task: counts, and the temperature that validation samples choose
+        assert kinds.count("evaluation") == 2 * len(there["tasks"])
     assert "hospitals" in run("curl", "--silent", f"http://127.0.0.1:{federation.pages}/")
 
 

@@ -36,8 +36,9 @@ def documented(section: str) -> list[str]:
     text = (ROOT / "docs" / "deploy.md").read_text()
     body = re.search(rf"^## {section}\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
     assert body is not None, f"docs/deploy.md has no section {section!r}"
-    blocks = re.findall(r"^```\n(.*?)^```", body[1], re.DOTALL | re.MULTILINE)
-    return [line.split("   #")[0].rstrip() for block in blocks for line in block.splitlines() if line]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", body[1], re.DOTALL | re.MULTILINE)
+    typed = [block for language, block in blocks if not language]
+    return [line.split("   #")[0].rstrip() for block in typed for line in block.splitlines() if line]
 
 
 def note_time(what: str, began: float) -> None:
