@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from perennial.benchmarks import natural_hospitals
+from perennial.benchmarks import adapt_pilot, natural_hospitals
 from perennial.benchmarks.cost import cost
 from perennial.benchmarks.grid import run_table
 from perennial.benchmarks.kept_features import kept_features
@@ -17,6 +17,8 @@ from perennial.benchmarks.table import table_called, tables
 from perennial.foundation.errors import ConfigError, PerennialError
 
 CHECKOUT = Path("benchmarks/results")
+CAMPAIGNS = {campaign.NAME: campaign for campaign in (adapt_pilot, natural_hospitals)}
+"""What is no table: a program of its own, with its own page."""
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -48,12 +50,13 @@ def bench(
     if not names:
         for name, table in sorted(tables().items()):
             typer.echo(f"{name} ({table.scale}): {table.title}")
-        typer.echo(f"{natural_hospitals.NAME} (cpu): hospitals as they are, each alone and together")
+        for name, campaign in CAMPAIGNS.items():
+            typer.echo(f"{name} (cpu): {campaign.ABOUT}")
         return
     folder = results or (CHECKOUT if CHECKOUT.is_dir() else Path("results"))
     for name in names:
-        if name == natural_hospitals.NAME:
-            natural_hospitals.main(folder, typer.echo)
+        if name in CAMPAIGNS:
+            CAMPAIGNS[name].main(folder, typer.echo)
             continue
         table = table_called(name)
         if table.scale == "paper" and scale != "paper" and not estimate:

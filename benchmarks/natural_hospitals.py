@@ -32,7 +32,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file
 from perennial.library import load_run
 
-NAME = "natural_hospitals"
+NAME, ABOUT = "natural_hospitals", "hospitals as they are, each alone and together"
 SEEDS = tuple(1000 + number for number in range(5))
 TOGETHER, POOLED, AVERAGED = "together", "all data in one place", "averaging"
 WITHOUT, ALONE, EPSILON = "without {}", "{} alone", "together, epsilon {}"
