@@ -139,8 +139,8 @@ def goals(answers: Answers) -> list[str]:
     found = [
         f"- at least {GAIN:.0f} balanced points above the frozen map, the lower limit by lesion above 0: "
         f"found {gain[0]}; {_verdict(gain[0].mean >= GAIN and gain[0].low > 0)}{_by_seed(gain[1])};",
-        f"- within {BEHIND:.0f} points of all data in one place, whichever of its two heads is better: it is "
-        f"{worst} above{_by_seed(seeds)}; {_within(worst, answers)};",
+        f"- within {BEHIND:.0f} points of all data in one place, whichever of its two heads is better: its "
+        f"difference from adapting in federation is {worst}{_by_seed(seeds)}; {_within(worst, answers)};",
         f"- {AIM[0]:.0f} balanced and {AIM[1]:.0f} plain were the aim: found {whole:.1f} and {plain:.1f}; "
         f"{_verdict(whole >= AIM[0] and plain >= AIM[1])};",
         f"- at most {MINUTES} minutes on two cores: {minutes:.0f} minutes of one core, with frozen blocks "
