@@ -79,7 +79,7 @@ def stored_of(fixed: FixedFeatures, data: TrainingSet, stages: int) -> tuple[Sto
     first = cast(Symmetric, fixed.maps[0])
     network, mirrors = cast(Any, first.map).network, MIRRORS[first.symmetry]
     frozen = list(network.blocks[:-TRAINED])
-    beside_last = frozen[len(network.blocks) - stages :]
+    first_beside = len(network.blocks) - stages
     start = time.process_time()
     views, before, beside = [], [], []
     size = 0, 0
@@ -91,9 +91,9 @@ def stored_of(fixed: FixedFeatures, data: TrainingSet, stages: int) -> tuple[Sto
                 image = pixels.flip(sides) if sides else pixels
                 image = (image / 255 - cast(Any, first.map).mean) / cast(Any, first.map).std
                 found, averages = network.bn1(network.conv_stem(image)), []
-                for block in frozen:
+                for position, block in enumerate(frozen):
                     found = block(found)
-                    if any(block is one for one in beside_last):
+                    if position >= first_beside:
                         averages.append(unit_rows(found.mean(dim=(2, 3))))
                 of_views.append(found.flatten(2))
                 of_stages.append(torch.cat(averages, dim=1))

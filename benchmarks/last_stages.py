@@ -151,7 +151,7 @@ def _as_columns(x: Tensor) -> Tensor:
 def optimizer_of(model: LastStages) -> torch.optim.Optimizer:
     """AdamW whose step sizes one_epoch sets."""
     head = list(model.head.parameters())
-    stages = [parameter for parameter in model.parameters() if all(parameter is not own for own in head)]
+    stages = [parameter for name, parameter in model.named_parameters() if not name.startswith("head.")]
     return torch.optim.AdamW([{"params": stages}, {"params": head}], weight_decay=WEIGHT_DECAY, fused=True)
 
 
