@@ -237,7 +237,8 @@ def page(lines: Sequence[Line]) -> str:
         f"Seed {trial['seed']}, {trial['images'][0]:,} training images and {trial['images'][1]:,} validation "
         "images of other lesions, all among the training images above. The best step size and, for each row "
         "and map, the best shrinkage were then used with all training images. All settings that were tried "
-        "are listed; longer training was not tried.",
+        "are listed. The third of each kind was added after validation had judged the first two, and before "
+        "any answer to a test image was looked at; longer training was not tried.",
         "",
         *_trials(lines),
         "",
