@@ -80,7 +80,7 @@ class Table:
     scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for; "hours" for what
     takes a processor hours.
     plain: measures that are no shares and are printed as they are; infinity as a sign.
-    features_once: whether features of pretrained networks are computed once for all its runs.
+    features_once: whether runs of one process share the features of pretrained networks.
     pending: why runs of it are missing still, as a sentence for its page; '' for a table that is run whole.
     """
 
