@@ -15,7 +15,7 @@ from perennial.foundation.devices import to_device
 from perennial.learning.batches import TrainingSet
 from perennial.learning.classification import Batch, Loss, classification
 from perennial.learning.cohort_batches import CohortBatch
-from perennial.learning.frozen_outputs import FrozenOutputs, Outputs
+from perennial.learning.frozen_outputs import FrozenOutputs, Outputs, teacher_logits
 from perennial.learning.losses import supervised_contrastive
 from perennial.learning.objective import Extra, Term, class_counts, row_terms, teacher_kind
 from perennial.models.dual_backbone import DualBackboneModel
@@ -111,11 +111,9 @@ class CohortObjective:
             return None
         if self._old_logits is not None:
             return self._old_logits[drawn.rows].flatten(0, 1)
-        with torch.no_grad():
-            if self._shares_features:
-                assert old is not None
-                return self._teacher.classify(as_rows(old, count))
-            return self._teacher(inputs.reshape(-1, inputs.shape[1] // count, *inputs.shape[2:]))
+        rows = inputs.reshape(-1, inputs.shape[1] // count, *inputs.shape[2:])
+        old = None if old is None else as_rows(old, count)
+        return teacher_logits(self._teacher, rows, old, head_alone=self._shares_features)
 
     def _with_extras(self, losses: Tensor) -> Tensor:
         """The losses with the terms that have samples of their own, as many at every site."""

@@ -84,15 +84,29 @@ class FrozenOutputs:
             return None
         if self.old_logits is not None:
             return self.old_logits[rows]
-        with torch.no_grad():
-            if self._shares_features and old is not None:
-                return self._teacher.classify(old)
-            return self._teacher(inputs)
+        return teacher_logits(self._teacher, inputs, old, head_alone=self._shares_features)
 
     def _old_of(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
         if self._dual is None:
             return None
         return self._dual.old_features(inputs) if self.old_features is None else self.old_features[rows]
+
+
+@torch.no_grad()
+def teacher_logits(
+    teacher: IncrementalModel, inputs: Tensor, old: Tensor | None, *, head_alone: bool
+) -> Tensor:
+    """(B, M_old) logits of the teacher for a batch.
+
+    old: (B, d) features of the model's old backbone, which was the teacher's new one; None without one.
+    head_alone: of the teacher's head on these features, where they are given.
+    """
+    if old is None:
+        return teacher(inputs)
+    if not head_alone:
+        assert isinstance(teacher, DualBackboneModel)
+        old = teacher.features_beside(inputs, old)
+    return teacher.classify(old)
 
 
 def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> None:

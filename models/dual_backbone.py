@@ -72,7 +72,10 @@ class DualBackboneModel(IncrementalModel):
         self.gate: ChannelGate | None = None
 
     def features(self, x: Tensor) -> Tensor:
-        new = self.backbone(x)
+        return self.features_beside(x, self.backbone(x))
+
+    def features_beside(self, x: Tensor, new: Tensor) -> Tensor:
+        """(B, d) features where those of the new backbone are there already."""
         return new if self.old_backbone is None else self.fuse(self.old_features(x), new)
 
     def old_features(self, x: Tensor) -> Tensor:
