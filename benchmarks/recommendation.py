@@ -17,7 +17,7 @@ from perennial.benchmarks.markdown import age, listed
 from perennial.benchmarks.marked_blocks import with_blocks
 from perennial.benchmarks.robust_advice import robust
 from perennial.benchmarks.table import RESULTS, ROOT, Table, table_called
-from perennial.benchmarks.tables.advice_tried import CLOSED_FORM, ROUNDS, SETS
+from perennial.benchmarks.tables.advice_tried import AUTO, CLOSED_FORM, ROUNDS, SETS
 from perennial.benchmarks.tables.hospital_gains import FEDERATED, PLACES, POOLED, PROTECTED, Place
 
 README = ROOT / "README.md"
@@ -155,7 +155,7 @@ ADVICE = (
         tuple(
             (f"{name}: {label}", "advice_tried", f"{name}: {label}", PLAIN)
             for name in SETS
-            for label in (CLOSED_FORM, ROUNDS)
+            for label in (CLOSED_FORM, AUTO, ROUNDS)
         ),
     ),
     Advice(

@@ -103,7 +103,7 @@ class LiveDisplay:
                     f"{kind}: {entry['site']}: {entry['reason']}", style="yellow", markup=False
                 )
         if event["skipped"]:
-            self._console.print(f"round {event['round']} skipped: too few valid replies", style="red")
+            self._console.print(f"round {event['round']} skipped: the model is as it was", style="red")
         if not self._console.is_terminal:
             seen = f", accuracy {self._row['seen']}" if event["accuracy"] is not None else ""
             sites = len(event["participants"])

@@ -150,8 +150,8 @@ class Rounds:
         if self._failed < rounds.max_skipped:
             return
         reason = (
-            f"round {number}: {self._failed} times in a row without {rounds.quorum} valid replies; last: "
-            f"{_faults(outcome)}"
+            f"round {number}: {self._failed} times in a row without {_lacking(outcome, rounds.quorum)}; "
+            f"last: {_faults(outcome)}"
         )
         if not waits_for_sites:
             raise StateError(f"{reason}; the model is as it was; the run can be resumed")
@@ -169,6 +169,11 @@ class Rounds:
         return RunningBounds(self._experiment.bounds, medians)
 
 
+def _lacking(outcome: RoundOutcome, quorum: int) -> str:
+    enough = len(outcome.participants) >= quorum
+    return "a model, though sites answered" if enough else f"{quorum} valid replies"
+
+
 def _faults(outcome: RoundOutcome) -> str:
     reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
-    return "; ".join(reasons) or "no site answered"
+    return "; ".join(reasons or outcome.warnings) or "no site answered"

@@ -226,7 +226,7 @@ class Analytic(IncrementalStrategy):
                 "withdrawable": self.keep_sites and self._masked is None,
             },
             **({"map_choice": self.maps.tried} if self.maps.tried else {}),
-            **({"head_choice": self.settings.tried} if self.head == "auto" else {}),
+            **({"head_choice": self.settings.tried} if self.settings.tried else {}),
         }
 
     def state_dict(self) -> dict[str, Any]:

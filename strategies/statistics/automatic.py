@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.config.analytic import MOST_CANDIDATES
+from perennial.config.analytic import DEFAULT_SHRINKAGE, MOST_CANDIDATES
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import NEVER, LinearHead, Sums, gaussian, ridge, within_class
 from perennial.models.feature_maps.fixed import places_of
@@ -86,7 +86,8 @@ class AutomaticHead(HeadSettings):
         """(value, number) of the best shrinkage of each head on each set of maps, best first; noted in tried.
 
         Each is judged with its neighbours in shrinkage, [1, 2, 1] / 4, because few samples choose among many.
-        Raises DataError if no site has validation samples, or no head can be solved.
+        Where no site has validation samples nothing is chosen: (0, the default). Raises DataError if no site
+        answers, or no head can be solved.
         """
         solved, heads = [], []
         for number in range(len(self.candidates)):
@@ -99,7 +100,7 @@ class AutomaticHead(HeadSettings):
             raise DataError("head auto: no head can be solved from these sums")
         correct, total = asking.right_answers(heads)
         if not int(total.sum()):
-            raise DataError("head auto: no site has validation samples of these classes")
+            return [(0.0, self._default(asking, solved))]
         values = {n: self._judged(row, total) for n, row in zip(solved, correct.double(), strict=True)}
         curves: dict[tuple[tuple[int, ...], str], list[int]] = {}
         for number in solved:
@@ -112,6 +113,18 @@ class AutomaticHead(HeadSettings):
         ranked = sorted(best, key=lambda found: -found[0])
         self.tried[:] = [self._told(number, *values[number]) for _, number in ranked]
         return ranked
+
+    def _default(self, asking: StatisticsRound, solved: Sequence[int]) -> int:
+        """The Gaussian head on all maps that is the default elsewhere, or the first solved."""
+        usual = Candidate(tuple(range(len(self.widths))), "gaussian", float(DEFAULT_SHRINKAGE["gaussian"]))
+        number = next((n for n in solved if self.candidates[n] == usual), solved[0])
+        taken = self.candidates[number]
+        asking.outcome.warnings.append(
+            "head auto: no site has validation samples of these classes, so nothing was compared; the head "
+            f"is {taken.kind} with shrinkage {taken.shrinkage:g}"
+        )
+        self.tried.clear()
+        return number
 
     def _judged(self, correct: Tensor, total: Tensor) -> tuple[float, float]:
         """(the criterion, its standard error) of one head on the validation samples."""

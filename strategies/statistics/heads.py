@@ -132,7 +132,9 @@ class HeadSettings:
         heads = [self.solved(sums, shrinkage) for shrinkage in self.shrinkages]
         correct, total = asking.right_answers(heads)
         if not int(total.sum()):
-            raise DataError("strategy.shrinkage: no site has validation samples of these classes")
+            raise DataError(
+                "strategy.shrinkage: no site has validation samples of these classes; a number needs none"
+            )
         judged = total > 0
         shares = correct[:, judged] / total[judged]
         plain = correct.sum(dim=1) / total.sum()

@@ -59,7 +59,8 @@ class MapChoice:
     def _choose(self, asking: StatisticsRound, settings: AutomaticHead, classes: range) -> None:
         """Ask for each alternative's sums of the first task, then how its heads answer; keep the best.
 
-        Raises DataError where too few sites answer, or none has validation samples.
+        Where no site has validation samples it is the first of each choice. Raises DataError where too few
+        sites answer.
         """
         assert self.whole is not None
         found: dict[int, int] = {}
@@ -68,16 +69,16 @@ class MapChoice:
             rounds = {place: self._alone(asking, place) for place in slot}
             sums = {place: _sums(rounds[place], classes) for place in self._in_order(asking, rounds)}
             ranked: list[tuple[float, int]] = []
-            rows: dict[int, dict[str, Any]] = {}
+            rows: dict[int, list[dict[str, Any]]] = {}
             for place in slot:
                 width, name = self.whole.widths[place], self.whole.facts[place]["map"]
                 own = settings.over([width], [name])
                 known = range(asking.request.stamp.num_classes)
                 ranked.append((own.ranked(rounds[place], Sums.of(sums[place].over(known)))[0][0], place))
-                rows[place] = own.tried[0]
+                rows[place] = own.tried[:1]
             ranked.sort(key=lambda each: -each[0])
             found |= dict.fromkeys(slot, ranked[0][1])
-            self.tried += [rows[place] for _, place in ranked]
+            self.tried += [row for _, place in ranked for row in rows[place]]
         self.chosen = [found.get(slot[0], slot[0]) for slot in self.whole.slots]
 
     def over_all_maps(self, head: LinearHead) -> LinearHead:

@@ -226,7 +226,7 @@ class StatisticsRound:
     def right_answers(self, heads: Sequence[LinearHead]) -> tuple[Tensor, Tensor]:
         """Ask all sites how heads answer their validation samples: (right answers (K, C), samples (C,)).
 
-        Raises DataError if masked sums are used and none was opened.
+        Raises DataError if no site answers, or no masked sum was opened.
         """
         known = self.request.stamp.num_classes
         if self.masked is not None:
@@ -243,6 +243,8 @@ class StatisticsRound:
                 raise ProtocolError("CompareHeadsReply: more right answers than samples")
 
         found = self._ask(CompareHeadsReply, message, self._asked(list(self.request.sites)), check)
+        if not found:
+            raise DataError("no site answered how heads do on its validation samples")
         for reply in found.values():
             correct += torch.tensor(reply.correct).view(len(heads), known)
             total += torch.tensor(reply.total)

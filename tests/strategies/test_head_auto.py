@@ -94,6 +94,35 @@ def test_masked_sums_choose_as_counts_in_the_clear_do(tmp_path: Path) -> None:
     assert masked["model_sha256"] == clear["model_sha256"]
 
 
+@pytest.mark.parametrize("features", [None, "choice"])
+def test_without_validation_samples_the_head_is_the_usual_one(tmp_path: Path, features: str | None) -> None:
+    """So a small table gets a model, which says that nothing was compared; masked or not, it is the same."""
+    maps: Any = ["inputs", {"name": "random", "width": 60}]
+    if features:
+        maps = [{"name": "choice", "of": [{"name": "random", "width": 20}, {"name": "random", "width": 60}]}]
+    few = {
+        "data": AUTO["data"] | {"samples_limit": 80, "validation_fraction": 0.001},
+        "model": {"name": "features", "features": maps},
+    }
+    clear = finished(tmp_path / "clear", **few)
+    assert "head_choice" not in clear and "map_choice" not in clear
+    events = (tmp_path / "clear" / "runs" / "auto" / "events.jsonl").read_text()
+    assert "no site has validation samples of these classes, so nothing was compared" in events
+    if not features:
+        usual = AUTO["strategy"] | {"head": "gaussian", "shrinkage": 0.1}
+        given = finished(tmp_path / "given", **few, strategy=usual)
+        assert clear["model_sha256"] == given["model_sha256"]
+        assert finished(tmp_path / "masked", **few, secure={})["model_sha256"] == clear["model_sha256"]
+
+
+def test_a_run_that_found_no_head_says_why(tmp_path: Path) -> None:
+    few = AUTO["data"] | {"samples_limit": 80, "validation_fraction": 0.001}
+    asked = AUTO["strategy"] | {"head": "gaussian", "shrinkage": "validation"}
+    why = "without a model, though sites answered; last: .*no site has validation samples of these classes"
+    with pytest.raises(PerennialError, match=why):
+        finished(tmp_path, data=few, strategy=asked)
+
+
 def test_what_cannot_choose_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="validation_fraction"):
         finished(tmp_path / "a", data=AUTO["data"] | {"validation_fraction": 0})
