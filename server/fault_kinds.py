@@ -133,7 +133,7 @@ contradicting: warning, operator, psr
     What {site} sends differs from the other sites'.
     ask the hospital; a mark has no cause, and another camera is enough
 collapsed: critical, operator, psr
-    The model of run {run} has stopped telling classes apart.
+    The model of run {run} does not tell classes apart.
     a new run with another setting: {key}
 unrecognised: warning, operator, psr
     Classes of run {run} are recognised in no sample.
