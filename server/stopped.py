@@ -11,6 +11,10 @@ FEWEST_ROUNDS = 3
 """Of a task, for its loss to be called flat."""
 LEAST_FALL = 0.02
 """Share of its first value by which the loss of a task that learns falls at least."""
+FEWEST_UNSEEN = 4
+"""Of samples of all classes that are never recognised: one right half the time misses them once in 16."""
+POWER = 1.28
+"""In standard errors: nine draws of ten lie above their mean less so many."""
 STRONG_CONTRAST = 0.5
 FAST_SGD = 0.02
 
@@ -73,7 +77,8 @@ def signs_of_stopping(correct: Sequence[int], total: Sequence[int | None], losse
     if not counts or None in total:
         return flat
     signs = []
-    if len(counts) > 1 and sum(right > 0 for right, _ in counts) <= 1:
+    unseen = sum(samples for right, samples in counts if not right)
+    if len(counts) > 1 and sum(right > 0 for right, _ in counts) <= 1 and unseen >= FEWEST_UNSEEN:
         signs = [f"of {len(counts)} classes the model recognises {'one' if any(correct) else 'none'}"]
     elif _is_chance(counts):
         share = sum(right for right, _ in counts) / sum(samples for _, samples in counts)
@@ -82,27 +87,31 @@ def signs_of_stopping(correct: Sequence[int], total: Sequence[int | None], losse
 
 
 def _is_chance(counts: Sequence[tuple[int, int]]) -> bool:
-    """Whether neither accuracy is above guessing by more than twice its standard error.
+    """Whether neither accuracy is above guessing by more than twice its standard error, though it would be.
 
-    The plain one is compared with always naming the most frequent class, the balanced one with 1 / M.
+    The plain one is compared with always naming the most frequent class, the balanced one with 1 / M. With so
+    few samples that a model halfway between guessing and no error would not pass either, nobody can tell.
     """
     classes, samples = len(counts), sum(n for _, n in counts)
     if classes < 2:
         return False
-    guess = max(n for _, n in counts) / samples
-    plain = sum(right for right, _ in counts) / samples
-    balanced = sum(right / n for right, n in counts) / classes
-    chance = 1 / classes
+    guess, chance = max(n for _, n in counts) / samples, 1 / classes
+    plain = (sum(right for right, _ in counts) / samples, guess, math.sqrt(guess * (1 - guess) / samples))
     spread = math.sqrt(sum(chance * (1 - chance) / n for _, n in counts)) / classes
-    above = plain > guess + 2 * math.sqrt(guess * (1 - guess) / samples)
-    return not above and balanced <= chance + 2 * spread
+    balanced = (sum(right / n for right, n in counts) / classes, chance, spread)
+    above = any(found > guessing + 2 * error for found, guessing, error in (plain, balanced))
+    told = any((2 + POWER) * error <= (1 - guessing) / 2 for _, guessing, error in (plain, balanced))
+    return told and not above
 
 
 def what_to_try(experiment: Experiment) -> list[str]:
     """The settings of this experiment that most often make learning stop, and what to put in their place."""
     learner, model = experiment.learner, experiment.model
     if not experiment.strategy.trains:
-        return ["look at the labels and the images: perennial check EXPERIMENT", "other feature maps (model)"]
+        return [
+            "look at the labels and the samples: perennial check EXPERIMENT",
+            "other feature maps (model)",
+        ]
     tries = []
     if learner.contrastive is not None and learner.contrastive.weight >= STRONG_CONTRAST:
         tries.append("leave learner.contrastive out, whose weight outdoes the loss over the labels")

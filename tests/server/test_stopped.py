@@ -33,6 +33,15 @@ def test_guessing_is_a_sign_and_a_little_better_is_none() -> None:
     assert signs([65, 3, 2], [70, 15, 15], []) != []
 
 
+def test_few_samples_are_no_sign() -> None:
+    """A model of a small hospital's table is not called one that learnt nothing because nobody can tell."""
+    assert signs([0, 4, 0, 3], [1, 4, 2, 4], []) == []
+    assert signs([9, 0], [9, 1], []) == []
+    assert signs([9, 0], [9, 4], []) != []
+    assert signs([2, 2, 2], [5, 5, 5], []) == [], "halfway would be 10 of 15, which is within the noise"
+    assert signs([17, 17, 17], [50, 50, 50], []) != []
+
+
 def test_a_flat_loss_counts_where_nothing_was_measured() -> None:
     flat, falling = [4.6, 4.63, 4.61], [4.6, 3.0, 2.0]
     assert "has not fallen in 3 rounds (4.6 to 4.61)" in signs([0, 0], [None, None], flat)[0]
