@@ -176,4 +176,4 @@ def _lacking(outcome: RoundOutcome, quorum: int) -> str:
 
 def _faults(outcome: RoundOutcome) -> str:
     reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
-    return "; ".join(reasons or outcome.warnings) or "no site answered"
+    return "; ".join([*reasons, *outcome.warnings]) or "no site answered"

@@ -87,10 +87,10 @@ def signs_of_stopping(correct: Sequence[int], total: Sequence[int | None], losse
 
 
 def _is_chance(counts: Sequence[tuple[int, int]]) -> bool:
-    """Whether neither accuracy is above guessing by more than twice its standard error, though it would be.
+    """Whether neither accuracy is above guessing by more than twice its standard error, on enough samples.
 
-    The plain one is compared with always naming the most frequent class, the balanced one with 1 / M. With so
-    few samples that a model halfway between guessing and no error would not pass either, nobody can tell.
+    The plain one is compared with always naming the most frequent class, the balanced one with 1 / M.
+    Samples are enough if a model halfway between guessing and no error would pass nine times in ten.
     """
     classes, samples = len(counts), sum(n for _, n in counts)
     if classes < 2:

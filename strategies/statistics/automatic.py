@@ -119,10 +119,13 @@ class AutomaticHead(HeadSettings):
         usual = Candidate(tuple(range(len(self.widths))), "gaussian", float(DEFAULT_SHRINKAGE["gaussian"]))
         number = next((n for n in solved if self.candidates[n] == usual), solved[0])
         taken = self.candidates[number]
-        asking.outcome.warnings.append(
+        note = (
             "head auto: no site has validation samples of these classes, so nothing was compared; the head "
             f"is {taken.kind} with shrinkage {taken.shrinkage:g}"
         )
+        # once, also where there are maps to choose among
+        if note not in asking.outcome.warnings:
+            asking.outcome.warnings.append(note)
         self.tried.clear()
         return number
 
