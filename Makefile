@@ -31,17 +31,17 @@ test-containers: install
 	@tests/containers/run.sh || [ $$? = 77 ]
 
 bench: install
-	$(BIN)/python -m perennial.benchmarks.bench
+	$(BIN)/python -m benchmarks.bench
 
 # Other simulators on the same work, in environments of their own; the machine should have nothing else to do.
 peers: install
-	$(BIN)/python -m perennial.benchmarks.peers
+	$(BIN)/python -m benchmarks.peers
 
 # Changes the code in small ways and counts which changes the fast tests notice; hours, goes on where it stopped.
 mutation: install
-	test -e build/mutation/map.json || nice $(BIN)/python -m perennial.benchmarks.mutation map
-	nice $(BIN)/python -m perennial.benchmarks.mutation run
-	$(BIN)/python -m perennial.benchmarks.mutation report
+	test -e build/mutation/map.json || nice $(BIN)/python -m benchmarks.mutation map
+	nice $(BIN)/python -m benchmarks.mutation run
+	$(BIN)/python -m benchmarks.mutation report
 
 .venv/installed-docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -1,4 +1,4 @@
-"""`python -m perennial.benchmarks`: make the tables of `benchmarks/results/` again, or list them."""
+"""`python -m benchmarks`: make the tables of `benchmarks/results/` again, or list them."""
 
 import sys
 from contextlib import nullcontext
@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from perennial.benchmarks import adapt_pilot, natural_hospitals
-from perennial.benchmarks.cost import cost
-from perennial.benchmarks.grid import run_table
-from perennial.benchmarks.kept_features import kept_features
-from perennial.benchmarks.power import estimates
-from perennial.benchmarks.power import page as power_page
-from perennial.benchmarks.table import table_called, tables
+from benchmarks import adapt_pilot, natural_hospitals
+from benchmarks.cost import cost
+from benchmarks.grid import run_table
+from benchmarks.kept_features import kept_features
+from benchmarks.power import estimates
+from benchmarks.power import page as power_page
+from benchmarks.table import table_called, tables
 from perennial.foundation.errors import ConfigError, PerennialError
 
 CHECKOUT = Path("benchmarks/results")
@@ -84,5 +84,5 @@ if __name__ == "__main__":
     try:
         app()
     except PerennialError as error:
-        typer.echo(f"perennial.benchmarks: {error}", err=True)
+        typer.echo(f"benchmarks: {error}", err=True)
         sys.exit(2)

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perennial.benchmarks.last_stages import BATCH, TRAINED, Stored
-from perennial.benchmarks.table import EXPERIMENTS
+from benchmarks.last_stages import BATCH, TRAINED, Stored
+from benchmarks.table import EXPERIMENTS
 from perennial.config.experiment import load_experiment
 from perennial.data.federation import SimulatedFederation
 from perennial.data.federation import build as build_federation

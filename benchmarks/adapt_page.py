@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perennial.benchmarks.intervals import Interval, half_width, t_interval
+from benchmarks.intervals import Interval, half_width, t_interval
 
 NAME = "adapt_pilot"
 FROZEN, FIRST = "frozen map, solved", "adapted in federation on the first task alone, summed, solved"
@@ -205,7 +205,7 @@ def page(lines: Sequence[Line]) -> str:
     text = [
         "# Adapt, then solve: a pilot",
         "",
-        f"`python -m perennial.benchmarks {NAME}`. HAM10000 at 128 x 96, all {sum(clinics.values()):,} "
+        f"`python -m benchmarks {NAME}`. HAM10000 at 128 x 96, all {sum(clinics.values()):,} "
         f"training images of {len(clinics)} clinics, seven classes in tasks of 3, 2 and 2; "
         f"{len(answers.labels):,} test images of {len(set(answers.lesions.tolist())):,} other lesions. Seeds "
         f"{', '.join(map(str, answers.seeds))}, which order the classes and the batches; mean and half its "

@@ -1,6 +1,6 @@
 """Adapt, then solve: what a closed-form head gains where sites first train the last stages of its map.
 
-`python -m perennial.benchmarks adapt_pilot` runs what is missing and writes results/adapt_pilot.jsonl, one
+`python -m benchmarks adapt_pilot` runs what is missing and writes results/adapt_pilot.jsonl, one
 line a model as soon as it is there, and .md. HAM10000 at 128 x 96, its four clinics, all training images,
 classes in three tasks, the map of experiments/analytic_ham10000_pretrained.yaml. Step sizes and shrinkages
 are those that validation lesions of TRIAL_SEED prefer; nothing else is chosen on data.
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.adapt_data import Campaign, Division, prepared
-from perennial.benchmarks.adapt_page import (
+from benchmarks.adapt_data import Campaign, Division, prepared
+from benchmarks.adapt_page import (
     ADAPTED,
     ALONE,
     FIRST,
@@ -30,15 +30,15 @@ from perennial.benchmarks.adapt_page import (
     WHOLE,
     page,
 )
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.last_stages import (
+from benchmarks.environment import machine, versions
+from benchmarks.last_stages import (
     LastStages,
     Stored,
     Training,
     train_in_one_place,
     train_task,
 )
-from perennial.benchmarks.table import RESULTS, ROOT
+from benchmarks.table import RESULTS, ROOT
 from perennial.foundation.files import replace_file
 from perennial.learning.analytic.solve import LinearHead, Sums, ridge
 from perennial.learning.analytic.statistics import Collector, SumsForm, weighted

@@ -1,6 +1,6 @@
 """Which map, head and shrinkage suit HAM10000: on validation images, of seeds that no table uses.
 
-    python -m perennial.benchmarks.analytic_choice --seeds 11 16 '{name: patches, filters: 400, size: 8}' ...
+    python -m benchmarks.analytic_choice --seeds 11 16 '{name: patches, filters: 400, size: 8}' ...
 
 Each argument lists the maps that stand side by side. With fewer samples than features every head of a whole
 path of shrinkages follows from one eigendecomposition of the samples' products (n, n), so that one choice
@@ -21,8 +21,8 @@ import torch
 import typer
 from torch import Tensor
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.table import EXPERIMENTS, RESULTS
+from benchmarks.environment import machine, versions
+from benchmarks.table import EXPERIMENTS, RESULTS
 from perennial.config.experiment import load_experiment
 from perennial.data.federation import build
 from perennial.data.site import Part

@@ -1,4 +1,4 @@
-"""What a head in closed form costs: `python -m perennial.benchmarks.analytic_cost`.
+"""What a head in closed form costs: `python -m benchmarks.analytic_cost`.
 
 2,561 features with the constant (EfficientNet-Lite0's 1,280 and an expansion as wide) and 100 classes, on one
 core: seconds to add 10,000 samples up, seconds to solve for each head, each in a process of its own whose
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.processes import measured
-from perennial.benchmarks.table import RESULTS
+from benchmarks.environment import machine, versions
+from benchmarks.processes import measured
+from benchmarks.table import RESULTS
 from perennial.foundation.files import replace_file
 from perennial.learning.analytic.solve import LinearHead, Sums, gaussian, gcv, ridge
 from perennial.learning.analytic.statistics import Collector, Statistics, SumsForm
@@ -88,7 +88,7 @@ def message_bytes(statistics: Statistics) -> int:
 
 def main(times: int = 3) -> dict[str, Any]:
     """Measure, write the result file, and return what it holds."""
-    module = ("-m", "perennial.benchmarks.analytic_cost")
+    module = ("-m", "benchmarks.analytic_cost")
     empty = measured(*module, "nothing").peak_kib
     heads = {}
     for head in HEADS:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks import hostile_server, hostile_sums
-from perennial.benchmarks.attacked_hospital import BASE, Hospital
-from perennial.benchmarks.attacked_hospital import EVERYTHING as USUAL
-from perennial.benchmarks.hostile_images import Outcome
+from benchmarks import hostile_server, hostile_sums
+from benchmarks.attacked_hospital import BASE, Hospital
+from benchmarks.attacked_hospital import EVERYTHING as USUAL
+from benchmarks.hostile_images import Outcome
 from perennial.client.exposure import protections
 from perennial.config.site import SitePolicy
 from perennial.privacy.exposure_table import ADVERSARIES, TABLE, Cell, Protection

@@ -1,6 +1,6 @@
 """The attack table: what a hostile server got back, by channel and policy.
 
-`python -m perennial.benchmarks.attack_table` runs every attack and writes results/attack_table.json and .md.
+`python -m benchmarks.attack_table` runs every attack and writes results/attack_table.json and .md.
 """
 
 import json
@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.attacked_hospital import BASE, POLICIES
-from perennial.benchmarks.hostile_server import ATTACKS, attacked
+from benchmarks.attacked_hospital import BASE, POLICIES
+from benchmarks.hostile_server import ATTACKS, attacked
 from perennial.client.exposure import channels
 from perennial.config.site import SitePolicy
 from perennial.foundation.files import replace_file
@@ -17,7 +17,7 @@ from perennial.foundation.files import replace_file
 RESULTS = Path(__file__).parent / "results" / "attack_table"
 HEAD = """# What a hostile server recovers, by channel and policy
 
-`python -m perennial.benchmarks.attack_table`, seed {seed} of data and model, scikit-learn's digits (8 x 8),
+`python -m benchmarks.attack_table`, seed {seed} of data and model, scikit-learn's digits (8 x 8),
 one site of {sites}. Each attack runs against a real ClientApp that has approved the experiment which the
 attack needs, so that the policy alone stands in the way. An image counts as recovered when the
 reconstruction correlates with it by more than 0.98; of digests, when the sample's features came back. A cell

@@ -1,6 +1,6 @@
 """What layer attention costs the server beside plain averaging: time and memory for updates of a ResNet-18.
 
-`python -m perennial.benchmarks.attention_cost [OUTPUT]` aggregates 50 updates by each rule in one process,
+`python -m benchmarks.attention_cost [OUTPUT]` aggregates 50 updates by each rule in one process,
 alternating, and writes medians to benchmarks/results/attention_cost.json (or OUTPUT). A ratio is the median
 over the turns of a rule's time by that of the plain average in the same turn, so that the machine's load
 cancels out. Memory is what the sums hold when all updates are in; an update itself is dropped
@@ -18,8 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.aggregation import STAMP
-from perennial.benchmarks.environment import machine, versions
+from benchmarks.aggregation import STAMP
+from benchmarks.environment import machine, versions
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model

@@ -1,6 +1,6 @@
 """Layer attention under stress: sites of unequal size with different classes, and a site that lies.
 
-`python -m perennial.benchmarks.attention_stress` writes benchmarks/results/attention_stress.jsonl and .md.
+`python -m benchmarks.attention_stress` writes benchmarks/results/attention_stress.jsonl and .md.
 Unequal: one task of ten digits, one site holds all samples of seven classes, the other 100 samples of the
 other three. Poisoned: five sites with equal shares, of which one sends its honest update times -3.
 """
@@ -16,10 +16,10 @@ import numpy as np
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from perennial.benchmarks.grid import read_results, revision_of
-from perennial.benchmarks.intervals import half_width
-from perennial.benchmarks.markdown import listed
-from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, TEN_SEEDS
+from benchmarks.grid import read_results, revision_of
+from benchmarks.intervals import half_width
+from benchmarks.markdown import listed
+from benchmarks.table import RESULTS, RESULTS_REVISION, TEN_SEEDS
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import answer
@@ -179,7 +179,7 @@ def page(lines: list[dict[str, Any]]) -> str:
     text = [
         "# Layer attention under stress",
         "",
-        f"`python -m perennial.benchmarks.attention_stress`, seeds {listed(TEN_SEEDS)}. Digits,",
+        f"`python -m benchmarks.attention_stress`, seeds {listed(TEN_SEEDS)}. Digits,",
         "one task, final accuracy in per cent. Unequal: two sites with different classes, one with ten times",
         "the samples; the small site's classes beside it. Honest and poisoned: five equal sites, without and",
         "with one that sends its update times -3; a run that diverges is stopped and counts as chance, 10.",

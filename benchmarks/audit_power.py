@@ -1,6 +1,6 @@
 """How often the white-box audit notices what it must notice, and how often it is wrong.
 
-`python -m perennial.benchmarks.audit_power` records three short runs, replays what was recorded with fresh
+`python -m benchmarks.audit_power` records three short runs, replays what was recorded with fresh
 noise, honest and with one thing wrong at a time, and writes results/audit_power.json and .md.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from perennial.benchmarks.environment import versions
+from benchmarks.environment import versions
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_site_names
 from perennial.engine.run import run_in_process
@@ -148,7 +148,7 @@ def page(content: dict[str, Any]) -> str:
     lines = [
         "# Power of the white-box audit",
         "",
-        f"`python -m perennial.benchmarks.audit_power`, seed {content['seed']}; {used}.",
+        f"`python -m benchmarks.audit_power`, seed {content['seed']}; {used}.",
         "Three short runs on digits were recorded (`sample`: DP-SGD; `client_shared`: shared noise; `sums`:",
         "noised sums of features) and replayed with fresh noise, honest or with one thing wrong. Found:",
         "replays that the tests object to. A longer clip shows where a contribution reaches the norm.",

@@ -1,6 +1,6 @@
 """How far a dual backbone falls when a task begins, with and without distilling its fused features.
 
-`python -m perennial.benchmarks.backbone_jump` runs what results/backbone_jump.jsonl lacks and writes the
+`python -m benchmarks.backbone_jump` runs what results/backbone_jump.jsonl lacks and writes the
 page beside it. A task begins with the new backbone of the one before alone. So each finished model is
 tested as it is, and with the new backbone's features in place of the fused ones: what a further task would
 begin with, before any training.
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.grid import read_results, settings_hash
-from perennial.benchmarks.intervals import t_interval
-from perennial.benchmarks.table import RESULTS, Row
-from perennial.benchmarks.tables.pp_fcil import CENTRAL, CONSOLIDATION, DIGITS, FULL, ONE_BACKBONE
+from benchmarks.environment import machine, versions
+from benchmarks.grid import read_results, settings_hash
+from benchmarks.intervals import t_interval
+from benchmarks.table import RESULTS, Row
+from benchmarks.tables.pp_fcil import CENTRAL, CONSOLIDATION, DIGITS, FULL, ONE_BACKBONE
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
@@ -86,7 +86,7 @@ def page(lines: list[dict[str, Any]]) -> str:
     text = [
         "# How far a dual backbone falls when a task begins",
         "",
-        "`python -m perennial.benchmarks.backbone_jump`. PP-FCIL on digits as in its table, seeds "
+        "`python -m benchmarks.backbone_jump`. PP-FCIL on digits as in its table, seeds "
         f"{', '.join(map(str, SEEDS))}: accuracy in per cent of the last model on the server's test set, as "
         "it is and with the new backbone's features alone, which is what a further task would begin with; "
         "and how far the two are apart, in per cent of the fused features' norm. 95 % t-intervals.",

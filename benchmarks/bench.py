@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.flower_simulation import FlowerSimulation
-from perennial.benchmarks.processes import Ended, in_turns, measured
-from perennial.benchmarks.workloads import WORKLOADS, write_workload
+from benchmarks.environment import machine, versions
+from benchmarks.flower_simulation import FlowerSimulation
+from benchmarks.processes import Ended, in_turns, measured
+from benchmarks.workloads import WORKLOADS, write_workload
 from perennial.foundation.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +70,7 @@ def engine(workload: str, folder: Path, workers: int = 1, cohort: str = "1") -> 
             return measured(
                 *(
                     "-m",
-                    "perennial.benchmarks.engine_run",
+                    "benchmarks.engine_run",
                     workload,
                     "--runs",
                     str(runs),
@@ -93,7 +93,7 @@ def engine_vs_plain_loop(
         plain, ours = in_turns(
             times,
             [
-                lambda: measured("-m", "perennial.benchmarks.plain_loop", workload),
+                lambda: measured("-m", "benchmarks.plain_loop", workload),
                 engine(workload, folder, workers, cohort),
             ],
         )
@@ -160,10 +160,8 @@ def memory_100_vs_10_sites(folder: Path) -> Measured:
 
 
 def aggregation_vs_flower(folder: Path) -> Measured:
-    found = measured("-m", "perennial.benchmarks.aggregation", "time", "--repeats", "5").found
-    peaks = {
-        n: measured("-m", "perennial.benchmarks.aggregation", "peak", "--updates", str(n)) for n in (10, 100)
-    }
+    found = measured("-m", "benchmarks.aggregation", "time", "--repeats", "5").found
+    peaks = {n: measured("-m", "benchmarks.aggregation", "peak", "--updates", str(n)) for n in (10, 100)}
     return Measured(
         [ours / theirs for ours, theirs in found["seconds"]],
         {
@@ -179,7 +177,7 @@ def protection(kind: str) -> Callable[[Path], Measured]:
     """The ratios of benchmarks/privacy_cost.py."""
 
     def measure(folder: Path) -> Measured:
-        found = measured("-m", "perennial.benchmarks.privacy_cost", kind).found
+        found = measured("-m", "benchmarks.privacy_cost", kind).found
         return Measured(found.pop("ratios"), found)
 
     return measure

@@ -1,6 +1,6 @@
 """White blood cells of several laboratories, from pictures that a user has.
 
-`python -m perennial.benchmarks.blood_cells LABORATORY=FOLDER LABORATORY=FOLDER...` reads one folder a
+`python -m benchmarks.blood_cells LABORATORY=FOLDER LABORATORY=FOLDER...` reads one folder a
 laboratory, in which each class has a folder, and writes what benchmarks/natural_hospitals.py reads:
 build/natural_hospitals/white_blood_cells.npz. Class folders may have English names, or those of ALSO, which
 public sets use (Acevedo et al. 2020, Matek et al. 2019 and others). Other classes are left out with a note.
@@ -85,7 +85,7 @@ def _pixels(path: Path) -> np.ndarray:
 
 def main(arguments: Sequence[str]) -> None:
     """Convert, and say what was taken and what was left out."""
-    from perennial.benchmarks.natural_places import BLOOD_CELLS
+    from benchmarks.natural_places import BLOOD_CELLS
 
     pairs = [each.partition("=") for each in arguments]
     if len(pairs) < 2 or any(not folder for _, _, folder in pairs):

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from perennial.benchmarks.intervals import half_width
-from perennial.benchmarks.table import Row, Table
+from benchmarks.intervals import half_width
+from benchmarks.table import Row, Table
 
 WIDTH, LABELS, RIGHT = 860, 400, 30
 HEAD, ROW, FOOT = 40, 28, 34

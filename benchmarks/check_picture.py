@@ -1,4 +1,4 @@
-"""The picture of `perennial check` in docs/your_data.md: `python -m perennial.benchmarks.check_picture`."""
+"""The picture of `perennial check` in docs/your_data.md: `python -m benchmarks.check_picture`."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from perennial.benchmarks.table import ROOT
+from benchmarks.table import ROOT
 from perennial.cli import check
 from perennial.cli.init import init_command
 from perennial.config.experiment import load_experiment

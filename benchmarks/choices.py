@@ -1,6 +1,6 @@
 """What settings were chosen from: trials on seeds 11 to 15, on the sites' validation samples.
 
-`python -m perennial.benchmarks.choices NAME...` runs what is missing of the named choices, or of all; each
+`python -m benchmarks.choices NAME...` runs what is missing of the named choices, or of all; each
 run is a line of results/choices.jsonl, and results/choices.md is written again. No table has these seeds, and
 no test sample takes part: in these runs the sites' validation samples stand in for every test set.
 """
@@ -15,10 +15,10 @@ from unittest.mock import patch
 
 import torch
 
-from perennial.benchmarks.grid import jobs, read_results, run_job
-from perennial.benchmarks.markdown import cell
-from perennial.benchmarks.table import RESULTS, Table
-from perennial.benchmarks.tried_settings import CHOICES
+from benchmarks.grid import jobs, read_results, run_job
+from benchmarks.markdown import cell
+from benchmarks.table import RESULTS, Table
+from benchmarks.tried_settings import CHOICES
 from perennial.config import simulation
 from perennial.data.federation import SimulatedFederation, build
 from perennial.foundation.errors import ConfigError, nearest
@@ -87,7 +87,7 @@ def page() -> str:
     lines = [
         "# What settings were chosen from",
         "",
-        "`python -m perennial.benchmarks.choices`. Seeds 11 to 15, which no table has; measured on the "
+        "`python -m benchmarks.choices`. Seeds 11 to 15, which no table has; measured on the "
         "sites' validation samples, in per cent: mean and half the 95 % t-interval.",
     ]
     for name, table in CHOICES.items():

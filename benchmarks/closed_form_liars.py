@@ -1,6 +1,6 @@
 """Sites that lie about closed-form sums, who is named, and what is left without them.
 
-`python -m perennial.benchmarks.closed_form_liars`. Digits on 400 random features, ridge by cross-validation
+`python -m benchmarks.closed_form_liars`. Digits on 400 random features, ridge by cross-validation
 from the sums. The sums are those of the product, and so are the checks, the cross-site table, and the
 subtraction of whom it names. The model after the last of any number of tasks is that of all sums at once
 (tests/strategies/test_analytic_runs.py), so tasks need no run of their own. Attackers pass the checks:
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.environment import machine, versions
+from benchmarks.environment import machine, versions
 from perennial.foundation.files import replace_file
 from perennial.foundation.streams import stream
 from perennial.learning.analytic.cross_site import added, cross_site
@@ -237,7 +237,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
         [
             "# Closed form among sites that lie",
             "",
-            f"`python -m perennial.benchmarks.closed_form_liars`: {len(lines)} of {len(list(planned()))} "
+            f"`python -m benchmarks.closed_form_liars`: {len(lines)} of {len(list(planned()))} "
             f"federations on digits, {WIDTH} random features, ridge; attacks on seeds {SEEDS[0]} to "
             f"{SEEDS[-1]}, honest divisions on seeds {HONEST_SEEDS[0]} to {HONEST_SEEDS[-1]}. Per cent. "
             "*Named* is marked by the cross-site table (skill below 0, where most sites' is above), "

@@ -1,6 +1,6 @@
 """Which rule finds the number of groups of synth_groups, from the vectors of the last ReLU layer.
 
-`python -m perennial.benchmarks.cluster_numbers` trains the global model of experiments/fedperc_synth.yaml
+`python -m benchmarks.cluster_numbers` trains the global model of experiments/fedperc_synth.yaml
 once for each seed that benchmarks/results/cluster_numbers.json lacks, keeps the sites' vectors there, and
 writes the table. Symbols: N sites, k entries of a vector.
 """
@@ -15,8 +15,8 @@ from scipy.cluster.hierarchy import linkage
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, calinski_harabasz_score, silhouette_score
 
-from perennial.benchmarks.sparsity_vectors import CLUSTERS, SEEDS, VECTORS, global_model, plan_of
-from perennial.benchmarks.table import RESULTS
+from benchmarks.sparsity_vectors import CLUSTERS, SEEDS, VECTORS, global_model, plan_of
+from benchmarks.table import RESULTS
 from perennial.config.simulation import simulated_federation
 from perennial.data.augmentation import to_float
 from perennial.models.saved import load_saved
@@ -112,7 +112,7 @@ def page(record: dict[str, dict[str, list[float]]]) -> str:
     lines = [
         f"# Which rule finds the {CLUSTERS} groups of synth_groups",
         "",
-        "`python -m perennial.benchmarks.cluster_numbers`: number of clusters of 16 sites, from the vectors "
+        "`python -m benchmarks.cluster_numbers`: number of clusters of 16 sites, from the vectors "
         "of the last ReLU layer; seeds that no table has.",
         "",
         f"| rule | {' | '.join(f'seed {seed}' for seed in seeds)} | seeds with {CLUSTERS} |",

@@ -1,6 +1,6 @@
 """What grouping costs the server: 200 sparsity vectors of 32 entries, by each rule.
 
-`python -m perennial.benchmarks.clustering_cost [OUTPUT]` groups vectors around 4 centres, each rule in turn,
+`python -m benchmarks.clustering_cost [OUTPUT]` groups vectors around 4 centres, each rule in turn,
 and writes the medians of the processor's seconds to benchmarks/results/clustering_cost.json (or OUTPUT).
 """
 

@@ -1,7 +1,7 @@
 """Rules that the product does not have, for the table that says why: the server's own median beside them.
 
 Each makes one step of all updates of a round, in memory. They are plug-ins (`strategy: {name:
-perennial.benchmarks.compared_rules:Krum}`), and an attacker in benchmarks/adaptive.py runs them as they are.
+benchmarks.compared_rules:Krum}`), and an attacker in benchmarks/adaptive.py runs them as they are.
 """
 
 from collections.abc import Iterator

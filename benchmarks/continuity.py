@@ -4,7 +4,7 @@ Each case runs two hospitals on loopback, with TLS and node keys, disturbs one p
 operator do what docs/operations.md says, and compares the final model with that of an undisturbed run. The
 operator's pages are followed all the while: what they say is wrong, and how soon.
 
-    python -m perennial.benchmarks.continuity [CASE...]   writes benchmarks/results/continuity.jsonl and .md
+    python -m benchmarks.continuity [CASE...]   writes benchmarks/results/continuity.jsonl and .md
 """
 
 import json
@@ -15,13 +15,13 @@ from typing import Any
 
 import yaml
 
-from perennial.benchmarks.disturbances import CASES, Case, Running
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.loopback import Deployment, QuickDeployment, digit_folders
-from perennial.benchmarks.markdown import age
-from perennial.benchmarks.split_keys import split_key_of
-from perennial.benchmarks.table import RESULTS_REVISION
-from perennial.benchmarks.watched_page import WatchedPage
+from benchmarks.disturbances import CASES, Case, Running
+from benchmarks.environment import machine, versions
+from benchmarks.loopback import Deployment, QuickDeployment, digit_folders
+from benchmarks.markdown import age
+from benchmarks.split_keys import split_key_of
+from benchmarks.table import RESULTS_REVISION
+from benchmarks.watched_page import WatchedPage
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 

@@ -1,6 +1,6 @@
 """What simple things reach on a table's data, so that a reader can tell what a method adds.
 
-`python -m perennial.benchmarks.controls TABLE...` measures what is missing (without a name: of every table of
+`python -m benchmarks.controls TABLE...` measures what is missing (without a name: of every table of
 CPU size) and adds it to benchmarks/results/controls.jsonl. A protocol is a row's data, its division, its
 network and how long a site trains; tables that share one share its controls.
 
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table, table_called, tables
+from benchmarks.environment import machine, versions
+from benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table, table_called, tables
 from perennial.config.experiment import ON_DISK, Experiment
 from perennial.data.augmentation import to_float
 from perennial.data.federation import SimulatedFederation, build

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perennial.benchmarks.grid import Job, finished, jobs, read_results
-from perennial.benchmarks.table import Table
-from perennial.benchmarks.training_cost import TrainingCost, training_cost
+from benchmarks.grid import Job, finished, jobs, read_results
+from benchmarks.table import Table
+from benchmarks.training_cost import TrainingCost, training_cost
 
 
 @dataclass(frozen=True)

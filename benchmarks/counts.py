@@ -1,6 +1,6 @@
 """How large the project is: lines of product, benchmarks and tests, commands, keys of files, pages.
 
-`python -m perennial.benchmarks.counts [REVISION ...]` prints a table with a column for each revision of this
+`python -m benchmarks.counts [REVISION ...]` prints a table with a column for each revision of this
 repository, and one for the files as they lie here. Lines are all lines of Python files; commands are those
 that the program registers; keys are fields of classes that are read from a file that a person writes.
 """

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perennial.benchmarks.mutants import ROOMS
-from perennial.benchmarks.warm_process import PLUGINS, WarmProcess
+from benchmarks.mutants import ROOMS
+from benchmarks.warm_process import PLUGINS, WarmProcess
 from perennial.foundation.files import replace_file
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the cross-site table costs: `python -m perennial.benchmarks.cross_site_cost`.
+"""What the cross-site table costs: `python -m benchmarks.cross_site_cost`.
 
 Up to 40 sites, 2,561 features with the constant, 100 classes. Each size runs in a process of its own with one
 thread, from the files of sums that a run keeps to what summary.json says, differences by class included, and
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.processes import measured
-from perennial.benchmarks.table import RESULTS
+from benchmarks.environment import machine, versions
+from benchmarks.processes import measured
+from benchmarks.table import RESULTS
 from perennial.foundation.files import replace_file
 from perennial.learning.analytic.statistics import Collector, Statistics
 from perennial.models.feature_maps.ball import on_grid
@@ -29,7 +29,7 @@ from perennial.strategies.statistics.kept import KeptSums
 CLASSES, SAMPLES, SEED = 100, 2_000, 0
 SIZES = ((5, 641, 0), (10, 1_025, 0), (10, 2_561, 0), (20, 2_561, 0), (40, 2_561, 0), (40, 2_561, 1))
 """Sites, features with the constant, sites with other labels."""
-MODULE = ("-m", "perennial.benchmarks.cross_site_cost")
+MODULE = ("-m", "benchmarks.cross_site_cost")
 MOST_SECONDS, MOST_MIB = 360, 2_000_000 // 1024
 """What the specification allows 40 sites."""
 

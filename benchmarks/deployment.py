@@ -2,7 +2,7 @@
 
 Real processes on loopback, TLS and node keys on.
 
-    python -m perennial.benchmarks.deployment
+    python -m benchmarks.deployment
 
 writes benchmarks/results/deployment.jsonl
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.loopback import Deployment
-from perennial.benchmarks.table import RESULTS_REVISION
+from benchmarks.environment import machine, versions
+from benchmarks.loopback import Deployment
+from benchmarks.table import RESULTS_REVISION
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 

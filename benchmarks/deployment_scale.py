@@ -2,7 +2,7 @@
 
 Real processes on loopback, TLS and node keys on, all on this machine, with one or more numbers of sites:
 
-    python -m perennial.benchmarks.deployment_scale [SITES...]
+    python -m benchmarks.deployment_scale [SITES...]
 
 writes benchmarks/results/deployment_scale.jsonl
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from perennial.benchmarks.deployment import experiment
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.loopback import QuickDeployment
-from perennial.benchmarks.processes import family
-from perennial.benchmarks.table import RESULTS_REVISION
+from benchmarks.deployment import experiment
+from benchmarks.environment import machine, versions
+from benchmarks.loopback import QuickDeployment
+from benchmarks.processes import family
+from benchmarks.table import RESULTS_REVISION
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_site_names
 

@@ -1,6 +1,6 @@
 """What a round of FedDig costs with one of four sites absent, over one with all there.
 
-`python -m perennial.benchmarks.digest_cost` writes benchmarks/results/digest_cost.json. Processor time of all
+`python -m benchmarks.digest_cost` writes benchmarks/results/digest_cost.json. Processor time of all
 parties of the round, in one process on one thread; rounds with and without the site alternate within one run,
 so that other work on the machine counts little. The sites' data are of one size, and the server trains once
 over all digests in a round: with more of that training, which every round has, the ratio is nearer to 1.
@@ -13,8 +13,8 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.table import EXPERIMENTS, RESULTS
+from benchmarks.environment import machine, versions
+from benchmarks.table import EXPERIMENTS, RESULTS
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 

@@ -1,6 +1,6 @@
 """What an attacker gets back from a site's digests, and what guidance looks like, with and without noise.
 
-`python -m perennial.benchmarks.digest_pictures` writes benchmarks/results/digest_pictures.json and .md, and
+`python -m benchmarks.digest_pictures` writes benchmarks/results/digest_pictures.json and .md, and
 the picture of docs/methods/feddig.md: what `perennial digest preview` shows the engineer of a site. The site
 holds three classes of scikit-learn's digits; the encoder is random unless a row says otherwise.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from perennial.benchmarks.markdown import age
-from perennial.benchmarks.table import EXPERIMENTS, RESULTS, RESULTS_REVISION, ROOT
-from perennial.benchmarks.tables.feddig import ENCODERS
+from benchmarks.markdown import age
+from benchmarks.table import EXPERIMENTS, RESULTS, RESULTS_REVISION, ROOT
+from benchmarks.tables.feddig import ENCODERS
 from perennial.cli.digest_preview import ATTACK_STEPS, SHOWN, draw_pictures, pictures_of
 from perennial.client.digests import digests_of
 from perennial.client.identity import Identity
@@ -73,7 +73,7 @@ def as_markdown(content: Mapping[str, Any]) -> str:
         "# What an attacker gets back from digests of digits",
         "",
         *([old, ""] if (old := age([content])) else []),
-        f"`python -m perennial.benchmarks.digest_pictures`: {SHOWN} digests of one site, {ATTACK_STEPS} "
+        f"`python -m benchmarks.digest_pictures`: {SHOWN} digests of one site, {ATTACK_STEPS} "
         "steps of descent from noise by an attacker who knows the encoder and the weights; structural "
         "similarity of its best picture of any sample (1: equal).",
         "",

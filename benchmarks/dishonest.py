@@ -18,7 +18,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from torch import Tensor
 
-from perennial.benchmarks.adaptive import GOALS, TARGET, AdaptiveClient, backdoored, triggered, update_of
+from benchmarks.adaptive import GOALS, TARGET, AdaptiveClient, backdoored, triggered, update_of
 from perennial.client.site import Site
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings

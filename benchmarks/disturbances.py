@@ -16,8 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from perennial.benchmarks.loopback import Deployment
-from perennial.benchmarks.watched_page import Seen, WatchedPage
+from benchmarks.loopback import Deployment
+from benchmarks.watched_page import Seen, WatchedPage
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
 

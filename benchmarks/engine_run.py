@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perennial.benchmarks.workloads import failed, write_workload
+from benchmarks.workloads import failed, write_workload
 from perennial.cli.start_up import import_run
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process

@@ -1,6 +1,6 @@
 """What the first model of `perennial init` reaches on data written out as files, beside two rivals.
 
-`python -m perennial.benchmarks.first_model [MINUTES]` adds the runs that are missing, until so many minutes
+`python -m benchmarks.first_model [MINUTES]` adds the runs that are missing, until so many minutes
 are over, and writes results/first_model.jsonl and .md. Nothing is set by hand: the experiment is the one that
 init writes, with another seed. The pooled logistic regression sees the same training and validation samples
 in one place, raw and standardised; the best site alone is the best of such regressions on one site's samples
@@ -27,8 +27,8 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from perennial.benchmarks.environment import machine
-from perennial.benchmarks.table import RESULTS, ROOT
+from benchmarks.environment import machine
+from benchmarks.table import RESULTS, ROOT
 from perennial.cli.init import init_command
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
@@ -277,7 +277,7 @@ def write_page(done: list[dict[str, Any]]) -> None:
     lines = [
         "# The first model of init",
         "",
-        "Written by `python -m perennial.benchmarks.first_model`; data written out as files, `perennial "
+        "Written by `python -m benchmarks.first_model`; data written out as files, `perennial "
         "init` and nothing else. Percent; balanced accuracy and mean AUROC on the held-out fifth, means over "
         "seeds. A mark says that the first model is more than 1 point below pooled logistic regression on "
         "the raw values, or below the best site alone. Maps listed: what init wrote before `features: auto`, "

@@ -1,6 +1,6 @@
 """From a hospital's files to a report by docs/your_data.md alone: whether it works, and how long it takes.
 
-`python -m perennial.benchmarks.first_report` writes public data sets out as a hospital would have them, class
+`python -m benchmarks.first_report` writes public data sets out as a hospital would have them, class
 folders of images and a CSV file, and types the page's first commands on them. results/first_report.json and
 .md have the seconds of each command, what the model reached, and how long a person reads and types.
 """
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.table import RESULTS, ROOT
+from benchmarks.environment import machine, versions
+from benchmarks.table import RESULTS, ROOT
 from perennial.data.config import DataConfig
 from perennial.data.samples import Samples
 from perennial.data.sources import load
@@ -141,7 +141,7 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# From files to a first report",
         "",
-        "`python -m perennial.benchmarks.first_report`. Public data, written out as a hospital has them "
+        "`python -m benchmarks.first_report`. Public data, written out as a hospital has them "
         "(class folders of PNG files, below a folder for each clinic where the data name them; one CSV "
         f"file), and the commands of the first block of `docs/your_data.md` as they stand: {commands}. "
         f"A person reads {read['words']} words and types {read['characters']} characters: {read['minutes']} "

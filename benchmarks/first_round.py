@@ -1,6 +1,6 @@
 """How long docs/deploy.md takes on a machine that has nothing: from a checkout to a finished round.
 
-    python -m perennial.benchmarks.first_round     writes results/first_round.json and docs/deploy.md's figure
+    python -m benchmarks.first_round     writes results/first_round.json and docs/deploy.md's figure
 
 A new checkout without an environment, a container engine that was never started, no image and no cache of
 packages; then every command of the page as it is typed there (tests/containers/check_documented.py). It needs
@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.marked_blocks import with_blocks
+from benchmarks.environment import machine, versions
+from benchmarks.marked_blocks import with_blocks
 from perennial.foundation.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,7 +124,7 @@ def in_words(found: dict[str, Any]) -> str:
         f"**{total:.1f} minutes** ({'within' if total < GOAL else 'over'} the goal of {GOAL}): the engine's "
         f"first start with tools and base image {seconds[ENGINE] / 60:.1f}, `make install` "
         f"{seconds[INSTALL] / 60:.1f}, both images {images / 60:.1f}.{there} Telephone calls, reading and "
-        "editing come on top. Measured by `python -m perennial.benchmarks.first_round` on "
+        "editing come on top. Measured by `python -m benchmarks.first_round` on "
         f"{found['machine']}, under a load of {found['load_average'][1]:g}."
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from perennial.benchmarks.processes import BYTECODE
+from benchmarks.processes import BYTECODE
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent

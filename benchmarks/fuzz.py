@@ -1,6 +1,6 @@
 """Fuzz what a stranger can send: messages and files. Nothing may crash, hang, grow, or end in the catch-all.
 
-    python -m perennial.benchmarks.fuzz [TARGET...] [--runs N] [--record]
+    python -m benchmarks.fuzz [TARGET...] [--runs N] [--record]
 
 Each target takes bytes and turns them into a message or a file. Atheris (coverage-guided, libFuzzer) makes
 the bytes where it is installed (the extra `fuzz`), and Hypothesis otherwise. Each campaign is a process of
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.fuzz_inputs import Choices, changed_record, changed_yaml
+from benchmarks.fuzz_inputs import Choices, changed_record, changed_yaml
 
 RUNS = {"decode": 92_000, "yaml": 5_000, "site": 3_000}
 """Inputs of each target in the slow stage of the tests: 100,000 together."""
@@ -66,7 +66,7 @@ class Failure(Exception):
 
 def site_target(folder: Path) -> Target:
     """Any message to a deployed site is answered, or refused with a typed reason."""
-    from perennial.benchmarks.deployed_site import DeployedSite
+    from benchmarks.deployed_site import DeployedSite
     from perennial.protocol.messages import Refusal
 
     sites = []
@@ -93,7 +93,7 @@ def site_target(folder: Path) -> Target:
 
 def decode_target(folder: Path) -> Target:
     """Any record becomes a message or a ProtocolError."""
-    from perennial.benchmarks.deployed_site import DeployedSite
+    from benchmarks.deployed_site import DeployedSite
     from perennial.foundation.errors import ProtocolError
 
     site = DeployedSite(folder)
@@ -113,7 +113,7 @@ def decode_target(folder: Path) -> Target:
 
 def yaml_target(folder: Path) -> Target:
     """Any text is an experiment, a site, or a ConfigError."""
-    from perennial.benchmarks.deployed_site import merged
+    from benchmarks.deployed_site import merged
     from perennial.config.experiment import Experiment, load_experiment
     from perennial.config.site import load_site_config
     from perennial.foundation.errors import ConfigError
@@ -175,7 +175,7 @@ def campaign(name: str, runs: int) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="perennial-fuzz-") as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "perennial.benchmarks.fuzz", "--inside", str(report), name]
+        command = [sys.executable, "-m", "benchmarks.fuzz", "--inside", str(report), name]
         done = subprocess.run(
             [*command, "--runs", str(runs)], capture_output=True, text=True, cwd=folder, check=False
         )
@@ -295,7 +295,7 @@ def main() -> None:
         found.append(campaign(name, given.runs or RUNS[name]))
         print(json.dumps(found[-1]), flush=True)
     if given.record:
-        from perennial.benchmarks.environment import machine
+        from benchmarks.environment import machine
 
         RESULTS.write_text(json.dumps({"campaigns": found, "measured_on": machine()}, indent=1) + "\n")
 

@@ -1,6 +1,6 @@
 """Does `perennial evaluate --against` refuse models that became worse, and let harmless updates pass?
 
-`python -m perennial.benchmarks.gate [MINUTES]` adds the comparisons that are missing, until so many minutes
+`python -m benchmarks.gate [MINUTES]` adds the comparisons that are missing, until so many minutes
 are over, and writes results/gate.jsonl and .md. Two tables are written out as files and given to `perennial
 init`; nothing else is set but seeds: Fashion-MNIST in 7 x 7 means, with sites by lot and bright and dark
 pictures as subgroups, and HAM10000 in 4 x 4 means of colours, nevus or not, with its four clinics, lesions as
@@ -28,9 +28,9 @@ import numpy as np
 import torch
 import typer
 
-from perennial.benchmarks.environment import machine
-from perennial.benchmarks.first_model import _pack
-from perennial.benchmarks.table import RESULTS
+from benchmarks.environment import machine
+from benchmarks.first_model import _pack
+from benchmarks.table import RESULTS
 from perennial.cli.check_resume import brought_up_to_date
 from perennial.cli.evaluate import evaluate
 from perennial.cli.init import init_command
@@ -289,7 +289,7 @@ def write_page(done: list[dict[str, Any]]) -> None:
     lines = [
         "# A new model against an approved one",
         "",
-        "Written by `python -m perennial.benchmarks.gate`, whose head says how. Points; margin "
+        "Written by `python -m benchmarks.gate`, whose head says how. Points; margin "
         f"{100 * MARGIN:g} in every part (class, site, subgroup), said before.",
         "",
         f"- faults refused: {_refused(worse)}; of those that are worse by more than the margin on the second "

@@ -1,6 +1,6 @@
 """Links the terms of docs/glossary.md: the first use of each on a page leads to its sentence.
 
-`python -m perennial.benchmarks.glossary` adds the links to the pages that people write; programs that write
+`python -m benchmarks.glossary` adds the links to the pages that people write; programs that write
 pages call `linked` themselves.
 """
 

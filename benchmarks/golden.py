@@ -1,6 +1,6 @@
 """Write what a release leaves on a disk and sends, so that later releases are tried with it.
 
-    python -m perennial.benchmarks.golden FOLDER
+    python -m benchmarks.golden FOLDER
 
 FOLDER/NAME.zip holds a run folder with its sites' states, site.zip a ledger with the sets of records that
 paid, messages.json the fields of each message. All data are drawn by a generator. Written once for a release
@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 
 import perennial.protocol
-from perennial.benchmarks.kill_cases import Case
+from benchmarks.kill_cases import Case
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.stamp import VERSION
 

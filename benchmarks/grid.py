@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table
+from benchmarks.environment import machine, versions
+from benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table
 from perennial.config.experiment import ON_DISK, Experiment
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import ConfigError
@@ -117,8 +117,8 @@ def run_table(
     folders stay; a run that was stopped at any moment goes on there after its last whole round. Without it a
     stop loses the runs in progress.
     """
-    from perennial.benchmarks.controls import controls_of, run_controls
-    from perennial.benchmarks.markdown import markdown
+    from benchmarks.controls import controls_of, run_controls
+    from benchmarks.markdown import markdown
 
     path = results / f"{name}.jsonl"
     results.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def _runs(
     missing: Sequence[Job], workers: int, device: str, on: Machines, keep: Path | None
 ) -> Iterator[tuple[Job, Ran]]:
     if on == "ray" and missing:
-        from perennial.benchmarks.ray_cluster import on_cluster
+        from benchmarks.ray_cluster import on_cluster
 
         yield from on_cluster(missing, _run_there, device)
         return
@@ -185,7 +185,7 @@ def _kept(keep: Path | None, job: Job) -> Path | None:
 
 def run_job(experiment: Path, row: Row, seed: int, device: str, kept: Path | None = None) -> Ran:
     """One run of a row. kept: its run folder, in which it goes on if it began there; None: one of its own."""
-    from perennial.benchmarks.dishonest import attacked_run
+    from benchmarks.dishonest import attacked_run
     from perennial.engine.run import resumed_settings, run_in_process
 
     with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:

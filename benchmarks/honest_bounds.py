@@ -1,4 +1,4 @@
-"""How the default bounds change honest runs: `python -m perennial.benchmarks.honest_bounds`.
+"""How the default bounds change honest runs: `python -m benchmarks.honest_bounds`.
 
 Makes the short runs of recorded_runs.yaml, which cover every strategy, and two rounds a task of each other
 committed experiment, and counts in their journals which updates were scaled down or dropped and
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import yaml
 
-from perennial.benchmarks.recorded_hashes import RUNS
+from benchmarks.recorded_hashes import RUNS
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file
@@ -81,7 +81,7 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
         [
             "# The default bounds in honest runs",
             "",
-            f"`python -m perennial.benchmarks.honest_bounds`, {len(lines)} of {len(planned())} short "
+            f"`python -m benchmarks.honest_bounds`, {len(lines)} of {len(planned())} short "
             f"runs, which cover every strategy and every committed experiment but {', '.join(TOO_LARGE)}, "
             f"which are for a GPU, and {', '.join(NO_DATA)}, which has no data of its own.",
             "",

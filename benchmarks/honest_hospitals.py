@@ -1,4 +1,4 @@
-"""What defaults do to an unusual honest site: `python -m perennial.benchmarks.honest_hospitals`.
+"""What defaults do to an unusual honest site: `python -m benchmarks.honest_hospitals`.
 
 Ten kinds of unusual site, and none, in ten divisions of digits and of skin lesions (8 x 8 pixels), each with
 a number of sites, a skew and draws of its own. The last site is the unusual one. Every case makes
@@ -26,8 +26,8 @@ import yaml
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from perennial.benchmarks.distinguishing import clopper_pearson
-from perennial.benchmarks.environment import machine, versions
+from benchmarks.distinguishing import clopper_pearson
+from benchmarks.environment import machine, versions
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.data.config import DataConfig
 from perennial.data.pack import load_pack
@@ -44,7 +44,7 @@ from perennial.models.saved import GLOBAL_MODEL, load_saved
 
 RESULT = Path(__file__).with_name("results") / "honest_hospitals.jsonl"
 PAGE = RESULT.with_suffix(".md")
-SKIN = APP_ROOT.parent / "shared" / "data" / "ham10000_32.webp.zip"
+SKIN = APP_ROOT.parents[1] / "shared" / "data" / "ham10000_32.webp.zip"
 SIDE, WIDTH, LEAST, EACH = 8, 256, 10, 300
 NO_BOUNDS = "bounds={norm_multiple: null, share: 1}"
 HARM = 0.02
@@ -318,7 +318,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
     text = [
         "# What defaults do to unusual honest sites",
         "",
-        f"`python -m perennial.benchmarks.honest_hospitals`: {len(lines)} of {len(list(planned()))} cases. "
+        f"`python -m benchmarks.honest_hospitals`: {len(lines)} of {len(list(planned()))} cases. "
         f"Divisions of {DIVISIONS[0].sites} to {DIVISIONS[-1].sites} sites, Dirichlet 0.3 to 100, seeds "
         f"{DIVISIONS[0].seed} to {DIVISIONS[-1].seed}, on which nothing was chosen; each counts once, and "
         "intervals are exact (95 %). All sites are honest. *Bounded*: an update was shortened or a count "

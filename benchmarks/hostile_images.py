@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.attacked_hospital import PIXELS
+from benchmarks.attacked_hospital import PIXELS
 
 ALIKE = 0.98
 """Correlation from which a reconstruction counts as the image."""

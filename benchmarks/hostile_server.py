@@ -1,7 +1,7 @@
 """A server that wants patients' images: programs that attack a real ClientApp at a site with a site.yaml.
 
 Each attack is written for a site that answers everything, and says how many images it got back. The hospital
-is that of `attacked_hospital`. tests/redteam runs the attacks; `python -m perennial.benchmarks.attack_table`
+is that of `attacked_hospital`. tests/redteam runs the attacks; `python -m benchmarks.attack_table`
 tabulates them.
 
 Symbols: n training samples of the site, images of 64 pixels (scikit-learn's digits).
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.attacked_hospital import BASE, PIXELS, POLICIES, Hospital
-from perennial.benchmarks.hostile_images import Outcome, first_layer, head, imprinted, matched, read_imprint
+from benchmarks.attacked_hospital import BASE, PIXELS, POLICIES, Hospital
+from benchmarks.hostile_images import Outcome, first_layer, head, imprinted, matched, read_imprint
 from perennial.config.experiment import load_experiment
 from perennial.models.gradient_encoder import GradientEncoder
 from perennial.privacy.attacks.gradient_inversion import invert_gradient

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.attacked_hospital import BASE, PIXELS, Hospital
-from perennial.benchmarks.hostile_images import Outcome, first_layer, imprinted, matched, read_imprint
-from perennial.benchmarks.twins.records import Records
-from perennial.benchmarks.twins.world import Federation, Ran
+from benchmarks.attacked_hospital import BASE, PIXELS, Hospital
+from benchmarks.hostile_images import Outcome, first_layer, imprinted, matched, read_imprint
+from benchmarks.twins.records import Records
+from benchmarks.twins.world import Federation, Ran
 from perennial.config.secure_words import UpdateWords, integers_of
 from perennial.data.config import DataConfig
 from perennial.data.digits import load_digits

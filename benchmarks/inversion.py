@@ -1,6 +1,6 @@
 """Reconstructs images from single-sample gradients: in the clear, clipped only, and under a release's noise.
 
-`python -m perennial.benchmarks.inversion` writes benchmarks/results/inversion.json, .md and .png. The images
+`python -m benchmarks.inversion` writes benchmarks/results/inversion.json, .md and .png. The images
 are scikit-learn's digits; the model is small_cnn as the first round sends it out.
 """
 
@@ -72,7 +72,7 @@ def _write(figures: Mapping[str, list[float]], rows: list[Tensor]) -> None:
     lines = [
         "# Gradient inversion on digits",
         "",
-        f"`python -m perennial.benchmarks.inversion`: {VICTIMS} victims, {STEPS} steps, best of {RESTARTS}; "
+        f"`python -m benchmarks.inversion`: {VICTIMS} victims, {STEPS} steps, best of {RESTARTS}; "
         "mean structural similarity of original and reconstruction (1: equal).",
         "",
         "| release | mean | lowest | highest |",

@@ -16,7 +16,7 @@ def page(done: dict[str, Any], deployed: dict[str, Any]) -> str:
     lines = [
         "# Kills",
         "",
-        f"`python -m perennial.benchmarks.kills`: {len(kills)} kills, {clean} of which changed nothing,",
+        f"`python -m benchmarks.kills`: {len(kills)} kills, {clean} of which changed nothing,",
         f"{paid} made sites pay once more, and {len(kills) - clean - paid} changed anything else.",
         "A fork ends (`_exit`) after a line of the journal, of a ledger or of the record of releases, or",
         "after a file has taken its place; `perennial run --resume` goes on in another. Compared with a run",
@@ -55,7 +55,7 @@ def _over_grpc(deployed: dict[str, Any]) -> list[str]:
     same = sum(not one["differs"] for one in kills)
     return [
         "",
-        f"`python -m perennial.benchmarks.kills_deployed`: {len(kills)} more, of ServerApps over gRPC at two",
+        f"`python -m benchmarks.kills_deployed`: {len(kills)} more, of ServerApps over gRPC at two",
         f"hospitals, by SIGKILL after a line of the journal; {same} changed nothing: model, tasks, rounds,",
         "accuracy and each site's charges. [Continuity](continuity.md) has kills of sites.",
         "",

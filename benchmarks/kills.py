@@ -1,8 +1,8 @@
 """Kill a run at every line of its journal and after every file that it writes, resume it, and compare.
 
-    python -m perennial.benchmarks.kills [--minutes M] [--each N] [--only WORD]
+    python -m benchmarks.kills [--minutes M] [--each N] [--only WORD]
                                                    writes benchmarks/results/kills.json, .md
-    python -m perennial.benchmarks.kills --sample N [--seed S]      prints N kills, and writes nothing
+    python -m benchmarks.kills --sample N [--seed S]      prints N kills, and writes nothing
 
 A process forks after the imports; the fork runs, and ends without a word (_exit) at a chosen moment: after a
 line of the journal, of a ledger or of the record of releases, or after a file has taken its place. Another
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.kill_cases import Case, cases
-from perennial.benchmarks.kill_page import page
+from benchmarks.environment import machine, versions
+from benchmarks.kill_cases import Case, cases
+from benchmarks.kill_page import page
 from perennial.foundation.files import replace_file
 
 RESULTS = Path(__file__).parent / "results" / "kills.json"

@@ -3,7 +3,7 @@
 Real processes on loopback, TLS and node keys on; several runs go at once over the same two hospitals. A run
 is killed (SIGKILL) some time after a line of its journal, and goes on by `perennial deploy resume`.
 
-    python -m perennial.benchmarks.kills_deployed [--minutes M] [--together N]
+    python -m benchmarks.kills_deployed [--minutes M] [--together N]
 
 adds to benchmarks/results/kills_deployed.json; kills.py puts it on its page.
 """
@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.kills import DEPLOYED, forked, write_page
-from perennial.benchmarks.loopback import QuickDeployment, digit_folders
-from perennial.benchmarks.split_keys import split_key_of
+from benchmarks.environment import machine, versions
+from benchmarks.kills import DEPLOYED, forked, write_page
+from benchmarks.loopback import QuickDeployment, digit_folders
+from benchmarks.split_keys import split_key_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file

@@ -1,7 +1,7 @@
 """Largest memory of a run whose model is 485 MB of float32, at two sites in one process.
 
 What a process takes that runs the same with a model of a few kilobytes (Python, its libraries, the data) is
-measured beside it. `python -m perennial.benchmarks.large_model write` keeps the figures in
+measured beside it. `python -m benchmarks.large_model write` keeps the figures in
 results/large_model.json; `run CASE WIDTH` is one such process.
 """
 
@@ -10,9 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.environment import machine, versions
+from benchmarks.processes import measured
 from perennial import run
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.processes import measured
 
 WIDTH = 5500
 """Of each of five hidden layers: 121.4 million values."""
@@ -35,7 +35,7 @@ CASES = {
     "updates alone": "",
     "distillation and exemplars": "  distillation: {weight: 1.0}\n  memory: {per_class: 4}",
 }
-MODULE = "perennial.benchmarks.large_model"
+MODULE = "benchmarks.large_model"
 RESULT = Path(__file__).with_name("results") / "large_model.json"
 
 

@@ -1,6 +1,6 @@
 """What recency is worth where sites are slow: PP-FCIL on digits, two of five sites one round late.
 
-`python -m perennial.benchmarks.late_sites` writes benchmarks/results/late_sites.jsonl and .md. Time is
+`python -m benchmarks.late_sites` writes benchmarks/results/late_sites.jsonl and .md. Time is
 simulated, so that who is late does not depend on the machine: training takes none, and waiting out a deadline
 costs none.
 """
@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 from flwr.app import Context, Message, RecordDict
 
-from perennial.benchmarks.grid import read_results, revision_of, settings_hash
-from perennial.benchmarks.markdown import age, figures, listed
-from perennial.benchmarks.paper_claims import Claim, judge
-from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, STANDARD, TEN_SEEDS, Row, Table
+from benchmarks.grid import read_results, revision_of, settings_hash
+from benchmarks.markdown import age, figures, listed
+from benchmarks.paper_claims import Claim, judge
+from benchmarks.table import RESULTS, RESULTS_REVISION, STANDARD, TEN_SEEDS, Row, Table
 from perennial.config.run import RunSettings
 from perennial.engine.grid import FIRST_NODE, InProcessGrid, site_contexts
 from perennial.engine.run import answer
@@ -165,7 +165,7 @@ def page(runs: list[dict[str, Any]]) -> str:
     head = [
         f"# {TABLE.title}",
         "",
-        f"`python -m perennial.benchmarks.late_sites`, seeds {listed(TABLE.seeds)}.",
+        f"`python -m benchmarks.late_sites`, seeds {listed(TABLE.seeds)}.",
     ]
     old = [age(runs), ""] if age(runs) else []
     verdicts = judge([(claim, runs) for claim in TABLE.claims])

@@ -1,6 +1,6 @@
 """What a later Flower would break: each private name that Perennial uses, tried in an environment of its own.
 
-    python -m perennial.benchmarks.later_flower [VERSION]
+    python -m benchmarks.later_flower [VERSION]
 
 installs that version of flwr (the newest without one) beside nothing else, looks for each name, and compares
 the parameters of what is called or replaced with those of the Flower that Perennial runs on. It writes
@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.marked_blocks import with_blocks
+from benchmarks.marked_blocks import with_blocks
 from perennial.deploy.flower_seam import PRIVATE
 from perennial.foundation.files import replace_file
 

@@ -1,6 +1,6 @@
 """What two releases tell of the one record in which a site's data differ.
 
-`python -m perennial.benchmarks.leakage_by_difference` asks a real ClientApp for its sums of features before
+`python -m benchmarks.leakage_by_difference` asks a real ClientApp for its sums of features before
 and after one record more came (growing data, in a second run), and to take one record back from a finished
 run, and writes results/leakage_by_difference.json and .md. Features are the pixels, an image therefore.
 """
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.attacked_hospital import PIXELS, Hospital
-from perennial.benchmarks.environment import versions
-from perennial.benchmarks.twins.records import Records
+from benchmarks.attacked_hospital import PIXELS, Hospital
+from benchmarks.environment import versions
+from benchmarks.twins.records import Records
 from perennial.client import site as client_site
 from perennial.client.withdrawn_records import withdrawn
 from perennial.data.config import DataConfig
@@ -137,7 +137,7 @@ def page(content: dict[str, Any]) -> str:
     lines = [
         "# What a difference tells of one record",
         "",
-        f"`python -m perennial.benchmarks.leakage_by_difference`; {used}. Digits, features are the pixels.",
+        f"`python -m benchmarks.leakage_by_difference`; {used}. Digits, features are the pixels.",
         "",
         "| case | release | likeness to the record's image | lines in the ledger | refused |",
         "| --- | --- | --- | --- | --- |",

@@ -1,6 +1,6 @@
 """Learners on data that no table uses: what the default learner was chosen from.
 
-`python -m perennial.benchmarks.learner_choice DATA:LEARNER:NORM:SEED...` runs and appends one line each to
+`python -m benchmarks.learner_choice DATA:LEARNER:NORM:SEED...` runs and appends one line each to
 results/learner_choice.jsonl; without arguments the page results/learner_choice.md is written again. Data come
 from the shared folder beside the checkout: ORL faces, three sets of tabular_multiclass.npz, and digits and
 HAM10000 with seeds 11 and above.
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import yaml
 
-from perennial.benchmarks.environment import machine
-from perennial.benchmarks.table import RESULTS, ROOT
+from benchmarks.environment import machine
+from benchmarks.table import RESULTS, ROOT
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.journal import read_events
@@ -137,7 +137,7 @@ def page() -> str:
         "",
         "Final accuracy / balanced accuracy in per cent, and the training loss of the last task's "
         "rounds. Made by",
-        "`python -m perennial.benchmarks.learner_choice`, on data and seeds that no table uses.",
+        "`python -m benchmarks.learner_choice`, on data and seeds that no table uses.",
         "",
         WHY,
         "",

@@ -1,6 +1,6 @@
 """What one charge costs in a ledger of a thousand lines and in one of ten million, in turns.
 
-    python -m perennial.benchmarks.ledger_length [LINES...]   writes benchmarks/results/ledger_length.json
+    python -m benchmarks.ledger_length [LINES...]   writes benchmarks/results/ledger_length.json
 
 The ledgers are written as charges would have left them, without charging each: the chain, the totals and the
 tip are those of the real thing, and a charge checks them. Ten million lines take 4 GB.
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from perennial.benchmarks.environment import machine, versions
+from benchmarks.environment import machine, versions
 from perennial.privacy import ledger_lines
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit

@@ -1,6 +1,6 @@
 """What the operator's page costs with 5,000 sites and 1,000 rounds, in a browser.
 
-`python -m perennial.benchmarks.live_pages` writes benchmarks/results/live_pages.json. It writes the journal
+`python -m benchmarks.live_pages` writes benchmarks/results/live_pages.json. It writes the journal
 of such a run, starts the pages anew for each first view, and then appends events. A first view is the time
 from the request until the table of sites is on the screen, of pages that have not read the journal before
 (cold) and that have (warm). An event is the time from the line that a run writes until the page shows it.
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.environment import machine, versions
+from benchmarks.environment import machine, versions
 from perennial.foundation.files import replace_file
 from perennial.foundation.heartbeat import beating
 from perennial.live.guard import Sessions, allowed_hosts

@@ -1,6 +1,6 @@
 """The pictures of both live pages in README.md, of a run and a hospital that are made up.
 
-    python -m perennial.benchmarks.live_pictures     writes docs/live_operator.png and docs/live_hospital.png
+    python -m benchmarks.live_pictures     writes docs/live_operator.png and docs/live_hospital.png
 
 It needs Debian's packages chromium and chromium-driver.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from starlette.types import ASGIApp
 
-from perennial.benchmarks.live_pages import browser
+from benchmarks.live_pages import browser
 from perennial.client.activity import noted
 from perennial.config.approval import Approval
 from perennial.config.experiment import load_experiment

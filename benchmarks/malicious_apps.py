@@ -1,6 +1,6 @@
 """Malicious apps and bundles by the hundred, and what reading each one takes a hospital.
 
-`python -m perennial.benchmarks.malicious_apps` makes them all, lets each be read as `perennial site approve`
+`python -m benchmarks.malicious_apps` makes them all, lets each be read as `perennial site approve`
 and `perennial site open` read it, in a process of its own with 200 MB more than the program has, and writes
 what came of it to results/malicious_apps.json. tests/redteam/test_malicious_apps.py holds the same.
 """

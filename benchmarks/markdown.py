@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perennial.benchmarks.chart import main_measure
-from perennial.benchmarks.controls import LABELS, SIMPLE, Measured, compared, stands_for
-from perennial.benchmarks.intervals import LEAST_SEEDS, half_width, t_interval
-from perennial.benchmarks.paper_claims import Runs
-from perennial.benchmarks.table import OLD_REVISIONS, Row, Table
+from benchmarks.chart import main_measure
+from benchmarks.controls import LABELS, SIMPLE, Measured, compared, stands_for
+from benchmarks.intervals import LEAST_SEEDS, half_width, t_interval
+from benchmarks.paper_claims import Runs
+from benchmarks.table import OLD_REVISIONS, Row, Table
 
 
 def markdown(name: str, table: Table, runs: Runs, controls: Measured) -> str:
@@ -17,7 +17,7 @@ def markdown(name: str, table: Table, runs: Runs, controls: Measured) -> str:
 
     Verdicts on claims are on the page of all tables, which corrects them for their number.
     """
-    lines = [f"# {table.title}", "", f"`python -m perennial.benchmarks {name}`, seeds {listed(table.seeds)}."]
+    lines = [f"# {table.title}", "", f"`python -m benchmarks {name}`, seeds {listed(table.seeds)}."]
     lines += ["", table.note] if table.note else []
     lines += ["", old] if (old := age(runs)) else []
     lines += ["", gap] if (gap := missing(table, runs)) else []

@@ -1,6 +1,6 @@
 """Do the tests notice? Changes the code in small ways, one at a time, and counts which changes fail a test.
 
-`python -m perennial.benchmarks.mutation map` measures once which tests run which line (minutes);
+`python -m benchmarks.mutation map` measures once which tests run which line (minutes);
 `... run --count 420` tries a seeded sample of mutants of `learning/`, `strategies/`, `privacy/` and `data/`,
 stratified by file, each against the fast tests that run its line; a later call goes on where one ended.
 With `--seconds 3` a mutant meets the likeliest tests alone, and `--only survivors` then has the survivors
@@ -27,11 +27,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from perennial.benchmarks.covering_tests import CoveringTests, measure
-from perennial.benchmarks.environment import machine
-from perennial.benchmarks.mutants import Mutant, sample
-from perennial.benchmarks.mutation_page import page, tried
-from perennial.benchmarks.warm_process import Change, Verdict, WarmProcess
+from benchmarks.covering_tests import CoveringTests, measure
+from benchmarks.environment import machine
+from benchmarks.mutants import Mutant, sample
+from benchmarks.mutation_page import page, tried
+from benchmarks.warm_process import Change, Verdict, WarmProcess
 from perennial.foundation.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]

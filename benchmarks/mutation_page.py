@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perennial.benchmarks.mutants import ROOMS
+from benchmarks.mutants import ROOMS
 
 NOT_LOOKED_AT = "not yet looked at"
 
@@ -67,7 +67,7 @@ def page(found: Sequence[Tried], wanted: int, made: str) -> str:
         "Each mutant is a small change by Cosmic Ray at one position of `learning/`, `strategies/`,",
         "`privacy/` or `data/`; the positions are a seeded sample, stratified by file. A mutant meets the",
         "fast tests that run its line, those first that run little else, until one fails, which is called",
-        "noticed; *met* below says how many it met. `python -m perennial.benchmarks.mutation` made this",
+        "noticed; *met* below says how many it met. `python -m benchmarks.mutation` made this",
         f"page; `mutation.jsonl` has a line for each result. {made}",
         "",
         "| room | mutants | noticed at first | noticed now | share now | 95 % interval (Wilson) |",

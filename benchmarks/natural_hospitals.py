@@ -1,6 +1,6 @@
 """Hospitals as they are: together, without one, each alone, all data in one place, and under protection.
 
-`python -m perennial.benchmarks natural_hospitals` runs what is missing and writes
+`python -m benchmarks natural_hospitals` runs what is missing and writes
 results/natural_hospitals.jsonl, one line a run as soon as it is there, and .md. Each line has the accuracy of
 one model at every hospital's own test records. White blood cells take part where blood_cells.py was given
 a user's pictures.
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import yaml
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.intervals import half_width
-from perennial.benchmarks.natural_places import PLACES, Place, blood_cells
-from perennial.benchmarks.table import RESULTS
-from perennial.benchmarks.tables.analytic import ONE_RELEASE
+from benchmarks.environment import machine, versions
+from benchmarks.intervals import half_width
+from benchmarks.natural_places import PLACES, Place, blood_cells
+from benchmarks.table import RESULTS
+from benchmarks.tables.analytic import ONE_RELEASE
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
@@ -187,7 +187,7 @@ def page(places: Sequence[Place], lines: Sequence[Line]) -> str:
     text = [
         "# Hospitals as they are",
         "",
-        f"`python -m perennial.benchmarks {NAME}`. Per cent; mean of seeds {seeds} and half its 95 % "
+        f"`python -m benchmarks {NAME}`. Per cent; mean of seeds {seeds} and half its 95 % "
         "t-interval. Each hospital's figure is that of its own test records; the worst is the worst of each "
         "seed, named when it is so in most. Closed form (`strategy: analytic`, Gaussian head, one exchange) "
         "but for averaging. Epsilon at delta 1e-5 hides one training record from the server together "

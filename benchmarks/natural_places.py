@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from perennial.benchmarks.table import ROOT
-from perennial.benchmarks.tables.hospital_gains import LEVELS, USUAL
+from benchmarks.table import ROOT
+from benchmarks.tables.hospital_gains import LEVELS, USUAL
 from perennial.data.pack import pack_arrays
 
 SHARED = ROOT.parent / "shared" / "data"

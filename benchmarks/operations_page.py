@@ -1,6 +1,6 @@
 """What was tried and what a round costs, put into docs/operations.md from the committed results.
 
-python -m perennial.benchmarks.operations_page
+python -m benchmarks.operations_page
 """
 
 import json
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.continuity import as_markdown
-from perennial.benchmarks.deployment_scale import GOAL
-from perennial.benchmarks.markdown import age
-from perennial.benchmarks.marked_blocks import with_blocks
+from benchmarks.continuity import as_markdown
+from benchmarks.deployment_scale import GOAL
+from benchmarks.markdown import age
+from benchmarks.marked_blocks import with_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "operations.md"

@@ -1,6 +1,6 @@
 """Why the federated default learner is behind pooled training on the clinics of HAM10000, taken apart.
 
-`python -m perennial.benchmarks.own_data_gap [MOST]` runs what is missing, at most so many runs, and writes
+`python -m benchmarks.own_data_gap [MOST]` runs what is missing, at most so many runs, and writes
 results/own_data_gap.jsonl and .md. It uses seeds 11 and above, which no table uses. Each row differs from the
 one before it, or from pooled training, by one thing.
 """
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import yaml
 
-from perennial.benchmarks.environment import machine
-from perennial.benchmarks.table import RESULTS, ROOT
+from benchmarks.environment import machine
+from benchmarks.table import RESULTS, ROOT
 from perennial.config.learner import DEFAULT_LEARNER
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
@@ -102,7 +102,7 @@ def page() -> str:
         "# Why federated training is behind pooled training on the clinics of HAM10000",
         "",
         "32 pixels, 2,000 images, the default learner and the small network of the table *own data*, on",
-        "seeds that it does not use. Made by `python -m perennial.benchmarks.own_data_gap`. Mean and",
+        "seeds that it does not use. Made by `python -m benchmarks.own_data_gap`. Mean and",
         "standard deviation over seeds, in per cent.",
         "",
         "| | final accuracy | final balanced accuracy | seeds |",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, Literal
 
-from perennial.benchmarks.intervals import LEAST_SEEDS, Interval, holm, t_interval
+from benchmarks.intervals import LEAST_SEEDS, Interval, holm, t_interval
 
 Word = Literal["holds", "does not hold", "undecided", "not measured"]
 Runs = Sequence[Mapping[str, Any]]

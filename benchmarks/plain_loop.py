@@ -1,6 +1,6 @@
 """What a person would write without any framework: federated averaging as two loops in one thread.
 
-`python -m perennial.benchmarks.plain_loop w1` prints seconds and processor seconds of the rounds, local
+`python -m benchmarks.plain_loop w1` prints seconds and processor seconds of the rounds, local
 steps, accuracy on the test set, and the final model's distance from the engine's own when given its file.
 Same model, data, division, batches and sampled sites as the engine; PyTorch's own optimiser; state dicts
 averaged by samples. Inputs are made floats before the clock starts, which the engine does in every round.
@@ -19,7 +19,7 @@ import typer
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from perennial.benchmarks.workloads import write_workload
+from benchmarks.workloads import write_workload
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.data.augmentation import to_float
 from perennial.data.federation import SimulatedFederation, build

@@ -1,9 +1,9 @@
 """How many seeds would decide a claim that its table leaves undecided, and which claims get them.
 
-`python -m perennial.benchmarks --power [TABLE...]` prints the estimate; nothing is run.
-`python -m perennial.benchmarks.power decide` wrote results/power.json once, by the rule below, from the seeds
+`python -m benchmarks --power [TABLE...]` prints the estimate; nothing is run.
+`python -m benchmarks.power decide` wrote results/power.json once, by the rule below, from the seeds
 that the tables had then: a claim gets that many new seeds (1000, 1001, ...) and is judged by them alone, so
-that looking twice makes nothing surer; or it is taken off. `python -m perennial.benchmarks.power run` makes
+that looking twice makes nothing surer; or it is taken off. `python -m benchmarks.power run` makes
 what is missing of the new seeds, line by line in results/deciding.jsonl.
 """
 
@@ -16,11 +16,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.grid import newest, read_results, run_job, settings_hash
-from perennial.benchmarks.intervals import LEVEL
-from perennial.benchmarks.paper_claims import Claim, Runs, judge
-from perennial.benchmarks.table import RESULTS, Table, tables
+from benchmarks.environment import machine, versions
+from benchmarks.grid import newest, read_results, run_job, settings_hash
+from benchmarks.intervals import LEVEL
+from benchmarks.paper_claims import Claim, Runs, judge
+from benchmarks.table import RESULTS, Table, tables
 
 POWER = 0.8
 MOST_SEEDS, MOST_MINUTES = 40, 2.5

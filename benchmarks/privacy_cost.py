@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 import typer
 
-from perennial.benchmarks.workloads import write_workload
+from benchmarks.workloads import write_workload
 from perennial.client.handlers import answer_train
 from perennial.client.identity import Identity
 from perennial.client.site import open_site

@@ -1,4 +1,4 @@
-"""Writes what stands of protection in docs/: `python -m perennial.benchmarks.privacy_pages`.
+"""Writes what stands of protection in docs/: `python -m benchmarks.privacy_pages`.
 
 That is the table of single images (threat_model.md, privacy.md), the list of what shows without a charge
 (privacy.md), and what `perennial site check` says of three policies (deploy.md).
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import yaml
 
-from perennial.benchmarks.leakage_by_difference import RESULTS
-from perennial.benchmarks.marked_blocks import with_blocks
-from perennial.benchmarks.twins.covered import COVERED
-from perennial.benchmarks.what_leaves import as_table
+from benchmarks.leakage_by_difference import RESULTS
+from benchmarks.marked_blocks import with_blocks
+from benchmarks.twins.covered import COVERED
+from benchmarks.what_leaves import as_table
 from perennial.client.exposure import in_words
 from perennial.config.site import SitePolicy
 from perennial.privacy.covered import uncovered_in_words

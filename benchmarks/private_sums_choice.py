@@ -5,7 +5,7 @@ set stands for many sizes. The measure of a setting is `strength`: records over 
 root of the releases that are added up. Each cell is the mean over draws; the records that judge are in no
 sum.
 
-    python -m perennial.benchmarks.private_sums_choice --pack ../shared/data/cifar100.webp.zip
+    python -m benchmarks.private_sums_choice --pack ../shared/data/cifar100.webp.zip
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.benchmarks.environment import machine, versions
+from benchmarks.environment import machine, versions
 from perennial.data.pack import pack_arrays
 from perennial.foundation.errors import DataError
 from perennial.foundation.files import replace_file

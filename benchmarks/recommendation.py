@@ -1,6 +1,6 @@
 """What a hospital gains, in README.md; which method suits whom and which rule withstands what, in docs/.
 
-`python -m perennial.benchmarks.recommendation` writes the figures between the pages' marks again, and the
+`python -m benchmarks.recommendation` writes the figures between the pages' marks again, and the
 blocks on methods to benchmarks/results/recommendation.md.
 """
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.controls import CHANCE, COMPARED, RAW_MEAN, Measured, controls_of, stands_for
-from perennial.benchmarks.grid import newest
-from perennial.benchmarks.intervals import half_width, t_interval
-from perennial.benchmarks.markdown import age, listed
-from perennial.benchmarks.marked_blocks import with_blocks
-from perennial.benchmarks.robust_advice import robust
-from perennial.benchmarks.table import RESULTS, ROOT, Table, table_called
-from perennial.benchmarks.tables.advice_tried import AUTO, CLOSED_FORM, ROUNDS, SETS
-from perennial.benchmarks.tables.hospital_gains import FEDERATED, PLACES, POOLED, PROTECTED, Place
+from benchmarks.controls import CHANCE, COMPARED, RAW_MEAN, Measured, controls_of, stands_for
+from benchmarks.grid import newest
+from benchmarks.intervals import half_width, t_interval
+from benchmarks.markdown import age, listed
+from benchmarks.marked_blocks import with_blocks
+from benchmarks.robust_advice import robust
+from benchmarks.table import RESULTS, ROOT, Table, table_called
+from benchmarks.tables.advice_tried import AUTO, CLOSED_FORM, ROUNDS, SETS
+from benchmarks.tables.hospital_gains import FEDERATED, PLACES, POOLED, PROTECTED, Place
 
 README = ROOT / "README.md"
 WHICH = ROOT / "docs" / "which_method.md"

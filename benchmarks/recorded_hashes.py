@@ -1,4 +1,4 @@
-"""Hashes of the models of short runs: `python -m perennial.benchmarks.recorded_hashes [write]`.
+"""Hashes of the models of short runs: `python -m benchmarks.recorded_hashes [write]`.
 
 Without `write` the runs of recorded_runs.yaml are made again and compared with results/recorded_hashes.json;
 the exit status is 1 when one differs. A change that is not meant to touch the arithmetic leaves all of them

@@ -1,6 +1,6 @@
 """The page of each table in `benchmarks/results/`, its picture, and docs/results.md, which lists them.
 
-`python -m perennial.benchmarks.results_page` writes them again. Figures stand on a table's own page alone;
+`python -m benchmarks.results_page` writes them again. Figures stand on a table's own page alone;
 the list has the verdict on each claim, because verdicts are corrected for the number of all claims. Nothing
 is run here. A table appears with its figures once its result file has a run of the table as it is now; until
 then, and while runs are missing, its page says so.
@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.chart import chart
-from perennial.benchmarks.controls import controls_of
-from perennial.benchmarks.grid import newest
-from perennial.benchmarks.markdown import age, markdown, missing
-from perennial.benchmarks.paper_claims import Claim, Runs, Verdict, judge
-from perennial.benchmarks.paper_tables import Tested, papers_table
-from perennial.benchmarks.power import deciding_runs, decisions
-from perennial.benchmarks.power import page as power_page
-from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
+from benchmarks.chart import chart
+from benchmarks.controls import controls_of
+from benchmarks.grid import newest
+from benchmarks.markdown import age, markdown, missing
+from benchmarks.paper_claims import Claim, Runs, Verdict, judge
+from benchmarks.paper_tables import Tested, papers_table
+from benchmarks.power import deciding_runs, decisions
+from benchmarks.power import page as power_page
+from benchmarks.table import RESULTS, ROOT, Table, tables
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
@@ -30,10 +30,10 @@ After this page you know which claims hold, by how many seeds, and where each ta
 
 Each table has a page of its own in `benchmarks/results/` with its figures, controls and picture, computed
 from the runs beside it; this page lists them with the verdict on each claim.
-`python -m perennial.benchmarks.results_page` writes all of them again, and a test keeps them together with
+`python -m benchmarks.results_page` writes all of them again, and a test keeps them together with
 the runs.
-`python -m perennial.benchmarks TABLE` runs what a table lacks (`--estimate` says how long that takes),
-`python -m perennial.benchmarks` lists the tables.
+`python -m benchmarks TABLE` runs what a table lacks (`--estimate` says how long that takes),
+`python -m benchmarks` lists the tables.
 
 Accuracies in per cent: mean over seeds and half the width of its 95 % t-interval. A claim is tested on the
 difference between its two rows, taken seed by seed. It holds when the whole t-interval of the mean difference
@@ -52,7 +52,7 @@ paper's own figure, at the paper's own size, which is not ours.
 CHOICES = """## How settings were chosen
 
 Since revision 2 of these results, settings are chosen on validation data of the sites and on seeds 11 to 20;
-tables use others. `python -m perennial.benchmarks.choices` runs the trials, and
+tables use others. `python -m benchmarks.choices` runs the trials, and
 `benchmarks/results/choices.md` shows them. These choices were made on test accuracy or on seeds of the tables
 that show them, and still stand:
 
@@ -71,7 +71,7 @@ Experiments as published, as far as the papers say what they did: `experiments/*
 leave open or get wrong is on each method's page. Figures: the better row against the worse, then the mean of
 the paired differences in points with its interval, widened for the number of claims. Where a claim was taken
 off, the interval is its own. All figures are of small sizes; "not judged" says what a verdict would take.
-`python -m perennial.benchmarks NAME --scale paper` starts a table of a paper's size, which wants a GPU;
+`python -m benchmarks NAME --scale paper` starts a table of a paper's size, which wants a GPU;
 `--estimate` says what it will take.
 """
 

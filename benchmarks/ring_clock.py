@@ -1,4 +1,4 @@
-"""Seconds of a round of one ring, of sub-rings and of FedAvg: `python -m perennial.benchmarks.ring_clock`.
+"""Seconds of a round of one ring, of sub-rings and of FedAvg: `python -m benchmarks.ring_clock`.
 
 Ten sites in ten processes. Each waits WAIT seconds before it trains, in place of a hospital's own computing
 and network, which are most of a turn there and almost none of it on one machine. The time of a round is the
@@ -17,7 +17,7 @@ from typing import Any
 
 from flwr.app import Context, Message
 
-from perennial.benchmarks.environment import machine, versions
+from benchmarks.environment import machine, versions
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine import run as engine
 from perennial.foundation.files import replace_file

@@ -2,7 +2,7 @@
 
 The features are those that the change reveals.
 
-`python -m perennial.benchmarks.ring_security ORL.npz` writes benchmarks/results/tricon_sf_security.md. The
+`python -m benchmarks.ring_security ORL.npz` writes benchmarks/results/tricon_sf_security.md. The
 file holds the ORL faces (Samaria and Harter 1994): x (400, 112, 92) uint8 and y (400,) int64.
 
 The worst case for the site: one step on one face, and an adversary who knows the model that the site was
@@ -79,7 +79,7 @@ def main(path: str) -> None:
     lines = [
         "# A face from one turn of a ring (ORL, 28 x 23, two-layer perceptron, one step on one face)",
         "",
-        f"`python -m perennial.benchmarks.ring_security ORL.npz`, {FACES} faces, {STEPS} steps of the "
+        f"`python -m benchmarks.ring_security ORL.npz`, {FACES} faces, {STEPS} steps of the "
         "search. Similarity",
         "is SSIM with the true face, 1 for equal; the last line is what the face of somebody else scores.",
         "",

@@ -1,6 +1,6 @@
 """Which rule withstands what, in docs/threat_model.md, from the committed tables of adaptive attackers.
 
-`python -m perennial.benchmarks.recommendation` writes it, between the page's marks.
+`python -m benchmarks.recommendation` writes it, between the page's marks.
 """
 
 import statistics
@@ -9,8 +9,8 @@ from math import isnan
 from textwrap import fill
 from typing import Any
 
-from perennial.benchmarks.intervals import half_width
-from perennial.benchmarks.tables.robust import DIVISIONS, RULES, TABLES
+from benchmarks.intervals import half_width
+from benchmarks.tables.robust import DIVISIONS, RULES, TABLES
 
 Runs = Sequence[Mapping[str, Any]]
 Found = Mapping[str, Mapping[int, float]]

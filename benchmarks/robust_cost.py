@@ -1,4 +1,4 @@
-"""What bounds and the median cost the server: `python -m perennial.benchmarks.robust_cost`.
+"""What bounds and the median cost the server: `python -m benchmarks.robust_cost`.
 
 One round of ten sites with ResNet-18's 11.2 million values each, from received bytes to the new model: the
 gate, the bounds, then the rule. The mean adds each update as it comes; the median keeps all of them on disk
@@ -20,8 +20,8 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from perennial.benchmarks.aggregation import DISTINCT, STAMP, reference, reply, update
-from perennial.benchmarks.environment import machine, versions
+from benchmarks.aggregation import DISTINCT, STAMP, reference, reply, update
+from benchmarks.environment import machine, versions
 from perennial.config.bounds import BoundsConfig
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.files import replace_file

@@ -1,6 +1,6 @@
 """What one server carries: rounds with many simulated sites that have next to nothing to learn.
 
-`python -m perennial.benchmarks.scale` writes benchmarks/results/scale.json; `--sites N` prints one of its
+`python -m benchmarks.scale` writes benchmarks/results/scale.json; `--sites N` prints one of its
 runs. Each number of sites is a process of its own, whose largest memory is told. Sites have four samples,
 train one step of a small network in cohorts of 16 and answer; what is left is what a round costs the server
 for a site, with both ends of every message in this process: requests, checks, the gate, the exact sum,
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.processes import measured
+from benchmarks.environment import machine, versions
+from benchmarks.processes import measured
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file
@@ -100,7 +100,7 @@ def main(words: list[str]) -> None:
     if arguments.sites:
         print(json.dumps(measure(arguments.sites)))
         return
-    found = [measured("-m", "perennial.benchmarks.scale", "--sites", str(sites)).found for sites in SITES]
+    found = [measured("-m", "benchmarks.scale", "--sites", str(sites)).found for sites in SITES]
     content = {"runs": found, "machine": machine(), "versions": versions()}
     replace_file(RESULTS, (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)
 

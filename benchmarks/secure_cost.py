@@ -1,4 +1,4 @@
-"""What masks cost against the clear: `python -m perennial.benchmarks.secure_cost`.
+"""What masks cost against the clear: `python -m benchmarks.secure_cost`.
 
 One sum of 40 updates with as many values as ResNet-18 has (11,173,962), no drop-outs, on one core: the bytes
 of a site's messages as Flower serialises them, and seconds of processor time of a site and of the server, on
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from flwr.app import Message
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.secure_cost_flower import secagg_plus
+from benchmarks.environment import machine, versions
+from benchmarks.secure_cost_flower import secagg_plus
 from perennial.deploy.flower_seam import recorddict_from_proto, recorddict_to_proto
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.files import replace_file

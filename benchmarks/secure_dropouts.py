@@ -1,4 +1,4 @@
-"""Every pattern of drop-outs of secure aggregation: `python -m perennial.benchmarks.secure_dropouts [SITES]`.
+"""Every pattern of drop-outs of secure aggregation: `python -m benchmarks.secure_dropouts [SITES]`.
 
 Each site falls silent before its masks are shared, its masked values, its vote or its opening, or never: 5^n
 patterns for n sites, each by the state machines of both sides. A pattern must end in the sum of exactly the
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from perennial.benchmarks.environment import machine
-from perennial.benchmarks.secure_sites import MaskedFederation, random_values, run_attempt
+from benchmarks.environment import machine
+from benchmarks.secure_sites import MaskedFederation, random_values, run_attempt
 from perennial.foundation.files import replace_file
 from perennial.privacy.secure.parameters import Parameters
 

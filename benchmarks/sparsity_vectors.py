@@ -1,6 +1,6 @@
 """Which sparsity vector finds the groups of synth_groups.
 
-`python -m perennial.benchmarks.sparsity_vectors` trains the global model of experiments/fedperc_synth.yaml
+`python -m benchmarks.sparsity_vectors` trains the global model of experiments/fedperc_synth.yaml
 once for each seed that benchmarks/results/sparsity_vectors.jsonl lacks, takes every kind of vector from it,
 and writes the table.
 """
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.table import EXPERIMENTS, RESULTS
+from benchmarks.table import EXPERIMENTS, RESULTS
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
@@ -80,7 +80,7 @@ def page(runs: dict[int, dict[str, float]]) -> str:
     text = [
         "# Which sparsity vector finds the groups of synth_groups",
         "",
-        f"`python -m perennial.benchmarks.sparsity_vectors`, seeds {', '.join(map(str, sorted(runs)))}.",
+        f"`python -m benchmarks.sparsity_vectors`, seeds {', '.join(map(str, sorted(runs)))}.",
         f"Adjusted Rand index, times 100, of {CLUSTERS} clusters of 16 sites after {ROUNDS} global rounds.",
         "",
         "| vector | 100 x adjusted Rand index |",

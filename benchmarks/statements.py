@@ -1,6 +1,6 @@
 """Holds what `site check` says of 500 drawn policies against attacks.
 
-`python -m perennial.benchmarks.statements` runs every attack that privacy/exposure_table.py names once, in
+`python -m benchmarks.statements` runs every attack that privacy/exposure_table.py names once, in
 the cell that names it, and for each fifth of 500 drawn policies one drawn attack for real; it writes
 results/statements.json and .md. A "no" is false where an attack recovers an image.
 """
@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.attack_cells import ATTACKS, MASKED, PEER, cells, run, tried
-from perennial.benchmarks.environment import versions
+from benchmarks.attack_cells import ATTACKS, MASKED, PEER, cells, run, tried
+from benchmarks.environment import versions
 from perennial.client.exposure import channels
 from perennial.config.site import ANSWERS, SitePolicy
 from perennial.foundation.errors import PerennialError
@@ -127,7 +127,7 @@ def page(content: dict[str, Any]) -> str:
     lines = [
         "# Statements of protection against attacks",
         "",
-        f"`python -m perennial.benchmarks.statements`, seed {content['seed']}; {used}.",
+        f"`python -m benchmarks.statements`, seed {content['seed']}; {used}.",
         f"{DRAWS} policies were drawn. Run: every attack that the table names, in its cell, and for",
         f"{len(draws)} of the policies one drawn attack, on a real ClientApp (digits). Looked up: all",
         "channels of all drawn policies, in the cells that they fall into.",

@@ -1,6 +1,6 @@
 """The same app at two sites, started by Perennial's commands and by Flower's own, side by side.
 
-    python -m perennial.benchmarks.stock_flower
+    python -m benchmarks.stock_flower
 
 starts one federation after the other, TLS and node keys on, and keeps all of them up; then each runs rounds
 of next to no work. It writes benchmarks/results/stock_flower.json and .md; docs/stock_flower.md shows
@@ -19,11 +19,11 @@ from typing import Any
 
 import yaml
 
-from perennial.benchmarks.deployment import experiment
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.loopback import LOOPBACK, Deployment, QuickDeployment
-from perennial.benchmarks.marked_blocks import with_blocks
-from perennial.benchmarks.processes import BYTECODE, family
+from benchmarks.deployment import experiment
+from benchmarks.environment import machine, versions
+from benchmarks.loopback import LOOPBACK, Deployment, QuickDeployment
+from benchmarks.marked_blocks import with_blocks
+from benchmarks.processes import BYTECODE, family
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file

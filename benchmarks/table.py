@@ -1,6 +1,6 @@
 """A table: experiments over seeds, and what is measured of each.
 
-Tables are the TABLES of the modules in benchmarks/tables/. `python -m perennial.benchmarks NAME`
+Tables are the TABLES of the modules in benchmarks/tables/. `python -m benchmarks NAME`
 runs what is missing of one and writes NAME.jsonl (one object for each run) and NAME.md to the results.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Literal
 
-from perennial.benchmarks.paper_claims import Claim
+from benchmarks.paper_claims import Claim
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.foundation.errors import ConfigError, nearest
 
@@ -110,7 +110,7 @@ def tables() -> dict[str, Table]:
     """Every table by name: the TABLES of all modules in benchmarks/tables/."""
     found: dict[str, Table] = {}
     for module in iter_modules([str(Path(__file__).parent / "tables")]):
-        found |= import_module(f"perennial.benchmarks.tables.{module.name}").TABLES
+        found |= import_module(f"benchmarks.tables.{module.name}").TABLES
     return found
 
 

@@ -1,6 +1,6 @@
 """How long the tables of CPU size took, from the seconds that each committed run and its controls say.
 
-`python -m perennial.benchmarks.table_times` writes benchmarks/results/table_times.md. Nothing is run. A run's
+`python -m benchmarks.table_times` writes benchmarks/results/table_times.md. Nothing is run. A run's
 seconds are of the clock on the wall, one process for each run, whatever else the machine had to do: a table
 takes at most as long on a quiet one. How long it would take there is estimated: the seeds of a row, and those
 of its controls, do the same work, so each is taken to need what the fastest of them did.
@@ -9,9 +9,9 @@ of its controls, do the same work, so each is taken to need what the fastest of 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perennial.benchmarks.controls import known, protocols
-from perennial.benchmarks.grid import finished
-from perennial.benchmarks.table import RESULTS, Table, tables
+from benchmarks.controls import known, protocols
+from benchmarks.grid import finished
+from benchmarks.table import RESULTS, Table, tables
 
 PAGE = RESULTS / "table_times.md"
 EACH, ALL, CORES = 15, 180, 2
@@ -77,7 +77,7 @@ def page(taken: Mapping[str, Time]) -> str:
     lines = [
         "# How long the tables of CPU size take",
         "",
-        "`python -m perennial.benchmarks.table_times`, from the seconds in the result files: of the clock on "
+        "`python -m benchmarks.table_times`, from the seconds in the result files: of the clock on "
         "the wall, on a machine with two cores that had other work too, so no table takes longer than "
         "this on a quiet one. The seeds of a row, and those of its controls, do the same work; so a quiet "
         "machine is taken to need for each what the fastest of them took. Missing runs are taken to be as "

@@ -1,7 +1,7 @@
 """The settings that were tried for benchmarks/choices.py, choice by choice; each note says what was taken."""
 
-from perennial.benchmarks.table import Row, Table
-from perennial.benchmarks.tables import cifar100, incre_fl, many_sites, pp_fcil
+from benchmarks.table import Row, Table
+from benchmarks.tables import cifar100, incre_fl, many_sites, pp_fcil
 
 SEEDS = (11, 12, 13, 14, 15)
 CONTRAST = "learner.contrastive={weight: 0.5, temperature: 0.1}"

@@ -1,6 +1,6 @@
 """What contribution values measured during a ring's sweeps add to their computation.
 
-`python -m perennial.benchmarks.valuation_cost` runs experiments/tricon_sf_digits.yaml with its valuation and
+`python -m benchmarks.valuation_cost` runs experiments/tricon_sf_digits.yaml with its valuation and
 as the ring alone, by turns in one process, and writes benchmarks/results/valuation_cost.json. It is the worst
 case for the share: turns of 36 samples each, and everything in one process, where nothing is valued while a
 site is at work elsewhere. Processor time, because a machine may have other work.

@@ -1,4 +1,4 @@
-"""Writes docs/what_leaves_a_site.md from the messages: `python -m perennial.benchmarks.what_leaves`."""
+"""Writes docs/what_leaves_a_site.md from the messages: `python -m benchmarks.what_leaves`."""
 
 import ast
 import dataclasses
@@ -26,7 +26,7 @@ HEAD = """# What leaves a site
 
 After this page you can say what each message of a site holds, field by field.
 
-`python -m perennial.benchmarks.what_leaves` writes this page from the messages in `protocol/`; a test fails
+`python -m benchmarks.what_leaves` writes this page from the messages in `protocol/`; a test fails
 when the two differ. Nothing else crosses the wire: each side refuses a message with a field that is not
 listed here, and no other part of Perennial builds the records that travel. A site's own `site.yaml` decides
 which requests it answers, and which protection must be on before anything leaves

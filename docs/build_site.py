@@ -16,6 +16,7 @@ from schema_pages import PAGES as SCHEMA_PAGES
 from schema_pages import schema_page
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "perennial"
 STAGE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "CITATION.cff")
 LINKED = ("docs", "benchmarks/results", "examples", "experiments")
@@ -70,8 +71,8 @@ def write_reference() -> None:
     folder.mkdir(parents=True)
     for room, what in ROOMS.items():
         lines = [f"# perennial.{room}", "", f"{what}.", ""]
-        for path in sorted((ROOT / room).rglob("*.py")):
-            module = ".".join(("perennial", *path.relative_to(ROOT).with_suffix("").parts))
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            module = ".".join(("perennial", *path.relative_to(PACKAGE).with_suffix("").parts))
             if path.name != "__init__.py":
                 lines += [f"## {module.removeprefix('perennial.')}", "", f"::: {module}", ""]
         (folder / f"{room}.md").write_text("\n".join(lines))

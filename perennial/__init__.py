@@ -9,17 +9,9 @@ The names below are all that a program needs; each is imported when it is first 
 """
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
-
-_HERE = Path(__file__).resolve().parent
-
-if not (_HERE / "foundation").is_dir():
-    # An app bundle that Flower built of a checkout: Flower leaves links out, so the rooms lie beside this
-    # folder. In a checkout this folder holds links to them, and in a wheel the rooms themselves.
-    __path__.append(str(_HERE.parent))
 
 if TYPE_CHECKING:
     from perennial.config.asks import Asks

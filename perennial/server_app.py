@@ -1,10 +1,5 @@
-"""The ServerApp, by the name that Flower loads.
+"""The ServerApp, by the name that Flower loads."""
 
-Flower's simulation imports both apps at the same moment, in two threads. In an app bundle the rooms are found
-only once `perennial` is imported to its end, so this module waits for that first.
-"""
-
-import perennial  # noqa: F401  # isort: skip
 from perennial.server.app import app as _app
 
 app = _app

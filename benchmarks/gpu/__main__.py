@@ -1,4 +1,4 @@
-"""Measuring on a box with a GPU: `python -m perennial.benchmarks.gpu COMMAND`.
+"""Measuring on a box with a GPU: `python -m benchmarks.gpu COMMAND`.
 
 pack     here, with a package index: wheels that the box lacks and data, in parts that can be carried
 receive  there: keep one part; with the last one, install the wheels and put the data in their place
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.gpu import parts
+from benchmarks.gpu import parts
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = Path("~/.cache/perennial/gpu").expanduser()
@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
 def _pack(arguments: argparse.Namespace) -> int:
     import shutil
 
-    from perennial.benchmarks.gpu.wheels import Target, download, installed_there
+    from benchmarks.gpu.wheels import Target, download, installed_there
 
     there = installed_there(arguments.there.read_text()) if arguments.there else {}
     with tempfile.TemporaryDirectory(prefix="perennial-gpu-") as folder:
@@ -88,9 +88,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from perennial.benchmarks.environment import machine, versions
-    from perennial.benchmarks.gpu import page
-    from perennial.benchmarks.gpu.sequence import SEQUENCE, Place, run_sequence
+    from benchmarks.environment import machine, versions
+    from benchmarks.gpu import page
+    from benchmarks.gpu.sequence import SEQUENCE, Place, run_sequence
     from perennial.foundation.files import replace_file
 
     gpu = "" if arguments.device == "cpu" else torch.cuda.get_device_name()

@@ -28,7 +28,7 @@ def as_markdown(entries: Sequence[Mapping[str, Any]]) -> str:
         if not entries[0]["tiny"]
         else "# A trial in miniature: these figures mean nothing",
         "",
-        f"Written by `python -m perennial.benchmarks.gpu run`. Goal: {GOAL:,} images a second of ResNet-18.",
+        f"Written by `python -m benchmarks.gpu run`. Goal: {GOAL:,} images a second of ResNet-18.",
         "",
         "| run | what came out |",
         "| --- | --- |",

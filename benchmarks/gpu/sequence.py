@@ -103,7 +103,7 @@ def speed(network: str, precision: str, tuned: bool) -> Item:
             words += ["--gpu", place.tuned]
         if place.tiny:
             words += ["--network", "small_cnn", "--images", "64", "--batch", "32", "--epochs", "2"]
-        output = place.python("-m", "perennial.benchmarks.gpu.training_speed", *words)
+        output = place.python("-m", "benchmarks.gpu.training_speed", *words)
         return json.loads(output.splitlines()[-1])
 
     return Item(f"training {network}, {precision}, {how}", 1.5, measure)
@@ -119,7 +119,7 @@ def rounds(workload: str, cohort: int) -> Item:
             words += ["--gpu", place.tuned]
         if place.tiny:
             words += ["--changes", "tasks.rounds=1"]
-        output = place.python("-m", "perennial.benchmarks.engine_run", *words)
+        output = place.python("-m", "benchmarks.engine_run", *words)
         found = json.loads(output.splitlines()[-1])
         return {key: found[key] for key in ("seconds", "steps", "accuracy", "model_sha256")}
 

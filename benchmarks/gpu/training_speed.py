@@ -1,6 +1,6 @@
 """Images a second of local training, and whether recorded steps give what steps give as they come.
 
-`python -m perennial.benchmarks.gpu.training_speed --device cuda --precision bfloat16 --gpu graphs,benchmark`
+`python -m benchmarks.gpu.training_speed --device cuda --precision bfloat16 --gpu graphs,benchmark`
 prints JSON. It calls what a site calls in its turn: batches, augmentation, loss, optimiser; only the message
 around them is not there.
 """

@@ -1,1 +1,1 @@
-"""Other simulators on the workloads of `make bench`: `python -m perennial.benchmarks.peers`."""
+"""Other simulators on the workloads of `make bench`: `python -m benchmarks.peers`."""

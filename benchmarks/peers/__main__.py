@@ -1,4 +1,4 @@
-"""Simulators side by side: `python -m perennial.benchmarks.peers`.
+"""Simulators side by side: `python -m benchmarks.peers`.
 
 Writes benchmarks/results/peers.jsonl, one object for each workload and peer, and peers.md. Environments are
 made when they are first needed and before anything is timed. The runs of a workload follow one another in
@@ -14,14 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.peers.contestants import CONTESTANTS, Contestant
-from perennial.benchmarks.peers.environments import FOLDER
-from perennial.benchmarks.peers.page import MARKDOWN, RESULTS, as_markdown, read
-from perennial.benchmarks.peers.prepare import write_task
-from perennial.benchmarks.processes import Ended
-from perennial.benchmarks.table import RESULTS_REVISION
-from perennial.benchmarks.workloads import write_workload
+from benchmarks.environment import machine, versions
+from benchmarks.peers.contestants import CONTESTANTS, Contestant
+from benchmarks.peers.environments import FOLDER
+from benchmarks.peers.page import MARKDOWN, RESULTS, as_markdown, read
+from benchmarks.peers.prepare import write_task
+from benchmarks.processes import Ended
+from benchmarks.table import RESULTS_REVISION
+from benchmarks.workloads import write_workload
 from perennial.config.experiment import load_experiment
 from perennial.foundation.files import replace_file
 

@@ -22,7 +22,7 @@ from blazefl.core import deserialize_model, serialize_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from perennial.benchmarks.peers.task import CountedSGD, Task, accuracy, network, read_task, report
+from benchmarks.peers.task import CountedSGD, Task, accuracy, network, read_task, report
 
 THREADS = 2
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perennial.benchmarks.peers.environments import python_of
-from perennial.benchmarks.peers.watch import watched
-from perennial.benchmarks.processes import Ended
+from benchmarks.peers.environments import python_of
+from benchmarks.peers.watch import watched
+from benchmarks.processes import Ended
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Engine(Contestant):
         ]
         with tempfile.TemporaryDirectory(dir=folder) as runs:
             experiment = str(folder / f"{workload}.yaml")
-            return watched("-m", "perennial.benchmarks.peers.perennial_run", experiment, runs, *chosen)
+            return watched("-m", "benchmarks.peers.perennial_run", experiment, runs, *chosen)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class PlainLoop(Contestant):
     """benchmarks/plain_loop.py."""
 
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
-        return watched("-m", "perennial.benchmarks.plain_loop", workload, "--changes", changes)
+        return watched("-m", "benchmarks.plain_loop", workload, "--changes", changes)
 
 
 @dataclass
@@ -74,9 +74,7 @@ class Adapter(Contestant):
 
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
         mode = [self.mode] if self.mode else []
-        return watched(
-            "-m", f"perennial.benchmarks.peers.{self.module}", str(folder), *mode, python=self.python
-        )
+        return watched("-m", f"benchmarks.peers.{self.module}", str(folder), *mode, python=self.python)
 
 
 BLAZEFL = {

@@ -1,6 +1,6 @@
 """Why simulators end W2 at other accuracies: the same data, division and first values, other draws.
 
-`python -m perennial.benchmarks.peers.draws` runs the plain loop on W2 with twenty draws of the sites of a
+`python -m benchmarks.peers.draws` runs the plain loop on W2 with twenty draws of the sites of a
 round and of the order of samples, which each simulator has of its own, and writes results/w2_draws.json.
 """
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.plain_loop import accuracy, average, local_steps, sampled
-from perennial.benchmarks.table import RESULTS
-from perennial.benchmarks.workloads import write_workload
+from benchmarks.environment import machine, versions
+from benchmarks.plain_loop import accuracy, average, local_steps, sampled
+from benchmarks.table import RESULTS
+from benchmarks.workloads import write_workload
 from perennial.config.experiment import load_experiment
 from perennial.data.augmentation import to_float
 from perennial.data.federation import build

@@ -23,7 +23,7 @@ from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils.functional import setup_seed
 from torch.utils.data import DataLoader, TensorDataset
 
-from perennial.benchmarks.peers.task import CountedSGD, Task, accuracy, network, read_task, report
+from benchmarks.peers.task import CountedSGD, Task, accuracy, network, read_task, report
 
 
 class Sites:

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from perennial.benchmarks.peers.task import CountedSGD, Task, accuracy, batches, network, read_task, report
+from benchmarks.peers.task import CountedSGD, Task, accuracy, batches, network, read_task, report
 
 client, server = ClientApp(), ServerApp()
 FOLDER = "PEERS_TASK"
@@ -99,4 +99,4 @@ def simulate(folder: str) -> None:
 
 if __name__ == "__main__":
     # Ray's processes find the ClientApp by the name of its module, and `__main__` is another one there
-    import_module("perennial.benchmarks.peers.flower_ray").simulate(sys.argv[1])
+    import_module("benchmarks.peers.flower_ray").simulate(sys.argv[1])

@@ -24,7 +24,7 @@ from fluke.data import FastDataLoader
 from fluke.server import Server
 from torch import nn
 
-from perennial.benchmarks.peers.task import CountedSGD, accuracy, network, read_task, report
+from benchmarks.peers.task import CountedSGD, accuracy, network, read_task, report
 
 
 def main(folder: Path) -> None:

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.markdown import age
+from benchmarks.markdown import age
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "peers.jsonl"
 MARKDOWN = RESULTS.with_suffix(".md")
 OURS = "Perennial, "
 HEAD = """# Simulators side by side
 
-`python -m perennial.benchmarks.peers`. Medians; each run is a process of its own with one PyTorch thread a
+`python -m benchmarks.peers`. Medians; each run is a process of its own with one PyTorch thread a
 process, in turns. Whole: start to exit, imports and all. Memory: of all processes of a run, shared pages
 counted once. Every run of a workload does the same number of local steps with the same network from the
 same first values on the same division of the digits, within 1 % in W2: which sites a round takes, and the

@@ -14,7 +14,7 @@ from perennial.foundation.process_end import ends_in_one_go
 
 def main(experiment: Path, runs: Path, options: list[str]) -> None:
     import_run()
-    from perennial.benchmarks.workloads import failed
+    from benchmarks.workloads import failed
     from perennial.strategies.round.gate import Gate
 
     steps, admit = 0, Gate.admit

@@ -24,7 +24,7 @@ from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-from perennial.benchmarks.peers.task import CountedSGD, Samples, accuracy, network, read_task, report
+from benchmarks.peers.task import CountedSGD, Samples, accuracy, network, read_task, report
 
 
 class Network(nn.Module):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perennial.benchmarks.processes import ROOT, Ended
+from benchmarks.processes import ROOT, Ended
 
 PERIOD = 0.1
 """Seconds between two looks at the memory."""

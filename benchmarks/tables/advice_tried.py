@@ -1,6 +1,6 @@
 """The advice for who begins, tried on two sets of data that no table and no choice has used."""
 
-from perennial.benchmarks.table import STANDARD, Row, Table
+from benchmarks.table import STANDARD, Row, Table
 
 SETS = {"lymphoma": "96 samples, 4,026 genes", "nci9": "60 samples, 9,712 genes"}
 CLOSED_FORM, ROUNDS = "closed form", "default learner, 5 rounds a task"
@@ -13,7 +13,7 @@ _FORM = (
 
 def _rows(name: str) -> list[Row]:
     data = (
-        "data={source: npz, path: ../../shared/data/tabular_multiclass.npz, "
+        "data={source: npz, path: ../../../shared/data/tabular_multiclass.npz, "
         f"arrays: {{x: {name}_x, y: {name}_y}}, sites: 3, "
         "partition: {kind: dirichlet, alpha: 0.5, min_samples: 2}}"
     )

@@ -6,9 +6,9 @@ samples decide nothing.
 
 from itertools import product
 
-from perennial.benchmarks.table import STANDARD, Row, Table
-from perennial.benchmarks.tables.pp_fcil import BALANCED, REDUCED
-from perennial.benchmarks.tables.privacy import epsilon
+from benchmarks.table import STANDARD, Row, Table
+from benchmarks.tables.pp_fcil import BALANCED, REDUCED
+from benchmarks.tables.privacy import epsilon
 
 CENTRAL = "evaluation.federated=false"
 SEEDS = (1, 2, 3, 4, 5)
@@ -26,13 +26,13 @@ ONE_RELEASE = {1: 4.06, 2: 2.16, 4: 1.16, 8: 0.64}
 DP_SGD = {2: {1: 5.48, 2: 3.02, 4: 1.77, 8: 1.14}, 3: {1: 6.65, 2: 3.63, 4: 2.08, 8: 1.29}}
 """The same, by PRV, of so many tasks of dp_sample_digits: 100 steps each at sampling rate 0.1."""
 HAM_BY_DP_SGD = (
-    "data={source: pack, path: ../../shared/data/ham10000_32.webp.zip, partition: {kind: natural}, "
+    "data={source: pack, path: ../../../shared/data/ham10000_32.webp.zip, partition: {kind: natural}, "
     "samples_limit: 2000}",
     "tasks={increments: [3, 2, 2], order: seeded, rounds: 5}",
 )
 CIFAR_BY_DP_SGD = (
-    "data={source: pack, path: ../../shared/data/cifar100.webp.zip, sites: 5, partition: {kind: dirichlet, "
-    "alpha: 0.5, min_samples: 10}}"
+    "data={source: pack, path: ../../../shared/data/cifar100.webp.zip, sites: 5, partition: {kind: "
+    "dirichlet, alpha: 0.5, min_samples: 10}}"
 )
 AS_DP_SGD = ("data.partition={kind: iid}", "tasks={count: 2, order: seeded, rounds: 1}")
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from perennial.benchmarks.table import Row, Table, of
+from benchmarks.table import Row, Table, of
 
 EXPERIMENT, CLOSED_FORM = "pp_fcil_as_published", "analytic_cifar100_patches"
 TASKS, ROUNDS = 10, 20
 PP_FCIL, REPLAY = "PP-FCIL", "plain replay, balanced softmax"
-NETWORK = "perennial.benchmarks.resnet20:ResNet20"
+NETWORK = "benchmarks.resnet20:ResNet20"
 OPTIMIZER = "{name: sgd, lr: 0.02, momentum: 0.9, weight_decay: 0.0005, schedule: cosine}"
 LEARNER = (
     f"epochs: 1, batch_size: 32, optimizer: {OPTIMIZER}, classification: balanced_softmax, "
@@ -16,8 +16,9 @@ LEARNER = (
 )
 """Memory: at most 25 images of a class at all sites together, 2,500 in the end."""
 WHOLE = (
-    "data={source: pack, path: ../../shared/data/cifar100.webp.zip, sites: 5, partition: {kind: dirichlet, "
-    "alpha: 0.5, min_samples: 10}, validation_fraction: 0.0, augmentation: {crop_padding: 4, flip: true}}"
+    "data={source: pack, path: ../../../shared/data/cifar100.webp.zip, sites: 5, partition: {kind: "
+    "dirichlet, alpha: 0.5, min_samples: 10}, validation_fraction: 0.0, "
+    "augmentation: {crop_padding: 4, flip: true}}"
 )
 CENTRAL = "evaluation.federated=false"
 PLAIN = (f"model={{name: '{NETWORK}'}}", f"learner={{{LEARNER}}}", "strategy=fedavg")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from perennial.benchmarks.table import STANDARD, Measure, Row, Table, of
-from perennial.benchmarks.tables.privacy import epsilon
+from benchmarks.table import STANDARD, Measure, Row, Table, of
+from benchmarks.tables.privacy import epsilon
 
 FEDDIG, RING, SAMPLES = "composed_feddig_attention", "composed_ring_memory", "composed_pp_fcil_sample"
 CLUSTERS = "composed_feddig_clusters"

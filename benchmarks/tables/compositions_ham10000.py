@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from perennial.benchmarks.table import Measure, Row, Table, of
-from perennial.benchmarks.tables.privacy import epsilon
+from benchmarks.table import Measure, Row, Table, of
+from benchmarks.tables.privacy import epsilon
 
 FEDDIG, RING, SAMPLES = "composed_feddig_attention", "composed_ring_memory", "composed_pp_fcil_sample"
 CLINICS = (
-    "data={source: pack, path: ../../shared/data/ham10000_32.webp.zip, partition: {kind: natural}, "
+    "data={source: pack, path: ../../../shared/data/ham10000_32.webp.zip, partition: {kind: natural}, "
     "samples_limit: 2000, test_limit: 600, normalise: {mean: [0.76, 0.55, 0.57], std: [0.14, 0.15, 0.17]}}"
 )
 TASKS = "tasks={increments: [3, 4], order: seeded, rounds: 6}"

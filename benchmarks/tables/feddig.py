@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import ROOT, TEN_SEEDS, Measure, Row, Table
+from benchmarks.paper_claims import Claim
+from benchmarks.table import ROOT, TEN_SEEDS, Measure, Row, Table
 from perennial.config.experiment import load_experiment
 from perennial.config.simulation import simulated_federation
 

@@ -1,7 +1,7 @@
 """FedDig on Fashion-MNIST: the scenarios of its paper, other methods alone and under it, and honest noise."""
 
-from perennial.benchmarks.table import TEN_SEEDS, Row, Table
-from perennial.benchmarks.tables.feddig import (
+from benchmarks.table import TEN_SEEDS, Row, Table
+from benchmarks.tables.feddig import (
     BASE,
     BY_SCENARIO,
     FINAL,

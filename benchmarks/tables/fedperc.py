@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import TEN_SEEDS, Row, Table
+from benchmarks.paper_claims import Claim
+from benchmarks.table import TEN_SEEDS, Row, Table
 
 
 def own_models(summary: dict[str, Any]) -> float:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perennial.benchmarks.table import Measure, Row, Table, of
-from perennial.benchmarks.tables.analytic import ONE_RELEASE
-from perennial.benchmarks.tables.own_data import CODES, NATURAL, SHARED, final_balanced
+from benchmarks.table import Measure, Row, Table, of
+from benchmarks.tables.analytic import ONE_RELEASE
+from benchmarks.tables.own_data import CODES, NATURAL, SHARED, final_balanced
 
 FEDERATED, PROTECTED, POOLED = "federated", "federated, epsilon 8", "pooled"
 SITE_BY_SITE = "strategy={name: analytic, head: gaussian, shrinkage: 0.1}"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import STANDARD, TEN_SEEDS, Row, Table
+from benchmarks.paper_claims import Claim
+from benchmarks.table import STANDARD, TEN_SEEDS, Row, Table
 from perennial.server.metrics import average_incremental_accuracy
 
 PLAIN = {"model.squeeze_excitation": "false", "strategy": "fedavg", "pretraining": "null"}

@@ -1,6 +1,6 @@
 """The demo's learner beside plain replay and fine-tuning."""
 
-from perennial.benchmarks.table import Row, Table
+from benchmarks.table import Row, Table
 
 TABLES = {
     "learners_digits": Table(

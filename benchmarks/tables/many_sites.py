@@ -1,8 +1,8 @@
 """Federated baselines where their papers have them: many small sites, few in a round, unequal steps."""
 
-from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import TEN_SEEDS, Measure, Row, Table
-from perennial.benchmarks.tables.feddig import rounds_mean
+from benchmarks.paper_claims import Claim
+from benchmarks.table import TEN_SEEDS, Measure, Row, Table
+from benchmarks.tables.feddig import rounds_mean
 
 EXPERIMENT = "many_sites_fashion_mnist"
 LAST_TEN = "mean of the last 10 rounds"

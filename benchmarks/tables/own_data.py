@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from perennial.benchmarks.table import Measure, Row, Table, of
+from benchmarks.table import Measure, Row, Table, of
 from perennial.config.learner import DEFAULT_LEARNER
 
-SHARED = "../../shared/data"
+SHARED = "../../../shared/data"
 NATURAL = {"kind": "natural"}
 DIRICHLET = {"kind": "dirichlet", "alpha": 0.5, "min_samples": 10}
 CODES = dict.fromkeys(("cp", "restecg", "slope", "thal"), "category")

@@ -1,10 +1,10 @@
 """FedDig and TriCon-SF at the sizes of their papers, as far as these state them; for a machine with a GPU."""
 
-from perennial.benchmarks.table import Row, Table, of
-from perennial.benchmarks.tables.feddig import IMAGE_BRANCH_ONLY, LAST, away
+from benchmarks.table import Row, Table, of
+from benchmarks.tables.feddig import IMAGE_BRANCH_ONLY, LAST, away
 
 WHOLE = (
-    "data={source: pack, path: ../../shared/data/fashion_mnist.webp.zip, sites: 4, "
+    "data={source: pack, path: ../../../shared/data/fashion_mnist.webp.zip, sites: 4, "
     "partition: {kind: dirichlet, alpha: 0.1, min_samples: 10}}"
 )
 SCENARIOS: dict[str, tuple[int, str]] = {

@@ -6,9 +6,9 @@ The paper: Varalakshmi et al. 2026, doi 10.38124/ijisrt/26apr1499.
 from collections.abc import Mapping
 from typing import Any
 
-from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import STANDARD, TEN_SEEDS, Measure, Row, Table
-from perennial.benchmarks.tables.privacy import epsilon
+from benchmarks.paper_claims import Claim
+from benchmarks.table import STANDARD, TEN_SEEDS, Measure, Row, Table
+from benchmarks.tables.privacy import epsilon
 from perennial.server.metrics import average_incremental_accuracy
 
 CENTRAL = "evaluation.federated=false"
@@ -215,7 +215,7 @@ TABLES = {
         "PP-FCIL on 20 classes of CIFAR-100 (2,000 images of 16 x 16) by number of tasks, 5 sites",
         FASHION,
         (5, 10, 20),
-        "data.path=../../shared/data/cifar100.webp.zip",
+        "data.path=../../../shared/data/cifar100.webp.zip",
         f"data.classes=[{', '.join(TWENTY)}]",
         "data.image_size=16",
         "data.samples_limit=2000",

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import STANDARD, Row, Table
+from benchmarks.paper_claims import Claim
+from benchmarks.table import STANDARD, Row, Table
 
 
 def epsilon(summary: dict[str, Any]) -> float:

@@ -5,17 +5,17 @@ lesion folds of its training side, in trials that are not kept. Advice from publ
 `private_sums_choice.json`.
 """
 
-from perennial.benchmarks.table import STANDARD, Row, Table
-from perennial.benchmarks.tables.analytic import EPSILONS, NOISE_UNIT, ONE_RELEASE
-from perennial.benchmarks.tables.pp_fcil import BALANCED
-from perennial.benchmarks.tables.privacy import epsilon
+from benchmarks.table import STANDARD, Row, Table
+from benchmarks.tables.analytic import EPSILONS, NOISE_UNIT, ONE_RELEASE
+from benchmarks.tables.pp_fcil import BALANCED
+from benchmarks.tables.privacy import epsilon
 
 SEEDS = tuple(range(1000, 1010))
 DIGITS, HAM, CIFAR = "private_sums_digits", "private_sums_ham10000", "private_sums_cifar100"
 MEANS = (0, 1, 0.2)
 RIDGE = "strategy={name: analytic, head: ridge, shrinkage: 1.0e-6, standardise: false}"
 LITE0 = (
-    "data.path=../../shared/data/ham10000_128.webp.zip",
+    "data.path=../../../shared/data/ham10000_128.webp.zip",
     "model.features=[{name: pretrained, network: efficientnet_lite0, stages: 4, symmetry: mirror}, "
     "{name: patches, filters: 400, size: 8, image_size: 32, symmetry: mirror, power: 0.5}]",
 )

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import STANDARD, TEN_SEEDS, Row, Table
+from benchmarks.paper_claims import Claim
+from benchmarks.table import STANDARD, TEN_SEEDS, Row, Table
 
 
 def at_the_sites(summary: dict[str, Any]) -> float | None:

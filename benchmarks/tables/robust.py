@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from perennial.benchmarks.table import Measure, Row, Table, of
+from benchmarks.table import Measure, Row, Table, of
 
 OTHERS = {
     "trimmed mean": "TrimmedMean",
@@ -15,7 +15,7 @@ OTHERS = {
 RULES: Mapping[str, Sequence[str]] = {
     "mean, default bounds": (),
     "median": ("strategy=median",),
-    **{rule: (f"strategy.name=perennial.benchmarks.compared_rules:{name}",) for rule, name in OTHERS.items()},
+    **{rule: (f"strategy.name=benchmarks.compared_rules:{name}",) for rule, name in OTHERS.items()},
 }
 ATTACKS: Mapping[str, str] = {
     "none": "",

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import TEN_SEEDS, Measure, Row, Table, of
+from benchmarks.paper_claims import Claim
+from benchmarks.table import TEN_SEEDS, Measure, Row, Table, of
 
 TARGET = 0.85
 CHEATS = ("site-2", "site-5")
@@ -248,7 +248,7 @@ TABLES = {
             "Time is counted in turns, of one local epoch, that follow one another: a round of R sub-rings "
             "has 10 / R, one of FedAvg as many as it has local epochs. One ring, 2 sub-rings over 20 rounds, "
             "5 over 50, FedAvg over 100, and FedAvg of 10 local epochs over 10, take 100 turns each. "
-            "`python -m perennial.benchmarks.ring_clock` measures the seconds of a round. A run that never "
+            "`python -m benchmarks.ring_clock` measures the seconds of a round. A run that never "
             "reaches 85 % counts with all its rounds."
         ),
     ),

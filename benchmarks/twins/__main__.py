@@ -1,4 +1,4 @@
-"""Runs twins: `python -m perennial.benchmarks.twins`.
+"""Runs twins: `python -m benchmarks.twins`.
 
 It runs every case, plants the leaks, and writes results/twins.json and .md. A case that stands in the file
 already is not run again; `--afresh` runs all. `--list` prints what shows without
@@ -15,12 +15,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from perennial.benchmarks.environment import versions
-from perennial.benchmarks.twins.cases import Case, cases
-from perennial.benchmarks.twins.leaks import LEAKS
-from perennial.benchmarks.twins.page import RESULTS, page
-from perennial.benchmarks.twins.rows import row, rows_of
-from perennial.benchmarks.twins.trial import trials
+from benchmarks.environment import versions
+from benchmarks.twins.cases import Case, cases
+from benchmarks.twins.leaks import LEAKS
+from benchmarks.twins.page import RESULTS, page
+from benchmarks.twins.rows import row, rows_of
+from benchmarks.twins.trial import trials
 from perennial.foundation.files import replace_file
 from perennial.privacy.covered import uncovered_in_words
 
@@ -54,7 +54,7 @@ def _field(said: str) -> str:
 
 def main() -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m perennial.benchmarks.twins")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.twins")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--afresh", action="store_true")

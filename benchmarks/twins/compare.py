@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from flwr.app import RecordDict
 
-from perennial.benchmarks.twins.bounds import Bound, bound_of
-from perennial.benchmarks.twins.covered import covered_by
-from perennial.benchmarks.twins.world import Answer, Ran
+from benchmarks.twins.bounds import Bound, bound_of
+from benchmarks.twins.covered import covered_by
+from benchmarks.twins.world import Answer, Ran
 from perennial.config.experiment import Experiment
 from perennial.privacy.covered import UNCOVERED
 from perennial.privacy.entries import Entry

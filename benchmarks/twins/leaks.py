@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from perennial.benchmarks.twins.cases import MODES, Case
+from benchmarks.twins.cases import MODES, Case
 from perennial.client import held_out, training_turn
 from perennial.client import site as client_site
 from perennial.client.site import Site

@@ -17,7 +17,7 @@ def page(content: dict[str, Any]) -> str:
     lines = [
         "# Twin runs",
         "",
-        f"`python -m perennial.benchmarks.twins`; {used}.",
+        f"`python -m benchmarks.twins`; {used}.",
         "Two copies of one site, which differ in one record, got the same requests; every field of every",
         "message, the operator's files and the site's log were compared.",
         f"{len({row['case'] for row in rows})} cases, {len(rows)} pairs, {messages} answered messages;",

@@ -6,8 +6,8 @@ from hashlib import shake_256
 
 import numpy as np
 
-from perennial.benchmarks.twins.records import Array, Records, record
-from perennial.benchmarks.twins.world import Federation, Ran
+from benchmarks.twins.records import Array, Records, record
+from benchmarks.twins.world import Federation, Ran
 from perennial.config.site import load_site_config
 from perennial.data.deployed import load_site, site_config
 from perennial.data.site import SiteData

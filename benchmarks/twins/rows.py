@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from perennial.benchmarks.twins.cases import cases
-from perennial.benchmarks.twins.trial import Trial, trials
+from benchmarks.twins.cases import cases
+from benchmarks.twins.trial import Trial, trials
 
 
 def row(trial: Trial) -> dict[str, Any]:

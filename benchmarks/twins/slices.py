@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from perennial.benchmarks.attacked_hospital import ROOT
-from perennial.benchmarks.twins.records import Records, columns_of, drawn
+from benchmarks.attacked_hospital import ROOT
+from benchmarks.twins.records import Records, columns_of, drawn
 from perennial.config.experiment import Experiment
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.twins.cases import Case
-from perennial.benchmarks.twins.compare import Difference, compared
-from perennial.benchmarks.twins.pairs import HELD_OUT, Pair, Pairs, training_count
-from perennial.benchmarks.twins.records import record
-from perennial.benchmarks.twins.slices import data_of
-from perennial.benchmarks.twins.world import Federation, Ran
+from benchmarks.twins.cases import Case
+from benchmarks.twins.compare import Difference, compared
+from benchmarks.twins.pairs import HELD_OUT, Pair, Pairs, training_count
+from benchmarks.twins.records import record
+from benchmarks.twins.slices import data_of
+from benchmarks.twins.world import Federation, Ran
 from perennial.protocol.fields import read_kind
 
 RECEIPTS = {"receipts": {"key": "receipts.pub"}}

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from perennial.benchmarks.twins.coupling import coupled, drawn_as
-from perennial.benchmarks.twins.records import Records
+from benchmarks.twins.coupling import coupled, drawn_as
+from benchmarks.twins.records import Records
 from perennial.client import site as client_site
 from perennial.client.app import app as client_app
 from perennial.client.warm import import_for

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perennial.benchmarks import adapt_data, adapt_pilot
-from perennial.benchmarks.adapt_data import stored_of
-from perennial.benchmarks.adapt_page import (
+from benchmarks import adapt_data, adapt_pilot
+from benchmarks.adapt_data import stored_of
+from benchmarks.adapt_page import (
     ADAPTED,
     ALONE,
     FROZEN,
@@ -26,9 +26,9 @@ from perennial.benchmarks.adapt_page import (
     goals,
     page,
 )
-from perennial.benchmarks.adapt_pilot import balanced, chosen, run_missing, solved
-from perennial.benchmarks.last_stages import LastStages, Stored, Training, train_in_one_place, train_task
-from perennial.benchmarks.table import RESULTS
+from benchmarks.adapt_pilot import balanced, chosen, run_missing, solved
+from benchmarks.last_stages import LastStages, Stored, Training, train_in_one_place, train_task
+from benchmarks.table import RESULTS
 from perennial.data.schedule import TaskSchedule
 from perennial.learning.batches import TrainingSet
 from perennial.models.feature_maps.ball import on_grid, unit_rows

@@ -9,9 +9,9 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from perennial.benchmarks import dishonest
-from perennial.benchmarks.adaptive import AdaptiveClient
-from perennial.benchmarks.compared_rules import (
+from benchmarks import dishonest
+from benchmarks.adaptive import AdaptiveClient
+from benchmarks.compared_rules import (
     Bucketing,
     CentredClipping,
     Compared,
@@ -25,9 +25,7 @@ from perennial.protocol.messages import TrainRequest
 HAND = torch.tensor([(1.0, 2.0), (1.2, 1.8), (0.8, 2.2), (1.1, 2.1), (10.0, -10.0)], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    "strategy", ["fedavg", "median", "perennial.benchmarks.compared_rules:CentredClipping"]
-)
+@pytest.mark.parametrize("strategy", ["fedavg", "median", "benchmarks.compared_rules:CentredClipping"])
 def test_the_attackers_foresee_the_model_of_the_next_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:

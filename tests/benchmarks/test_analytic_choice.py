@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from perennial.benchmarks.analytic_choice import gaussian_scores, judged, ridge_scores, solved_scores
+from benchmarks.analytic_choice import gaussian_scores, judged, ridge_scores, solved_scores
 from perennial.learning.analytic.solve import Sums, gaussian, ridge
 from perennial.models.feature_maps.ball import CONSTANT
 

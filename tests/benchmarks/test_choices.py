@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from perennial.benchmarks.choices import validation_as_test
-from perennial.benchmarks.cluster_numbers import calinski_harabasz, longest_merge, silhouette
-from perennial.benchmarks.table_times import Time
-from perennial.benchmarks.tried_settings import CHOICES
+from benchmarks.choices import validation_as_test
+from benchmarks.cluster_numbers import calinski_harabasz, longest_merge, silhouette
+from benchmarks.table_times import Time
+from benchmarks.tried_settings import CHOICES
 from perennial.config.experiment import load_experiment
 from perennial.config.simulation import forget_simulated, simulated_federation
 from perennial.foundation.errors import ConfigError
 
-from perennial.benchmarks.table import EXPERIMENTS  # isort: skip
+from benchmarks.table import EXPERIMENTS  # isort: skip
 
 DIGITS = EXPERIMENTS / "pp_fcil_digits.yaml"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perennial.benchmarks import first_model
+from benchmarks import first_model
 from perennial.server.measures.figure import wilson
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from perennial.benchmarks.gpu import page, parts
-from perennial.benchmarks.gpu.__main__ import main
-from perennial.benchmarks.gpu.sequence import GRACE, SEQUENCE, Item, Place, Unfinished, run_sequence
-from perennial.benchmarks.gpu.wheels import Target, installed_there, lacking
+from benchmarks.gpu import page, parts
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.sequence import GRACE, SEQUENCE, Item, Place, Unfinished, run_sequence
+from benchmarks.gpu.wheels import Target, installed_there, lacking
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_trial_in_miniature_runs_one_of_each_kind_and_goes_on(
 
 def test_help_needs_nothing_that_is_not_in_the_standard_library() -> None:
     code = (
-        "import sys; from perennial.benchmarks.gpu.__main__ import main\n"
+        "import sys; from benchmarks.gpu.__main__ import main\n"
         "try: main(['receive', '--help'])\nexcept SystemExit: pass\n"
         "assert not {'numpy', 'torch', 'pydantic', 'yaml', 'flwr'} & set(sys.modules)"
     )

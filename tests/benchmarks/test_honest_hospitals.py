@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.benchmarks.honest_hospitals import (
+from benchmarks.honest_hospitals import (
     FEW,
     HABITS,
     LEAST,

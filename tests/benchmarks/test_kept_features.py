@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from perennial.benchmarks.kept_features import kept_features
+from benchmarks.kept_features import kept_features
 from perennial.models.feature_maps.pretrained import Pretrained
 
 

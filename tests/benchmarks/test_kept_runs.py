@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.benchmarks.grid import run_job
-from perennial.benchmarks.resnet20 import ResNet20
-from perennial.benchmarks.table import Row
-from perennial.benchmarks.tables.cifar100 import TABLES
+from benchmarks.grid import run_job
+from benchmarks.resnet20 import ResNet20
+from benchmarks.table import Row
+from benchmarks.tables.cifar100 import TABLES
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 

@@ -15,11 +15,11 @@ import pytest
 
 pytest.importorskip("cosmic_ray", reason="the dev extra is not installed")
 
-from perennial.benchmarks import mutants
-from perennial.benchmarks.covering_tests import CoveringTests
-from perennial.benchmarks.mutation import batches
-from perennial.benchmarks.mutation_page import page, tried, wilson
-from perennial.benchmarks.warm_process import Change, replace_functions
+from benchmarks import mutants
+from benchmarks.covering_tests import CoveringTests
+from benchmarks.mutation import batches
+from benchmarks.mutation_page import page, tried, wilson
+from benchmarks.warm_process import Change, replace_functions
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = '''"""A module."""
@@ -138,7 +138,7 @@ def test_tests_are_known_in_classes_and_by_what_their_fixtures_run(tmp_path: Pat
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_covering.py").write_text(COVERING)
     program = (
-        "from pathlib import Path; from perennial.benchmarks.covering_tests import run_under_coverage; "
+        "from pathlib import Path; from benchmarks.covering_tests import run_under_coverage; "
         "root = Path.cwd(); "
         "run_under_coverage(root, 'tests/test_covering.py', root / 'coverage.db', root / 'found.json')"
     )

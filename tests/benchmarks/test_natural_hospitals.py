@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from perennial.benchmarks.blood_cells import SIDE, convert, kind_of
-from perennial.benchmarks.natural_hospitals import (
+from benchmarks.blood_cells import SIDE, convert, kind_of
+from benchmarks.natural_hospitals import (
     NAME,
     TOGETHER,
     arrangements,
@@ -19,8 +19,8 @@ from perennial.benchmarks.natural_hospitals import (
     run_one,
     settings_of,
 )
-from perennial.benchmarks.natural_places import PLACES, SHARED, Place, heart
-from perennial.benchmarks.table import RESULTS
+from benchmarks.natural_places import PLACES, SHARED, Place, heart
+from benchmarks.table import RESULTS
 from perennial.foundation.errors import DataError
 
 FLAMBY = {"Cleveland": (199, 104), "Hungarian": (172, 89), "Switzerland": (30, 16), "VA Long Beach": (85, 45)}
@@ -50,7 +50,7 @@ def _three(path: Path) -> None:
 
 
 def test_a_hospital_that_differs_is_the_worst_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perennial.benchmarks.natural_places.MADE", tmp_path)
+    monkeypatch.setattr("benchmarks.natural_places.MADE", tmp_path)
     models = ({"features": [{"name": "inputs"}]}, {"features": [{"name": "inputs"}]})
     place = Place("three", "Three", _three, {"partition": {"kind": "natural"}}, models)
     place.make(place.path)

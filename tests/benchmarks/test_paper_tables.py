@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from perennial.benchmarks.__main__ import app
-from perennial.benchmarks.grid import jobs
-from perennial.benchmarks.paper_claims import Claim, judge
-from perennial.benchmarks.paper_tables import PAPERS, UNTESTED, paper_of, papers_table
-from perennial.benchmarks.power import Estimate
-from perennial.benchmarks.table import EXPERIMENTS, tables
+from benchmarks.__main__ import app
+from benchmarks.grid import jobs
+from benchmarks.paper_claims import Claim, judge
+from benchmarks.paper_tables import PAPERS, UNTESTED, paper_of, papers_table
+from benchmarks.power import Estimate
+from benchmarks.table import EXPERIMENTS, tables
 from perennial.config.experiment import load_experiment
 
 FOUND = tables()

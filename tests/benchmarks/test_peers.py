@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.benchmarks.peers import page
-from perennial.benchmarks.peers.__main__ import check_steps
-from perennial.benchmarks.peers.contestants import CONTESTANTS, Adapter
-from perennial.benchmarks.peers.environments import python_of
-from perennial.benchmarks.peers.prepare import write_task
-from perennial.benchmarks.peers.task import CountedSGD, accuracy, batches, network, read_task
-from perennial.benchmarks.peers.watch import watched
-from perennial.benchmarks.workloads import write_workload
+from benchmarks.peers import page
+from benchmarks.peers.__main__ import check_steps
+from benchmarks.peers.contestants import CONTESTANTS, Adapter
+from benchmarks.peers.environments import python_of
+from benchmarks.peers.prepare import write_task
+from benchmarks.peers.task import CountedSGD, accuracy, batches, network, read_task
+from benchmarks.peers.watch import watched
+from benchmarks.workloads import write_workload
 from perennial.config.experiment import load_experiment
 from perennial.data.federation import build
 from perennial.models.factory import build_model

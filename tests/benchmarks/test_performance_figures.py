@@ -6,8 +6,8 @@ from statistics import median
 
 import pytest
 
-from perennial.benchmarks import bench
-from perennial.benchmarks.bench import FIGURES, PAGE, RESULTS, Figure, Measured, read, with_table
+from benchmarks import bench
+from benchmarks.bench import FIGURES, PAGE, RESULTS, Figure, Measured, read, with_table
 
 MISSED = {
     "client_protection_overhead": "a turn of W1 is ten small steps; noise and ledger cost two more",

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perennial.benchmarks.intervals import holm
-from perennial.benchmarks.paper_claims import Claim, judge
-from perennial.benchmarks.power import Estimate, decisions, page, seeds_needed
+from benchmarks.intervals import holm
+from benchmarks.paper_claims import Claim, judge
+from benchmarks.power import Estimate, decisions, page, seeds_needed
 
 
 def test_so_many_seeds_find_the_mean_as_often_as_promised() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from perennial.benchmarks.grid import jobs, read_results, run_table
-from perennial.benchmarks.ray_cluster import connect, on_cluster
-from perennial.benchmarks.table import Row, Table
+from benchmarks.grid import jobs, read_results, run_table
+from benchmarks.ray_cluster import connect, on_cluster
+from benchmarks.table import Row, Table
 from perennial.foundation.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_a_table_is_the_same_on_a_cluster_and_goes_on_there(cluster: None, tmp_p
 
 
 def test_a_machine_with_other_files_refuses(cluster: None, tmp_path: Path) -> None:
-    from perennial.benchmarks.grid import _run_there
+    from benchmarks.grid import _run_there
 
     wrong = replace(jobs(TABLE)[0], settings="0" * 64)
     with pytest.raises(

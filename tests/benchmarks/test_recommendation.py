@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from perennial.benchmarks.marked_blocks import with_blocks
-from perennial.benchmarks.recommendation import ADVICE, README, THREATS, WHICH, advice, gains, rendered
-from perennial.benchmarks.table import RESULTS, table_called
+from benchmarks.marked_blocks import with_blocks
+from benchmarks.recommendation import ADVICE, README, THREATS, WHICH, advice, gains, rendered
+from benchmarks.table import RESULTS, table_called
 
 
 def test_the_blocks_are_kept_with_the_results() -> None:
@@ -15,7 +15,7 @@ def test_the_blocks_are_kept_with_the_results() -> None:
 
 @pytest.mark.parametrize("path", [README, WHICH, THREATS], ids=lambda path: path.name)
 def test_figures_are_those_of_the_results(path: Path) -> None:
-    assert path.read_text() == rendered(path), "run: python -m perennial.benchmarks.recommendation"
+    assert path.read_text() == rendered(path), "run: python -m benchmarks.recommendation"
 
 
 def test_advice_names_rows_and_measures_that_exist() -> None:

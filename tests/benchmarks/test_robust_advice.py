@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from perennial.benchmarks.robust_advice import DEFAULT, by_row, cell, lost, robust, verdict
-from perennial.benchmarks.tables.robust import RULES
+from benchmarks.robust_advice import DEFAULT, by_row, cell, lost, robust, verdict
+from benchmarks.tables.robust import RULES
 
 SEEDS = (1, 2, 3)
 

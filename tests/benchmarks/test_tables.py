@@ -11,15 +11,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from perennial.benchmarks import grid
-from perennial.benchmarks.__main__ import app
-from perennial.benchmarks.chart import chart
-from perennial.benchmarks.controls import RAW_MEAN, controls_of, stands_for
-from perennial.benchmarks.cost import cost, duration
-from perennial.benchmarks.grid import finished, newest, read_results, run_table
-from perennial.benchmarks.markdown import age, markdown, not_above
-from perennial.benchmarks.paper_claims import Claim, judge
-from perennial.benchmarks.results_page import (
+from benchmarks import grid
+from benchmarks.__main__ import app
+from benchmarks.chart import chart
+from benchmarks.controls import RAW_MEAN, controls_of, stands_for
+from benchmarks.cost import cost, duration
+from benchmarks.grid import finished, newest, read_results, run_table
+from benchmarks.markdown import age, markdown, not_above
+from benchmarks.paper_claims import Claim, judge
+from benchmarks.results_page import (
     PAGE,
     PICTURES,
     Measured,
@@ -27,7 +27,7 @@ from perennial.benchmarks.results_page import (
     page,
     pictures,
 )
-from perennial.benchmarks.table import (
+from benchmarks.table import (
     OLD_REVISIONS,
     RESULTS,
     RESULTS_REVISION,
@@ -51,7 +51,7 @@ SMALL = {
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    monkeypatch.setattr("perennial.benchmarks.table.EXPERIMENTS", tmp_path)
+    monkeypatch.setattr("benchmarks.table.EXPERIMENTS", tmp_path)
     rows = [
         Row("as it is", "small"),
         Row("longer", "small", ("learner.epochs=2",), paper={"forgetting": 7.5}),
@@ -207,9 +207,9 @@ def held() -> Measured:
 
 
 def test_the_results_page_and_its_pictures_are_what_the_committed_results_say(held: Measured) -> None:
-    assert PAGE.read_text() == page(held), "write it again: python -m perennial.benchmarks.results_page"
+    assert PAGE.read_text() == page(held), "write it again: python -m benchmarks.results_page"
     drawn = {path.stem: path.read_text() for path in PICTURES.glob("*.svg")}
-    assert drawn == pictures(held), "write them again: python -m perennial.benchmarks.results_page"
+    assert drawn == pictures(held), "write them again: python -m benchmarks.results_page"
 
 
 def test_figures_of_a_table_stand_on_its_own_page_alone() -> None:
@@ -231,7 +231,7 @@ def test_a_table_of_cpu_size_is_there_whole_or_says_why_not_and_its_page_says_wh
     text = (RESULTS / f"{name}.md").read_text()
     if missing:
         why = table.pending.endswith(".") or age(held[name])
-        assert why, f"run it again: python -m perennial.benchmarks {name}; or say why not: pending"
+        assert why, f"run it again: python -m benchmarks {name}; or say why not: pending"
         count = f"{len(held[name])} of {len(wanted)} runs"
         section = PAGE.read_text().partition(f"{table.title}")[2][:1000]
         assert all(count in said and table.pending in said for said in (text, section))
@@ -263,7 +263,7 @@ def test_a_misspelt_table_and_a_large_one_are_refused(
     listed = CliRunner().invoke(app, [])
     assert "rivals_digits (cpu)" in listed.output
     large = {"large": Table("Large", tables()["rivals_digits"].rows[:1], seeds=(1,), scale="paper")}
-    monkeypatch.setattr("perennial.benchmarks.table.tables", lambda: large)
+    monkeypatch.setattr("benchmarks.table.tables", lambda: large)
     refused = CliRunner().invoke(app, ["large", "--results", str(tmp_path)])
     assert isinstance(refused.exception, ConfigError)
     assert "--scale paper" in str(refused.exception)

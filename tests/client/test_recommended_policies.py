@@ -9,7 +9,7 @@ import pytest
 import yaml
 from flwr.app import Context, RecordDict
 
-from perennial.benchmarks.attacked_hospital import template_policy
+from benchmarks.attacked_hospital import template_policy
 from perennial.client.app import app as client_app
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings

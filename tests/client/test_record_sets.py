@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perennial.benchmarks.attacked_hospital import Hospital
+from benchmarks.attacked_hospital import Hospital
 from perennial.client import site as site_module
 from perennial.client.record_figures import record_figures
 from perennial.client.record_sets import book_of

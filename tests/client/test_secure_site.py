@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from perennial.benchmarks.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
+from benchmarks.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
 from perennial.cli.check import check_command
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
 from perennial.client.secure_state import SecureState, own_identity

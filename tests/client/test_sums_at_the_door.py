@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perennial.benchmarks.attacked_hospital import Hospital
+from benchmarks.attacked_hospital import Hospital
 from perennial.cli.check import check_command
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.table import tables
+from benchmarks.table import tables
 from perennial.config.encoder_training import load_encoder_training
 from perennial.config.experiment import load_experiment
 

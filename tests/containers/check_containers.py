@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.benchmarks.loopback import digit_folders, free_ports
-from perennial.benchmarks.split_keys import split_key_of
+from benchmarks.loopback import digit_folders, free_ports
+from benchmarks.split_keys import split_key_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.summary import hashes_of

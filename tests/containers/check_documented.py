@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.benchmarks.loopback import bound_by_permissions, digit_folders
+from benchmarks.loopback import bound_by_permissions, digit_folders
 from tests.containers.check_containers import EXPERIMENT
 
 ROOT = Path(__file__).resolve().parents[2]

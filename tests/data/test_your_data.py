@@ -21,7 +21,7 @@ from perennial.data.config import DataConfig
 from perennial.data.survey import survey
 from perennial.foundation.errors import ConfigError, DataError, PerennialError
 
-PAGES = [(APP_ROOT / "docs" / name).read_text() for name in ("your_data.md", "data_files.md")]
+PAGES = [(APP_ROOT.parent / "docs" / name).read_text() for name in ("your_data.md", "data_files.md")]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", "".join(PAGES), re.DOTALL)
 # smaller maps and fewer rounds than a person would take, so that the page runs in seconds
 QUICK = {
@@ -213,7 +213,7 @@ def test_init_says_what_it_expected(tmp_path: Path, make: tuple[str, ...], words
 
 
 def test_the_reference_has_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(APP_ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(APP_ROOT.parent / "docs"))
     import schema_pages  # pyright: ignore[reportMissingImports]
 
     pages: Any = schema_pages

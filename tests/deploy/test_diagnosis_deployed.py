@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.loopback import ENTERED, QuickDeployment
+from benchmarks.loopback import ENTERED, QuickDeployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.live.guard import Sessions, allowed_hosts

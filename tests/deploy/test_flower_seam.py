@@ -37,11 +37,11 @@ def test_no_other_file_imports_a_private_module_of_flower() -> None:
         check=True,
     ).stdout.split()
     ours = [name for name in tracked if not name.startswith("tests/")]
-    assert "deploy/flower_seam.py" in ours
+    assert "perennial/deploy/flower_seam.py" in ours
     wrong = {
         name: private
         for name in ours
-        if name != "deploy/flower_seam.py"
+        if name != "perennial/deploy/flower_seam.py"
         and (private := [module for module in flower_modules(ROOT / name) if not is_public(module)])
     }
     assert not wrong

@@ -2,13 +2,13 @@
 
 import sys
 
-from perennial.benchmarks.later_flower import PAGE, REPLACED, compare, look, rendered
+from benchmarks.later_flower import PAGE, REPLACED, compare, look, rendered
 from perennial.deploy.flower_seam import PRIVATE
 
 
 def test_the_page_holds_the_committed_list() -> None:
     page = PAGE.read_text()
-    assert rendered(page) == page, "run: python -m perennial.benchmarks.later_flower"
+    assert rendered(page) == page, "run: python -m benchmarks.later_flower"
 
 
 def test_every_name_is_found_in_the_flower_that_perennial_runs_on() -> None:

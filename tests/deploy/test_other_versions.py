@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import perennial
-from perennial.benchmarks.loopback import Deployment, digit_folders
+from benchmarks.loopback import Deployment, digit_folders
 from perennial.protocol.stamp import VERSION
 from tests.connect_proxy import connect_proxy
 from tests.deploy.test_deployment import EXPERIMENT

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.loopback import ROOT, Deployment
+from benchmarks.loopback import ROOT, Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.summary import hashes_of

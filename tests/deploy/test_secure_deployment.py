@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.disturbances import Running
-from perennial.benchmarks.loopback import Deployment
+from benchmarks.disturbances import Running
+from benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 

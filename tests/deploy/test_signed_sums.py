@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.benchmarks.disturbances import Running
-from perennial.benchmarks.loopback import Deployment
+from benchmarks.disturbances import Running
+from benchmarks.loopback import Deployment
 
 SITES = ["site-0", "site-1", "site-2"]
 EXPERIMENT = {

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from perennial.benchmarks.deployment import experiment
-from perennial.benchmarks.stock_flower import PAGE, RESULTS, SITES, finished, rendered, started
+from benchmarks.deployment import experiment
+from benchmarks.stock_flower import PAGE, RESULTS, SITES, finished, rendered, started
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 
 
 def test_the_page_holds_the_committed_table() -> None:
     page = PAGE.read_text()
-    assert rendered(page) == page, "run: python -m perennial.benchmarks.stock_flower"
+    assert rendered(page) == page, "run: python -m benchmarks.stock_flower"
 
 
 def test_every_way_ended_with_the_model_of_one_process() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.flower_simulation import FlowerSimulation
+from benchmarks.flower_simulation import FlowerSimulation
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from perennial.benchmarks.late_sites import COMMON, SITES, run
-from perennial.benchmarks.table import Row
+from benchmarks.late_sites import COMMON, SITES, run
+from benchmarks.table import Row
 
 SMALL = (
     *COMMON,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.continuity import Running
-from perennial.benchmarks.flower_simulation import FlowerSimulation
-from perennial.benchmarks.loopback import Deployment
+from benchmarks.continuity import Running
+from benchmarks.flower_simulation import FlowerSimulation
+from benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.training_cost import trained_samples, training_cost
+from benchmarks.training_cost import trained_samples, training_cost
 from perennial.config.experiment import Experiment, load_experiment
 
 SMALL: dict[str, Any] = {

@@ -16,7 +16,7 @@ from perennial.live.site_state import HospitalState
 from perennial.server.faults import Fault
 from tests.live_pages import going_on
 
-FOLDER = Path(__file__).resolve().parents[2] / "live" / "prometheus"
+FOLDER = Path(__file__).resolve().parents[2] / "perennial" / "live" / "prometheus"
 
 
 @pytest.fixture

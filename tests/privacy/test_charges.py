@@ -15,6 +15,7 @@ from perennial.engine.run import run_in_process
 from perennial.privacy.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "perennial"
 SETTINGS: dict[str, Any] = {
     "name": "charged",
     "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
@@ -83,8 +84,8 @@ def test_entries_are_built_in_one_place() -> None:
     allowed = {"config/charges.py", "privacy/digests.py", "privacy/entries.py"}
     found = []
     for room in ("client", "server", "strategies", "baselines", "config", "privacy"):
-        for path in (ROOT / room).rglob("*.py"):
-            name = path.relative_to(ROOT).as_posix()
+        for path in (PACKAGE / room).rglob("*.py"):
+            name = path.relative_to(PACKAGE).as_posix()
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Entry", "Entry.of_update"):
                     found.append(name)

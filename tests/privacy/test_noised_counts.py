@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.benchmarks.attacked_hospital import BASE, Hospital, template_policy
-from perennial.benchmarks.distinguishing import audit
-from perennial.benchmarks.hostile_server import SAMPLE, counted_pixels
+from benchmarks.attacked_hospital import BASE, Hospital, template_policy
+from benchmarks.distinguishing import audit
+from benchmarks.hostile_server import SAMPLE, counted_pixels
 from perennial.client.policy import check_evaluation
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings

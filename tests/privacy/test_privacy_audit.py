@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perennial.benchmarks.distinguishing import audit, clopper_pearson
+from benchmarks.distinguishing import audit, clopper_pearson
 from perennial.foundation.streams import stream
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.clipping import AdaptiveClipping

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.benchmarks.secure_sites import (
+from benchmarks.secure_sites import (
     RUN,
     MaskedFederation,
     attempt_of,

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from perennial.benchmarks.twins.cases import MODES, Case, cases
-from perennial.benchmarks.twins.compare import compared, flattened
-from perennial.benchmarks.twins.covered import COVERED
-from perennial.benchmarks.twins.leaks import LEAKS
-from perennial.benchmarks.twins.page import RESULTS, page
-from perennial.benchmarks.twins.slices import EXPERIMENTS, data_of
-from perennial.benchmarks.twins.trial import trials
-from perennial.benchmarks.twins.world import Federation
+from benchmarks.twins.cases import MODES, Case, cases
+from benchmarks.twins.compare import compared, flattened
+from benchmarks.twins.covered import COVERED
+from benchmarks.twins.leaks import LEAKS
+from benchmarks.twins.page import RESULTS, page
+from benchmarks.twins.slices import EXPERIMENTS, data_of
+from benchmarks.twins.trial import trials
+from benchmarks.twins.world import Federation
 from perennial.privacy.covered import UNCOVERED, uncovered_in_words
 from perennial.privacy.statement import describe
 from perennial.protocol import messages, secure_messages

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perennial.benchmarks.audit_power import HONEST, RESULTS, RUNS, WRONG, WRONGS, page
+from benchmarks.audit_power import HONEST, RESULTS, RUNS, WRONG, WRONGS, page
 from perennial.engine.dp_audit import audit_experiment
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy import sample_level

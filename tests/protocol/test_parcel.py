@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.benchmarks.deployed_site import DeployedSite
+from benchmarks.deployed_site import DeployedSite
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainRequest

@@ -9,8 +9,8 @@ import yaml
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
-from perennial.benchmarks.attacked_hospital import BASE, SITE, Hospital, template_policy
-from perennial.benchmarks.hostile_server import SAMPLE
+from benchmarks.attacked_hospital import BASE, SITE, Hospital, template_policy
+from benchmarks.hostile_server import SAMPLE
 from perennial.cli.main import app as command
 from perennial.client.app import app as client_app
 from perennial.client.identity import identify

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.benchmarks.deployed_site import RUN, DeployedSite
+from benchmarks.deployed_site import RUN, DeployedSite
 from perennial.client.quota import clean
 from perennial.client.state import SiteState
 from perennial.foundation.files import make_folder, one_at_a_time, size_of, sole_owner

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.benchmarks.attacked_hospital import POLICIES, RUN, Hospital
+from benchmarks.attacked_hospital import POLICIES, RUN, Hospital
 from perennial.client.door import bounds
 from perennial.client.floor import withheld
 from perennial.client.plan import Plan

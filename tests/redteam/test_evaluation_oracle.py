@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.benchmarks.attacked_hospital import BASE, Hospital
-from perennial.benchmarks.hostile_server import threshold
+from benchmarks.attacked_hospital import BASE, Hospital
+from benchmarks.hostile_server import threshold
 from perennial.client.floor import withheld
 from perennial.client.plan import Plan
 from perennial.client.request_count import RequestCount

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perennial.benchmarks.attacked_hospital import POLICIES, Hospital
+from benchmarks.attacked_hospital import POLICIES, Hospital
 from perennial.client.activity import ACTIVITY
 from perennial.foundation.errors import shown
 from perennial.foundation.site_log import INDENT, log

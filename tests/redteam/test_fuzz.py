@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from perennial.benchmarks.deployed_site import DeployedSite
-from perennial.benchmarks.fuzz import (
+from benchmarks.deployed_site import DeployedSite
+from benchmarks.fuzz import (
     EXPERIMENTS,
     GROWTH,
     RUNS,
@@ -19,8 +19,8 @@ from perennial.benchmarks.fuzz import (
     random_bytes,
     site_target,
 )
-from perennial.benchmarks.fuzz_inputs import Choices
-from perennial.benchmarks.what_leaves import DOWN
+from benchmarks.fuzz_inputs import Choices
+from benchmarks.what_leaves import DOWN
 from perennial.client.plan import Plan
 from perennial.protocol.messages import DescribeRequest
 from perennial.protocol.stamp import Stamp

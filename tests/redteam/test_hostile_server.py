@@ -8,9 +8,9 @@ import pytest
 import yaml
 from flwr.app import Context, RecordDict
 
-from perennial.benchmarks.attack_table import RESULTS, page
-from perennial.benchmarks.attacked_hospital import POLICIES, Hospital, template_policy
-from perennial.benchmarks.hostile_server import ATTACKS, attacked, overrides
+from benchmarks.attack_table import RESULTS, page
+from benchmarks.attacked_hospital import POLICIES, Hospital, template_policy
+from benchmarks.hostile_server import ATTACKS, attacked, overrides
 from perennial.client.exposure import ANY_APP, OTHER_CODE, channels, in_one_sentence, in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perennial.benchmarks.leakage_by_difference import (
+from benchmarks.leakage_by_difference import (
     ATTACKS,
     CASES,
     CLEAR,

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from perennial.benchmarks.ledger_length import write_ledger
+from benchmarks.ledger_length import write_ledger
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy import ledger_lines
 from perennial.privacy.entries import Entry

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from perennial.benchmarks.secure_sites import MaskedFederation, attempt_of, subject_of
+from benchmarks.secure_sites import MaskedFederation, attempt_of, subject_of
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Subject

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.benchmarks import malicious_apps as corpus
+from benchmarks import malicious_apps as corpus
 from perennial.config.approval import read_approvals
 from perennial.config.site import SiteConfig
 from perennial.deploy.application import stage_application

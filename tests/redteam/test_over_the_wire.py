@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.loopback import Deployment
+from benchmarks.loopback import Deployment
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.superlink import CONNECTION, flwr_json
 from perennial.foundation.files import replace_file

@@ -12,7 +12,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from perennial.benchmarks.attacked_hospital import RUN, SITE, Hospital
+from benchmarks.attacked_hospital import RUN, SITE, Hospital
 from perennial.cli.main import app as command
 from perennial.client.app import app as client_app
 from perennial.client.identity import Identity

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from perennial.benchmarks.attacked_hospital import Hospital
-from perennial.benchmarks.secure_sites import RUN, MaskedFederation, attempt_of, subject_of
+from benchmarks.attacked_hospital import Hospital
+from benchmarks.secure_sites import RUN, MaskedFederation, attempt_of, subject_of
 from perennial.client.secure_state import SecureState
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, StateError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perennial.benchmarks.attack_cells import ATTACKS, MASKED, cells, policy_of, tried
-from perennial.benchmarks.privacy_pages import pages
-from perennial.benchmarks.statements import DRAWS, RESULTS, attacked, drawn, looked_up, page, shown_in
+from benchmarks.attack_cells import ATTACKS, MASKED, cells, policy_of, tried
+from benchmarks.privacy_pages import pages
+from benchmarks.statements import DRAWS, RESULTS, attacked, drawn, looked_up, page, shown_in
 from perennial.client.exposure import channels, protections
 from perennial.config.site import SitePolicy
 from perennial.privacy.exposure_table import ADVERSARIES, LYING, PROTECTIONS, TABLE
@@ -88,4 +88,4 @@ def test_the_pages_are_written_from_the_table() -> None:
         found, wanted = (
             re.sub(r"\[([^\]]+)\]\(glossary\.md#[^)]+\)", r"\1", one) for one in (path.read_text(), text)
         )
-        assert found == wanted, f"{path.name}: run python -m perennial.benchmarks.privacy_pages"
+        assert found == wanted, f"{path.name}: run python -m benchmarks.privacy_pages"

@@ -7,26 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = (
-    "perennial",
-    "foundation",
-    "data",
-    "models",
-    "privacy",
-    "config",
-    "protocol",
-    "learning",
-    "client",
-    "strategies",
-    "baselines",
-    "server",
-    "engine",
-    "deploy",
-    "live",
-    "cli",
-    "benchmarks",
-    "examples",
-)
+ROOMS = ("perennial", "benchmarks", "examples")
 LONGEST = 110
 
 

@@ -61,7 +61,8 @@ def test_every_link_experiment_and_source_file_exists(document: Path) -> None:
     text = document.read_text()
     targets = [document.parent / link for link in LINK.findall(text) if "://" not in link]
     targets += [ROOT / "experiments" / name for name in EXPERIMENT.findall(text)]
-    targets += [ROOT / source for source in SOURCE.findall(text)]
+    places = ((ROOT / source, ROOT / "perennial" / source) for source in SOURCE.findall(text))
+    targets += [inside if inside.exists() else here for here, inside in places]
     missing = [str(target) for target in targets if not target.exists()]
     assert not missing, f"missing: {', '.join(missing)}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "perennial"
 FLOORS = [
     ["foundation"],
     ["data", "models", "privacy"],
@@ -16,7 +17,6 @@ FLOORS = [
     ["client", "strategies"],
     ["server", "baselines"],
     ["engine", "deploy", "live", "cli"],
-    ["benchmarks"],
 ]
 BESIDE = {("cli", "engine"), ("cli", "deploy"), ("cli", "live"), ("live", "deploy"), ("engine", "deploy")}
 """The command line calls the rooms beside it; pages steer what is deployed; the engine needs
@@ -43,7 +43,7 @@ def _room(module: str) -> str:
 def test_imports_go_down() -> None:
     wrong = []
     for room, floor in FLOOR.items():
-        for path in (ROOT / room).rglob("*.py"):
+        for path in (PACKAGE / room).rglob("*.py"):
             for name in imported(path):
                 upwards = name in FLOOR and name != room and FLOOR[name] >= floor
                 if upwards and (room, name) not in BESIDE:
@@ -51,17 +51,22 @@ def test_imports_go_down() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_package_imports_nothing_that_lies_outside_it() -> None:
+    outside = {"benchmarks", "tests", "docs", "examples"}
+    assert not [path for path in PACKAGE.rglob("*.py") if imported(path) & outside]
+
+
 def test_the_lowest_floors_do_not_know_flower_and_nobody_imports_ray() -> None:
     for room, floor in FLOOR.items():
-        for path in (ROOT / room).rglob("*.py"):
+        for path in (PACKAGE / room).rglob("*.py"):
             names = imported(path)
-            assert "ray" not in names or room == "benchmarks", path
+            assert "ray" not in names, path
             assert floor > 1 or "flwr" not in names, path
 
 
 def test_only_the_protocol_builds_records_that_travel() -> None:
     for room in ("client", "strategies", "baselines", "server"):
-        for path in (ROOT / room).rglob("*.py"):
+        for path in (PACKAGE / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                     assert node.func.id not in ("RecordDict", "ArrayRecord", "ConfigRecord"), path
@@ -70,12 +75,12 @@ def test_only_the_protocol_builds_records_that_travel() -> None:
 def modules() -> dict[str, Path]:
     """Every module of the package by its dotted name."""
     found = {
-        "perennial": ROOT / "perennial" / "__init__.py",
-        "perennial.library": ROOT / "perennial" / "library.py",
+        "perennial": PACKAGE / "__init__.py",
+        "perennial.library": PACKAGE / "library.py",
     }
     for room in FLOOR:
-        for path in (ROOT / room).rglob("*.py"):
-            name = ".".join(("perennial", *path.relative_to(ROOT).with_suffix("").parts))
+        for path in (PACKAGE / room).rglob("*.py"):
+            name = ".".join(("perennial", *path.relative_to(PACKAGE).with_suffix("").parts))
             found[name.removesuffix(".__init__")] = path
     return found
 
@@ -121,8 +126,8 @@ def test_a_circle_is_found_in_functions_too_and_not_in_what_is_for_type_checkers
 
 
 def test_rooms_below_the_commands_take_the_version_alone_from_the_face() -> None:
-    for room in FLOOR.keys() - {"cli", "benchmarks"}:
-        for path in (ROOT / room).rglob("*.py"):
+    for room in FLOOR.keys() - {"cli"}:
+        for path in (PACKAGE / room).rglob("*.py"):
             names = {name for name in imports_of(ast.parse(path.read_text())) if name.startswith("perennial")}
             face = {name for name in names if "." in name and name.split(".")[1] not in FLOOR}
             assert not face, f"{path.relative_to(ROOT)} imports {', '.join(face)}"

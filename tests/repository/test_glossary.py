@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perennial.benchmarks.glossary import GLOSSARY, OFTEN_SAID, TERM, linked, pages
+from benchmarks.glossary import GLOSSARY, OFTEN_SAID, TERM, linked, pages
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"glossary\.md#([a-z-]+)\)")
@@ -27,7 +27,7 @@ def test_each_term_has_one_anchor_and_one_sentence() -> None:
 @pytest.mark.parametrize("page", pages(), ids=lambda path: path.name)
 def test_a_page_links_the_terms_that_it_uses_first(page: Path) -> None:
     text = page.read_text()
-    assert linked(text, page) == text, "run python -m perennial.benchmarks.glossary"
+    assert linked(text, page) == text, "run python -m benchmarks.glossary"
     anchors = {anchor for anchor, _ in TERM.findall(GLOSSARY.read_text())} | {"renamed"}
     assert set(LINK.findall(text)) <= anchors
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import perennial
-from perennial.benchmarks.flower_simulation import FlowerSimulation
+from benchmarks.flower_simulation import FlowerSimulation
 from tests.plugin_package import MODULE, write_sources
 
 ROOT = Path(__file__).resolve().parents[2]

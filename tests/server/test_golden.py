@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from perennial.benchmarks.golden import BUDGET, STATES, messages, write_experiment
+from benchmarks.golden import BUDGET, STATES, messages, write_experiment
 from perennial.cli.main import app
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process

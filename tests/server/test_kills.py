@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from perennial.benchmarks.kill_page import page, paid_again
-from perennial.benchmarks.kills import DEPLOYED, RESULTS
+from benchmarks.kill_page import page, paid_again
+from benchmarks.kills import DEPLOYED, RESULTS
 
 
 def test_the_page_says_what_the_results_say() -> None:
@@ -18,7 +18,7 @@ def test_the_page_says_what_the_results_say() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_kill_changes_tasks_bits_or_rounds(seed: int) -> None:
-    command = [sys.executable, "-m", "perennial.benchmarks.kills", "--sample", "4", "--seed", str(seed)]
+    command = [sys.executable, "-m", "benchmarks.kills", "--sample", "4", "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)

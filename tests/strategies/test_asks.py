@@ -19,6 +19,7 @@ from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.measurements import MEASUREMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "perennial"
 ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "learning", "client", "server")
 START = ("engine", "deploy", "live", "cli", "perennial")
 WORDS = {"median", "target", "contribution", "analytic"}
@@ -43,8 +44,8 @@ def test_no_strategy_is_known_by_name_outside_its_room_and_the_registry() -> Non
     names = set(STRATEGIES) - WORDS - {"fedavg"}
     found = []
     for room in (*ROOMS, *START):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            where = path.relative_to(ROOT).as_posix()
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            where = path.relative_to(PACKAGE).as_posix()
             if where not in ("config/strategies.py", CORRECTIONS):
                 found += [f"{where}: {word}" for word in literals(path) if word in names]
     assert found == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
-from perennial.benchmarks.dishonest import attacked_run
+from benchmarks.dishonest import attacked_run
 from perennial.config.bounds import BoundsConfig
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.grid import set_task_identity

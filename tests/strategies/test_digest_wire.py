@@ -13,7 +13,7 @@ from flwr.common.serde_utils import metadata_from_proto, metadata_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from perennial.benchmarks.loopback import Deployment
+from benchmarks.loopback import Deployment
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts

@@ -12,8 +12,8 @@ import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
+from benchmarks.late_sites import simulated_time
 from perennial.baselines.cyclic_weight_transfer import CyclicWeightTransfer
-from perennial.benchmarks.late_sites import simulated_time
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.flower_simulation import FlowerSimulation
+from benchmarks.flower_simulation import FlowerSimulation
 from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings

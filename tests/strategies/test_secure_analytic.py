@@ -9,7 +9,7 @@ import torch
 import yaml
 from flwr.app import Message
 
-from perennial.benchmarks.distinguishing import audit
+from benchmarks.distinguishing import audit
 from perennial.client.policy import check_statistics
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.secure_words import share_of_noise

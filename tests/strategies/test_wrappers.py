@@ -159,7 +159,7 @@ def test_no_strategy_checks_whether_a_run_has_begun() -> None:
     found = [
         f"{path.name}: {line.strip()}"
         for room in ("strategies", "baselines")
-        for path in sorted((ROOT / room).rglob("*.py"))
+        for path in sorted((ROOT / "perennial" / room).rglob("*.py"))
         for line in path.read_text().splitlines()
         if "assert self._services" in line or "assert self._run" in line
     ]
