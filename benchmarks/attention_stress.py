@@ -32,7 +32,7 @@ from perennial.server.app import serve
 
 FAR_CLASSES, FEW = 7, 100
 POISON = -3.0
-LEARNER = {"epochs": 2, "batch_size": 32, "optimizer": {"lr": 0.05, "momentum": 0.9}}
+LEARNER = {"preset": "none", "epochs": 2, "batch_size": 32, "optimizer": {"lr": 0.05, "momentum": 0.9}}
 NO_BOUNDS = {"norm_multiple": None, "share": 1}
 """The rules are measured alone, without the bounds that every experiment has (docs/robustness.md)."""
 

@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {
 }
 TRAINED: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [16], "norm": "none"},
-    "learner": {"optimizer": {"lr": 0.1}, "batch_size": 12},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "batch_size": 12},
 }
 RUNS: dict[str, dict[str, Any]] = {
     "sample": TRAINED

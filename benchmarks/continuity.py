@@ -46,6 +46,7 @@ EXPERIMENT: dict[str, Any] = {
     "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 120, "deadline": 60},
     # long enough for a kill to meet a site at work
     "learner": {
+        "preset": "none",
         "epochs": 20,
         "optimizer": {"lr": 0.02, "momentum": 0.9},
         "distillation": {"weight": 1.0},

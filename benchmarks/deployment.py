@@ -39,7 +39,7 @@ def experiment(name: str, model: dict[str, Any], sites: int, rounds: int) -> dic
         "tasks": {"count": 1, "rounds": rounds},
         "model": model,
         "rounds": {"wait_for": sites, "quorum": sites, "deadline": 560},
-        "learner": {"optimizer": {"lr": 0.01}},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.01}},
         "evaluation": {"federated": False},
     }
 

@@ -195,6 +195,7 @@ def experiment(folder: Path, parts: Sequence[Records], test: Records, seed: int)
         "tasks": {"count": classes // 2, "rounds": 4, "order": "natural"},
         "model": {"name": "mlp"},
         "learner": {
+            "preset": "none",
             "epochs": 2,
             "batch_size": 32,
             "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},

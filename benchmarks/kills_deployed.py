@@ -49,7 +49,11 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
     "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 240, "deadline": 240},
-    "learner": {"optimizer": {"lr": 0.05}, "memory": {"selection": "random", "per_class": 4}},
+    "learner": {
+        "preset": "none",
+        "optimizer": {"lr": 0.05},
+        "memory": {"selection": "random", "per_class": 4},
+    },
 }
 
 

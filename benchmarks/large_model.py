@@ -24,6 +24,7 @@ data: {{source: digits, sites: 2, test_fraction: 0.5}}
 tasks: {{count: 2, order: seeded, rounds: 2}}
 model: {{name: mlp, hidden: [{width}, {width}, {width}, {width}, {width}]}}
 learner:
+  preset: none
   epochs: 2
   batch_size: 1024
   optimizer: {{name: sgd, lr: 0.01, momentum: 0.9}}

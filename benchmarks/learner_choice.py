@@ -73,7 +73,13 @@ SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 
 def _learner(optimizer: dict[str, Any], per_class: int = 10, **parts: Any) -> dict[str, Any]:
     return {
-        **{"epochs": 2, "batch_size": 32, "optimizer": optimizer, "classification": "balanced_softmax"},
+        **{
+            "preset": "none",
+            "epochs": 2,
+            "batch_size": 32,
+            "optimizer": optimizer,
+            "classification": "balanced_softmax",
+        },
         **{"distillation": {"weight": 1.0, "temperature": 2.0}},
         "memory": {"selection": "herding", "per_class": per_class, "balanced": parts.pop("balanced", False)},
         **parts,

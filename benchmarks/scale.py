@@ -54,7 +54,13 @@ def write_experiment(sites: int, folder: Path) -> Path:
         },
         "tasks": {"count": 1, "rounds": ROUNDS},
         "model": {"name": "mlp", "hidden": [64]},
-        "learner": {"epochs": 1, "batch_size": 8, "optimizer": {"lr": 0.05}, "classification": "ce"},
+        "learner": {
+            "preset": "none",
+            "epochs": 1,
+            "batch_size": 8,
+            "optimizer": {"lr": 0.05},
+            "classification": "ce",
+        },
         "strategy": "fedavg",
         "evaluation": {"federated": False},
     }

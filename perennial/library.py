@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from perennial.cli.check_resume import brought_up_to_date
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
+from perennial.config.yaml_file import apply_overrides
 from perennial.engine.cohorts import Asked
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.foundation.errors import ConfigError, StateError
@@ -250,7 +251,9 @@ def run(
     Raises a PerennialError that says what is wrong before anything starts.
     """
     if isinstance(experiment, Mapping):
-        experiment = _experiment_of(experiment, data, Path(runs), name)
+        changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
+        experiment = _experiment_of(apply_overrides({**experiment}, changes), data, Path(runs), name)
+        overrides, seed = (), None
     elif data is not None:
         raise ConfigError("run: data: goes with a mapping; a file or an Experiment says where its data are")
     with _as_file(experiment) as path:

@@ -53,6 +53,7 @@ def learner(precision: str, batch: int, epochs: int) -> LearnerConfig:
     """SGD as in pp_fcil_cifar100."""
     return LearnerConfig.model_validate(
         {
+            "preset": "none",
             "epochs": epochs,
             "batch_size": batch,
             "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 0.0005},

@@ -131,6 +131,9 @@ def check(
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
     ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE of an experiment, as for `perennial run`")
+    ] = None,
     memory: Annotated[float, typer.Option(help="most memory to take for it, in GiB")] = 8.0,
     resume: Annotated[
         Path | None,
@@ -141,13 +144,15 @@ def check(
     if resume is not None:
         from perennial.cli.check_resume import check_resume_command
 
+        if overrides:
+            raise ConfigError("--set: found with --resume; allowed with an experiment's file")
         check_resume_command(resume, path)
         return
     if path is None:
         raise typer.BadParameter("give an experiment.yaml or a site.yaml, or --resume RUN")
     from perennial.cli.check import check_command
 
-    check_command(path, experiment, memory)
+    check_command(path, experiment, memory, overrides or [])
 
 
 @app.command()

@@ -105,7 +105,11 @@ def test_a_request_that_was_lost_is_renewed(tmp_path: Path, together: dict[str, 
         ({"strategy": {"head": "balanced_ridge", "shrinkage": 1.0}}, "weighs by the counts of all sites"),
         ({"strategy": {"shrinkage": "validation"}}, "asks all sites at once"),
         (
-            {"strategy": {"name": "fedavg"}, "learner": {"optimizer": {"lr": 0.1}}, "model": {"name": "mlp"}},
+            {
+                "strategy": {"name": "fedavg"},
+                "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
+                "model": {"name": "mlp"},
+            },
             "trains in rounds that all sites share",
         ),
     ],

@@ -50,7 +50,7 @@ SMALL: dict[str, Any] = {
     },
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
     "strategy": {"name": "class_weighted_head", "base": {"name": "multi_factor"}},
 }
 
