@@ -1,8 +1,8 @@
 """Bytes of one site's exact sums as they are sent: `python -m benchmarks.closed_form_bytes`.
 
-Random features of the digits that scikit-learn ships, of one width, for growing numbers of records. Each row says
-the bytes of the integers as they are stored, the bytes that leave, in which form, and whether the receiver has the
-same integers. Results: results/closed_form_bytes.json.
+Random features of the digits that scikit-learn ships, of one width, for growing numbers of records. Each
+row says the bytes of the integers as they are stored, the bytes that leave, in which form, and whether the
+receiver has the same integers. Results: results/closed_form_bytes.json.
 """
 
 import json

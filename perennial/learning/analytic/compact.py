@@ -1,13 +1,13 @@
-"""Sends exact sums in fewer bytes: the matrix of products as a triangular factor, or as compressed byte planes.
+"""Sends exact sums in fewer bytes: as a triangular factor, or as compressed integers.
 
 A site's matrix of products, G, has the rank of its samples. Where these are few, an upper trapezoid R with
-R^T R = G has fewer values than a triangle of G. R is computed from the integers of G, by Cholesky's method with
-pivoting, and from nothing else: so it tells nothing about the rows, or their order, beyond G.
+R^T R = G has fewer values than a triangle of G. R is computed from the integers of G, by Cholesky's method
+with pivoting, and from nothing else: so it tells nothing about the rows, or their order, beyond G.
 
-The receiver multiplies and rounds to the grid. The sender has checked before, entry by entry, that this gives the
-integers of G in whatever order the receiver's library adds (Higham, Accuracy and Stability of Numerical
-Algorithms, 2002, section 3.1); where it might not, it sends G itself. Products with the constant are left out, as
-they follow from the sums of the classes.
+The receiver multiplies and rounds to the grid. The sender has checked before, entry by entry, that this
+gives the integers of G in whatever order the receiver's library adds (Higham, Accuracy and Stability of
+Numerical Algorithms, 2002, section 3.1); where it might not, it sends G itself. Products with the constant
+are left out, as they follow from the sums of the classes.
 
 Shapes: D width of the features with the constant, r rank of G without the constant.
 """
