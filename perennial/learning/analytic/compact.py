@@ -47,7 +47,7 @@ def compact_statistics(found: Statistics) -> dict[str, Tensor]:
     if 2 * _trapezoid(rank, width) * 8 < plain and (factor := _factor(found, rank)) is not None:
         return {**factor, **rest}
     planes = found.gram.contiguous().numpy().astype("<i8", copy=False).view(np.uint8)
-    pressed = zlib.compress(np.ascontiguousarray(planes.reshape(-1, PLANES).T), 1)
+    pressed = zlib.compress(planes.reshape(-1, PLANES).T.tobytes(), 1)
     if len(pressed) < plain:
         return {"planes": torch.from_numpy(np.frombuffer(pressed, np.uint8).copy()), **rest}
     return {"gram": found.gram, **rest}
@@ -78,7 +78,7 @@ def _trapezoid(rank: int, width: int) -> int:
 
 def _factor(found: Statistics, rank: int) -> dict[str, Tensor] | None:
     """Return `factor` and `order`, or None where their product might not round to the integers of G."""
-    from scipy.linalg.lapack import dpstrf
+    from scipy.linalg import get_lapack_funcs
 
     if not found.gram.numel() or int(found.gram.abs().max()) >= EXACT_STEPS:
         return None
@@ -86,8 +86,8 @@ def _factor(found: Statistics, rank: int) -> dict[str, Tensor] | None:
     if not torch.equal(found.gram[_last_column(found.width)], _constant_products(found.sums)):
         return None
     gram = gram[:-1, :-1].numpy()
-    upper: Any
-    upper, order, found_rank, _ = dpstrf(gram)
+    pivoted_cholesky: Any = get_lapack_funcs("pstrf", dtype="float64")
+    upper, order, found_rank, _ = pivoted_cholesky(gram)
     order = order - 1
     if found_rank > rank:
         return None
