@@ -75,6 +75,9 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option(help="remove an earlier run of this name; without it the folder gets a number")
+    ] = False,
     cohort: Annotated[
         str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
     ] = None,
@@ -85,8 +88,23 @@ def run(
     """Run an experiment in the in-process engine."""
     from perennial.cli.start_up import import_run
 
-    run_command = import_run()
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, gpu)
+    if resume is not None:
+        if overwrite:
+            raise ConfigError(
+                "--overwrite: found with --resume, which goes on with a run; allowed one of them"
+            )
+        import_run()(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, gpu)
+        return
+    if experiment is None:
+        raise ConfigError("perennial run: give an experiment file, or --resume RUN")
+    from perennial.config.experiment import load_experiment
+    from perennial.engine.run_folders import new_run_folder
+
+    # what is wrong in the file, and the folder, take no import of PyTorch to be known
+    found = load_experiment(experiment, overrides, seed)
+    with new_run_folder(name or found.name, runs, overwrite) as folder:
+        run_command = import_run()
+        run_command(experiment, overrides or [], seed, folder.name, runs, workers, device, None, cohort, gpu)
 
 
 @app.command()
