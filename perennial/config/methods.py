@@ -10,6 +10,7 @@ from perennial.data.source_kinds import SOURCES
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import NETWORKS
+from perennial.models.feature_maps.config import ModelMapConfig
 
 if TYPE_CHECKING:
     from perennial.config.experiment import Experiment
@@ -107,10 +108,8 @@ def require_code_of_sites(experiment: "Experiment") -> None:
 
     Sites need these. They need no code of a strategy, which works at the server.
     """
-    networks = [
-        experiment.model,
-        *(each.layout.model for each in experiment.model.maps if each.name == "model"),
-    ]
+    learnt = [each.layout for each in experiment.model.maps if isinstance(each, ModelMapConfig)]
+    networks = [experiment.model, *(layout.model for layout in learnt if layout is not None)]
     named: list[tuple[plugins.Kind, str]] = [
         ("source", experiment.data.source),
         ("loss", experiment.learner.classification.name),
