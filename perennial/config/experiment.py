@@ -18,6 +18,7 @@ from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig
 from perennial.config.learner import DEFAULT_LEARNER, NO_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
 from perennial.config.methods import with_targets
+from perennial.config.removed import drop_removed_from_experiment
 from perennial.config.rounds import PretrainingConfig, RoundsConfig
 from perennial.config.secure import SecureConfig
 from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
@@ -102,7 +103,7 @@ class Experiment(Block):
         Raises ConfigError, as load_experiment does.
         """
         named = {"name": "experiment", **with_names(content)}
-        return _experiment_of(named, Path.cwd(), f"experiment {named['name']}")
+        return experiment_of(named, Path.cwd(), f"experiment {named['name']}")
 
     @model_validator(mode="before")
     @classmethod
@@ -144,6 +145,12 @@ class Experiment(Block):
     @classmethod
     def _files_are_read_for_the_maps(cls, content: Any) -> Any:
         return _read_for_maps(content)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_earlier_releases(cls, content: Any) -> Any:
+        # the last of the validators that run before the fields are read: pydantic runs it first
+        return drop_removed_from_experiment(content)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":
@@ -203,10 +210,10 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
     content = apply_overrides(read_yaml(path), overrides or [])
     if seed is not None:
         content["seed"] = seed
-    return _experiment_of(content, path.parent, str(path))
+    return experiment_of(content, path.parent, str(path))
 
 
-def _experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experiment:
+def experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experiment:
     """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
     _locate_data(content.get("data"), folder)
     locate_encoder(content.get("digests"), folder)
