@@ -7,16 +7,17 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.environment import machine, versions
-from benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table
+from benchmarks.table import RESULTS, RESULTS_REVISION, ROOT, Row, Table
 from perennial.config.experiment import ON_DISK, Experiment
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import replace_file
+from perennial.foundation.plugins import using
 
 Result = dict[str, Any]
 Machines = Literal["here", "ray"]
@@ -191,11 +192,12 @@ def run_job(experiment: Path, row: Row, seed: int, device: str, kept: Path | Non
     with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
         overrides = json.dumps([*row.changes, f"seed={seed}"])
         if kept and (kept / "events.jsonl").exists():
-            settings = resumed_settings(None, [], None, kept, device)
+            with using([ROOT]):
+                settings = resumed_settings(None, [], None, kept, device)
         else:
             runs, name = (str(kept.parent), kept.name) if kept else (folder, "")
             settings = RunSettings(str(experiment), overrides, name, runs, device=device)
-        attack = row.attack
+        attack, settings = row.attack, replace(settings, plugins=str(ROOT))
         summary = run_in_process(settings) if attack is None else attacked_run(settings, attack)
     return Ran(summary, versions(), machine(_accelerator(device)))
 

@@ -249,8 +249,8 @@ def run(
     None: 1, or as the run that is resumed began. gpu: graphs, benchmark, or both with a comma between.
     resume: a run folder to go on with. listener: told every event of the journal. With a GPU, workers begin
     as new processes: call this below `if __name__ == "__main__":`.
-    plugins: whose code the experiment may name: installed packages, folders of modules (a Path, or text with a
-    separator), and classes and functions of this program.
+    plugins: whose code the experiment may name: installed packages, folders of modules (a Path, or text with
+    a separator), and classes and functions of this program.
     Raises a PerennialError that says what is wrong before anything starts.
     """
     with using(plugins):

@@ -132,8 +132,8 @@ def _package(name: str) -> str:
     if name not in offering:
         here = f"; for a folder write ./{name}" if name.isprintable() and Path(name).is_dir() else ""
         raise ConfigError(
-            f"plugins: found {name!r:.100}{nearest(name, offering)}, which is no installed package with plug-ins"
-            f"{here}; allowed: {', '.join(offering) or 'none is installed'}, or the path of a folder"
+            f"plugins: found {name!r:.100}{nearest(name, offering)}, which is no installed package with "
+            f"plug-ins{here}; allowed: {', '.join(offering) or 'none is installed'}, or the path of a folder"
         )
     return name
 
@@ -193,8 +193,8 @@ def _module_in(folders: Iterable[Path], target: str) -> Path | None:
 def target_of(kind: Kind, name: str) -> str | None:
     """The `module:Class` that a name stands for; None if no plug-in in use has this name.
 
-    Nothing is imported. Raises ConfigError if two plug-ins use the same name, or a package's source is not the
-    one that site.yaml names.
+    Nothing is imported. Raises ConfigError if two plug-ins use the same name, or a package's source is not
+    the one that site.yaml names.
     """
     found = in_use()
     if name in found.objects or _module_in(found.folders, name) is not None:
@@ -208,8 +208,8 @@ def target_of(kind: Kind, name: str) -> str | None:
         expected = found.packages[_top(target)]
         if expected is not None and (sha256 := _hash_of(target)) != expected:
             raise ConfigError(
-                f"{target:.100}: the installed package {_top(target)!r} has SHA-256 {sha256}, site.yaml names "
-                f"{expected:.64}"
+                f"{target:.100}: the installed package {_top(target)!r} has SHA-256 {sha256}, site.yaml "
+                f"names {expected:.64}"
             )
     return next(iter(targets), None)
 
@@ -274,8 +274,8 @@ def _from_folder(target: str, folders: Iterable[Path], where: str) -> Any:
     }
     if attribute not in own:
         raise ConfigError(
-            f"{where}: module {name!r} defines no {attribute!r}{nearest(attribute, own)}; a plug-in is a class "
-            "or function of the module itself"
+            f"{where}: module {name!r} defines no {attribute!r}{nearest(attribute, own)}; a plug-in is a "
+            "class or function of the module itself"
         )
     return own[attribute]
 
@@ -287,9 +287,10 @@ def not_in_use(kind: Kind, name: str, where: str) -> ConfigError:
     if in_use().at_site:
         named = ", ".join(sorted(in_use().packages)) or "none"
         return ConfigError(
-            f"{where}: {name:.100}: a plug-in of package {package!r:.60}, which site.yaml does not name under "
-            f"`plugins`, or which offers no such entry point; named: {named}; to allow it, install the package "
-            f"and write `plugins: {{{package:.60}: SHA256}}` in site.yaml: `site review` then says what it found"
+            f"{where}: {name:.100}: a plug-in of package {package!r:.60}, which site.yaml does not name "
+            f"under `plugins`; named: {named}; to allow it, install the package, which must offer it as an "
+            f"entry point, and write `plugins: {{{package:.60}: SHA256}}` in site.yaml: `site review` then "
+            "says what it found"
         )
     if package in in_use().packages:
         own = [text for entry in _entries(kind, [package]) for text in (entry.name, _target(entry))]
@@ -297,11 +298,11 @@ def not_in_use(kind: Kind, name: str, where: str) -> ConfigError:
             f"{where}: found {name!r:.100}{nearest(name, own)}; package {package} offers as a {kind}: "
             f"{', '.join(own) or 'nothing'}"
         )
-    folder = "" if packages else " (FOLDER: of the module, for instance ./methods)"
+    option = packages[0] if packages else "FOLDER (of the module, for instance ./methods)"
     return ConfigError(
-        f"{where}: found {name!r:.100}, which is code of somebody else, and nobody named it; a file alone never "
-        f"does. If you trust that code, pass --plugins {packages[0] if packages else 'FOLDER'}{folder}; in "
-        "Python, run(plugins=[...]); in deploy.yaml and in a run config, `plugins`"
+        f"{where}: found {name!r:.100}, which is code of somebody else, and nobody named it; a file alone "
+        f"never does. If you trust that code, pass --plugins {option}; in Python, run(plugins=[...]); in "
+        "deploy.yaml and in a run config, `plugins`"
     )
 
 

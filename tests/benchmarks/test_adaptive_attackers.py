@@ -19,6 +19,7 @@ from benchmarks.compared_rules import (
     Krum,
     TrimmedMean,
 )
+from benchmarks.table import ROOT
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.protocol.messages import TrainRequest
 
@@ -47,9 +48,8 @@ def test_the_attackers_foresee_the_model_of_the_next_round(
     monkeypatch.setattr(dishonest, "AdaptiveClient", Watched)
     changes = ["tasks={count: 1, rounds: 3}", "data.partition.alpha=100", f"strategy.name={strategy}"]
     path = str(APP_ROOT / "experiments" / "robust_digits.yaml")
-    dishonest.attacked_run(
-        RunSettings(path, json.dumps(changes), runs=str(tmp_path), device="cpu"), "adaptive"
-    )
+    settings = RunSettings(path, json.dumps(changes), runs=str(tmp_path), device="cpu", plugins=str(ROOT))
+    dishonest.attacked_run(settings, "adaptive")
     assert sorted(seen) == [2, 3]
     for arrays, expected in seen.values():
         assert all(torch.allclose(arrays[name], expected[name], atol=1e-6) for name in expected)

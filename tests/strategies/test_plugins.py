@@ -152,7 +152,7 @@ def test_a_package_that_nobody_named_changes_nothing(installed: Path, tmp_path: 
     with pytest.raises(ConfigError, match="pass --plugins second;"):
         load_experiment(written(tmp_path, strategy={"name": "other"}))
     # nor may it say what a package that is in use offers
-    (facts / "entry_points.txt").write_text(points.replace("second:", f"{MODULE}:"))
+    (facts / "entry_points.txt").write_text(points.replace("second:Median", f"{MODULE}:Middle"))
     with pytest.raises(ConfigError, match="several plug-ins have it"):
         load_experiment(written(tmp_path))
 
@@ -242,7 +242,7 @@ def test_methods_by_name_under_flwr_run(
     path = written(tmp_path)
     here = run_in_process(RunSettings(str(path), runs=str(tmp_path / "here"), device="cpu"))
     with FlowerSimulation(tmp_path / "simulation") as simulation:
-        run = simulation.run(3, {"experiment": str(path), "runs": str(tmp_path / "there")})
+        run = simulation.run(3, {"experiment": str(path), "runs": str(tmp_path / "there"), "plugins": MODULE})
         summary = tmp_path / "there" / "plugged" / "summary.json"
         assert summary.exists(), run.output + simulation.log()
     there = json.loads(summary.read_text())
