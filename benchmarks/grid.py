@@ -7,7 +7,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -189,15 +189,14 @@ def run_job(experiment: Path, row: Row, seed: int, device: str, kept: Path | Non
     from benchmarks.dishonest import attacked_run
     from perennial.engine.run import resumed_settings, run_in_process
 
-    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder, using([ROOT]):
         overrides = json.dumps([*row.changes, f"seed={seed}"])
         if kept and (kept / "events.jsonl").exists():
-            with using([ROOT]):
-                settings = resumed_settings(None, [], None, kept, device)
+            settings = resumed_settings(None, [], None, kept, device)
         else:
             runs, name = (str(kept.parent), kept.name) if kept else (folder, "")
             settings = RunSettings(str(experiment), overrides, name, runs, device=device)
-        attack, settings = row.attack, replace(settings, plugins=str(ROOT))
+        attack = row.attack
         summary = run_in_process(settings) if attack is None else attacked_run(settings, attack)
     return Ran(summary, versions(), machine(_accelerator(device)))
 
