@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.attacked_hospital import Hospital
 from perennial.client import site as site_module
 from perennial.client.record_figures import record_figures
 from perennial.client.record_sets import book_of
@@ -16,6 +15,7 @@ from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
+from tests.attacked_hospital import Hospital
 from tests.budgets import budget_for
 
 SPLIT_KEY = "0" * 64

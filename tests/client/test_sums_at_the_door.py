@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attacked_hospital import Hospital
 from perennial.cli.check import check_command
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest
+from tests.attacked_hospital import Hospital
 
 SUMS: dict[str, Any] = {
     "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
