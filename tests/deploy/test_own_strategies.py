@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.loopback import ROOT, Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.summary import hashes_of
 from tests.extend_pages import MODULES
+from tests.loopback import ROOT, Deployment
 
 SITES = ["site-0", "site-1"]
 EXPERIMENT: dict[str, Any] = {
