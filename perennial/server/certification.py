@@ -35,20 +35,16 @@ NOT_UNDONE = (
 )
 
 
-def certify(folder: Path, version: int | None = None) -> Path:
-    """Write a certificate of a finished run's model, or of an asynchronous run's version; returns its path.
+def certify(folder: Path) -> Path:
+    """Write a certificate of a finished run's model; returns its path.
 
-    version: the round after which it stood. Raises ConfigError or StateError if it cannot be certified.
+    Raises ConfigError or StateError if it cannot be certified.
     """
     with sole_owner(folder, "certify"):
         run = OpenedRun.open(folder)
-        if version is None:
-            heads = run.saved.model.state_dict()
-            head = {name: heads[name] for name in ("head.weight", "head.bias")}
-            return certified(run, "run", "", head, run.strategy.chosen[max(run.strategy.chosen)])
-        head, facts = run.version(version)
-        given = {int(task): sites for task, sites in facts["given"].items()}
-        return certified(run, "version", str(version), head, facts["shrinkage"], given=given)
+        heads = run.saved.model.state_dict()
+        head = {name: heads[name] for name in ("head.weight", "head.bias")}
+        return certified(run, "run", "", head, run.strategy.chosen[max(run.strategy.chosen)])
 
 
 def merge(first: Path, second: Path, output: Path) -> Path:
