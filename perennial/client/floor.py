@@ -74,12 +74,7 @@ def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within
 
 
 def samples_of_digest(config: DigestConfig) -> int:
-    """Effective number of samples in one digest: 1 / (sum of squared weights), rounded down.
-
-    Drawn weights can be all but one sample's, so they count as one.
-    """
-    if config.weight_alpha is not None:
-        return 1
+    """Effective number of samples in one digest: 1 / (sum of squared weights), rounded down."""
     if config.weights is None:
         return config.per_digest
     return int(1 / sum(weight**2 for weight in config.weights) + 1e-6)

@@ -21,7 +21,6 @@ from perennial.protocol.certificates import Kind, Run, Values, issue
 from perennial.server.opened_run import OpenedRun
 from perennial.server.receipts import read_operator_key
 from perennial.strategies.statistics.kept import FOLDER, file_name
-from perennial.strategies.statistics.versions import FOLDER as VERSIONS
 
 OPERATOR_KEY = "operator.key"
 """Beside the folders of simulated runs; a deployment's operator signs with its key for receipts."""
@@ -115,8 +114,6 @@ def certified(
     statements = [found for one in runs for found in one.statements(given)]
     says = {"sums_sha256": run.total.sha256, "finished": run.model is not None}
     if record is not None:
-        for path in (run.folder / VERSIONS).glob("*.safetensors"):
-            path.unlink()
         says |= {name: value for name, value in record.items() if name not in ("receipt", "number")}
         says |= {"not_undone": list(NOT_UNDONE), "still_there": still_there(run.folder, since)}
     return issue(

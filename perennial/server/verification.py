@@ -59,7 +59,7 @@ def verify(
     newest = (
         judged.number == last.number and judged.kind != "version" and bool(judged.says.get("finished", True))
     )
-    follows = _solved_again(judged, folder if sums is None else None, sums or folder / FOLDER, newest)
+    follows = _solved_again(judged, sums or folder / FOLDER, newest)
     if model is not None or (newest and (folder / GLOBAL_MODEL).exists()):
         _require_model(judged, model or folder / GLOBAL_MODEL)
     return [*_words(judged, follows, keys), *_said(judged)] + (
@@ -73,7 +73,7 @@ def verify(
 
 
 def _solved_again(found: Certificate, folder: Path, newest: bool) -> str:
-    """Add up the sums and solve; returns how the shrinkage is known. run: a run's folder, to look around."""
+    """Add up the sums and solve; returns how the shrinkage is known."""
     settings = Experiment.model_validate(found.runs[0].settings)
     for part in found.runs:
         own = Experiment.model_validate(part.settings)
