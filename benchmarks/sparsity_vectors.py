@@ -29,10 +29,8 @@ ROUNDS, CLUSTERS = 18, 4
 EXPERIMENT = EXPERIMENTS / "fedperc_synth.yaml"
 VECTORS: dict[str, tuple[int, Combine, int]] = {
     "mean of the first 2 ReLU layers, as published": (2, "average", 16),
-    "these 2 layers kept apart": (2, "concatenate", 16),
     "the second layer alone": (2, "last", 32),
     "mean of the first 3 layers": (3, "average", 16),
-    "these 3 layers kept apart": (3, "concatenate", 16),
     "the third layer alone": (3, "last", 64),
 }
 """label -> (layers, combine, channels)."""
@@ -71,7 +69,7 @@ def agreements(experiment: Experiment, model: Path) -> dict[str, float]:
 def plan_of(
     model: IncrementalModel, shape: tuple[int, ...], layers: int, combine: Combine, channels: int, seed: int
 ) -> SparsityPlan:
-    settings = VectorSettings(channels, layers, combine, False, None, 0.0)
+    settings = VectorSettings(channels, layers, combine, None, 0.0)
     return settings.first_plan(settings.whole_plan(model, shape), seed)
 
 

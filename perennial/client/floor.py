@@ -16,7 +16,6 @@ RELEASES: dict[Release, str] = {
     "class_means": "a class's sum",
     "digest": "a digest",
     "sparsity": "a sparsity vector",
-    "prototypes": "gradients of prototypes",
     "measurements": "a measurement",
     "statistics": "sums of features",
     "class_counts": "counts of samples",
@@ -35,15 +34,6 @@ def check_floor(policy: SitePolicy, release: Release, samples: int) -> None:
         raise PolicyRefusal(
             f"policy.min_samples: {RELEASES[release]} would be computed from fewer than "
             f"{policy.min_samples} samples"
-        )
-
-
-def check_single_samples(policy: SitePolicy, release: Release) -> None:
-    """Raises PolicyRefusal for what is computed from one sample each, unless the policy names it."""
-    if not exempt(policy, release):
-        raise PolicyRefusal(
-            f"policy.below_floor: {RELEASES[release]} come from one sample each, and give it back to whoever "
-            f"reads them; allowed where the policy lists {release!r}"
         )
 
 

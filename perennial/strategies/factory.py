@@ -24,7 +24,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
     """
     target = STRATEGIES.get(name) or plugins.target_of("strategy", name)
     if target is None and name in REMOVED:
-        raise ConfigError(f"{where}.name: found {name!r}, which is gone; use median (docs/robustness.md)")
+        raise ConfigError(f"{where}.name: found {name!r}, which is gone; {REMOVED[name]}")
     if target is None:
         raise plugins.refuse_unknown("strategy", name, STRATEGIES, f"{where}.name")
     strategy = plugins.load("strategy", target, f"{where}.name")

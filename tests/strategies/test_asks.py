@@ -94,7 +94,7 @@ def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(
         "    asks = Asks(measurements=('train_accuracy',))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    content = {**CONTENT, "strategy": {"name": "class_weighted_head", "base": "curious:Curious"}}
+    content = {**CONTENT, "strategy": {"name": "layer_attention", "base": "curious:Curious"}}
     resolved = Experiment.model_validate(content).model_dump(mode="json")
     assert resolved["strategy"]["base"]["asks"] == {"measurements": ["train_accuracy"]}
     # a site reads this, and imports nothing for it

@@ -165,9 +165,7 @@ def test_no_strategy_checks_whether_a_run_has_begun() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "name", ["digest_synthesis", "clustered_personalisation", "contribution", "class_weighted_head"]
-)
+@pytest.mark.parametrize("name", ["digest_synthesis", "clustered_personalisation", "contribution"])
 def test_what_releases_more_than_the_noised_model_has_no_bound(name: str) -> None:
     more = {"clustered_personalisation": {"global_rounds": 1}, "contribution": {"estimator": "reconstruct"}}
     strategy = build_strategy(name, {"base": "fedavg", **more.get(name, {})})
