@@ -67,8 +67,8 @@ TABLES = {
         note="The first eight rows share one learner (replay, balanced softmax, distillation, plain SGD) and "
         "differ in the strategy alone. iCaRL classifies by the nearest mean of exemplars at the sites, which "
         "have them, and by its head at the server. GLFC's learner keeps as many exemplars. The federated "
-        "baselines' claims were made for tasks that stay; here classes keep coming, with a few sites that all "
-        "take part, and a strength of each method that was looked at on one seed only.",
+        "baselines' claims were made for tasks that stay; here classes keep coming, with a few sites that "
+        "all take part, and a strength of each method that was looked at on one seed only.",
         claims=CLAIMS,
         seeds=TEN_SEEDS,
     ),

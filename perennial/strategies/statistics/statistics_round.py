@@ -69,9 +69,10 @@ class StatisticsRound:
         weights: of the classes, for class-balanced sums; None: plain ones.
         """
         message = self._request(task, weights)
+        read: dict[int, Statistics] = {}
 
         def check(reply: StatisticsReply) -> None:
-            self._check(reply, task, classes, weights)
+            read[id(reply)] = self._read(reply, task, classes, weights)
 
         found = self._asked(sites)
         requests = [(site, node, message) for site, node in found.items()]
@@ -79,7 +80,7 @@ class StatisticsRound:
             self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self.dropped, check
         )
         for site, reply in replies:
-            found = read_statistics(reply.statistics, self.form, classes)
+            found = read.pop(id(reply))
             if weights is not None or self._signed(site, reply, found):
                 yield site, found
 
@@ -180,7 +181,10 @@ class StatisticsRound:
         self.statements[reply.of_task, site] = statement
         return True
 
-    def _check(self, reply: StatisticsReply, task: int, classes: range, weights: list[int] | None) -> None:
+    def _read(
+        self, reply: StatisticsReply, task: int, classes: range, weights: list[int] | None
+    ) -> Statistics:
+        """Return a reply's sums. Raises ProtocolError if no samples can have them."""
         if (reply.of_task, reply.features) != (task, self.features):
             raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
         found = read_statistics(reply.statistics, self.form, classes)
@@ -188,6 +192,7 @@ class StatisticsRound:
             check_noised(found, self.noise)
         else:
             check_exact(found, weights)
+        return found
 
     def class_counts(self, sites: Sequence[str], task: int, classes: range) -> dict[str, list[int]]:
         """Ask sites for counts: site -> its training samples of each of the task's classes."""
