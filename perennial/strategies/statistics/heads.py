@@ -8,6 +8,7 @@ from pydantic import Field
 
 from perennial.config.analytic import GAMMAS, LAMBDAS, shrinkage_of
 from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.cross_site import Judge
 from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, best_by_gcv, gaussian, ridge
 from perennial.strategies.statistics.statistics_round import StatisticsRound
@@ -72,15 +73,11 @@ class HeadSettings:
         return chosen or self.head in ("balanced_ridge", "auto")
 
     def require_noisable(self, products: bool) -> None:
-        """Raise ConfigError for a setting that sums with noise do not allow.
+        """Raise ConfigError for a setting that the solver of noised sums does not allow.
 
+        What sums with noise may release is no question of the solver: config/analytic.py.
         products: whether sums of products are released.
         """
-        if self.head == "balanced_ridge":
-            raise ConfigError(
-                "strategy.head: found 'balanced_ridge' with privacy; no bound on how much one sample moves "
-                "weighted sums has been worked out; allowed: gaussian, ridge"
-            )
         if self.head == "gaussian":
             if self.given is not None:
                 raise ConfigError(
@@ -96,8 +93,7 @@ class HeadSettings:
         if isinstance(self.shrinkage, str) or self.standardise:
             raise ConfigError(
                 "strategy.shrinkage, standardise: with privacy and head ridge allowed: a number, which the "
-                "noise's own size exceeds where it must, and false; validation counts would be a release of "
-                "their own"
+                "noise's own size exceeds where it must, and false"
             )
 
     def solved_with_noise(self, sums: NoisedSums) -> LinearHead:
@@ -111,6 +107,10 @@ class HeadSettings:
         if self.head == "gaussian":
             return gaussian(sums, shrinkage, self.prior)
         return ridge(sums, shrinkage, self.standardise)
+
+    def judge(self, shrinkage: float | None) -> Judge:
+        """The ridge head by which sites judge each other. shrinkage: of the run's head; None: it has none."""
+        return Judge() if self.head != "ridge" or self.standardise else Judge(None, shrinkage)
 
     def without_asking(self, sums: Sums) -> float:
         """The given shrinkage, or the one by gcv. Raises ConfigError if validation samples should choose."""
