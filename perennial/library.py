@@ -18,6 +18,7 @@ from perennial.engine.cohorts import Asked
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.engine.run_folders import new_run_folder
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.plugins import Named, using
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +236,7 @@ def run(
     gpu: str = "",
     resume: Path | str | None = None,
     listener: "Callable[[dict[str, Any]], None] | None" = None,
+    plugins: Sequence[Named] = (),
 ) -> Run:
     """Run an experiment on this machine, to its end.
 
@@ -249,41 +251,46 @@ def run(
     None: 1, or as the run that is resumed began. gpu: graphs, benchmark, or both with a comma between.
     resume: a run folder to go on with. listener: told every event of the journal. With a GPU, workers begin
     as new processes: call this below `if __name__ == "__main__":`.
+    plugins: whose code the experiment may name: installed packages, folders of modules (a Path, or text with
+    a separator), and classes and functions of this program.
     Raises a PerennialError that says what is wrong before anything starts.
     """
-    if data is not None and not isinstance(experiment, Mapping):
-        raise ConfigError("run: data: goes with a mapping; a file or an Experiment says where its data are")
-    if resume is not None:
-        with _as_file(experiment) as path:
-            settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
-            folder = settings.folder(settings.load())
-            brought_up_to_date(folder, settings.load())
-            return Run(folder, run_in_process(replace(settings, gpu=gpu), workers, listener, cohort))
-    changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
-    if isinstance(experiment, Mapping):
-        content = apply_overrides({"name": name or "experiment", **experiment}, changes)
-        found: Experiment | None = None
-        usual = str(content["name"])
-    elif experiment is None:
-        raise ConfigError("run: give an experiment, or resume=FOLDER")
-    else:
-        content, found = {}, _changed(experiment, changes)
-        usual = found.name
-    with new_run_folder(name or usual, runs, overwrite) as folder:
-        if found is None:
-            if data is not None:
-                content["data"] = {**data.write(folder / "data.npz"), **content.get("data", {})}
-            found = Experiment.of(**content)
-        with _as_file(found) as path:
-            settings = RunSettings(
-                experiment=str(path),
-                name=folder.name,
-                runs=str(folder.parent),
-                device=device,
-                threads=threads,
-                gpu=gpu,
+    with using(plugins):
+        if data is not None and not isinstance(experiment, Mapping):
+            raise ConfigError(
+                "run: data: goes with a mapping; a file or an Experiment says where its data are"
             )
-            return Run(folder, run_in_process(settings, workers, listener, cohort))
+        if resume is not None:
+            with _as_file(experiment) as path:
+                settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
+                folder = settings.folder(settings.load())
+                brought_up_to_date(folder, settings.load())
+                return Run(folder, run_in_process(replace(settings, gpu=gpu), workers, listener, cohort))
+        changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
+        if isinstance(experiment, Mapping):
+            content = apply_overrides({"name": name or "experiment", **experiment}, changes)
+            found: Experiment | None = None
+            usual = str(content["name"])
+        elif experiment is None:
+            raise ConfigError("run: give an experiment, or resume=FOLDER")
+        else:
+            content, found = {}, _changed(experiment, changes)
+            usual = found.name
+        with new_run_folder(name or usual, runs, overwrite) as folder:
+            if found is None:
+                if data is not None:
+                    content["data"] = {**data.write(folder / "data.npz"), **content.get("data", {})}
+                found = Experiment.of(**content)
+            with _as_file(found) as path:
+                settings = RunSettings(
+                    experiment=str(path),
+                    name=folder.name,
+                    runs=str(folder.parent),
+                    device=device,
+                    threads=threads,
+                    gpu=gpu,
+                )
+                return Run(folder, run_in_process(settings, workers, listener, cohort))
 
 
 def _changed(experiment: Experiment | Path | str, changes: list[str]) -> Experiment:

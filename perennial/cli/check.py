@@ -16,6 +16,7 @@ from perennial.config.presets import describe_learner
 from perennial.config.secure import SecureConfig
 from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
 from perennial.config.yaml_file import read_yaml
+from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 from perennial.models.feature_maps.config import size_to_read
 
@@ -44,7 +45,8 @@ def check_command(
                     f"--set: found with {path}, which is a site's file; allowed for an experiment"
                 )
             site = load_site_config(path)
-            _check_site(console, site, load_experiment(experiment) if experiment else None)
+            with plugins.only(site.plugins):
+                _check_site(console, site, load_experiment(experiment) if experiment else None)
         else:
             _check_experiment(console, load_experiment(path, [*overrides]))
 

@@ -9,8 +9,6 @@ import yaml
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
-from benchmarks.attacked_hospital import BASE, SITE, Hospital, template_policy
-from benchmarks.hostile_server import SAMPLE
 from perennial.cli.main import app as command
 from perennial.client.app import app as client_app
 from perennial.client.identity import identify
@@ -28,6 +26,8 @@ from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import DescribeRequest
 from perennial.protocol.stamp import VERSION
 from perennial.server.app import serve
+from tests.attacked_hospital import BASE, SITE, Hospital, template_policy
+from tests.hostile_server import SAMPLE
 
 MEASURED: dict[str, Any] = {
     "privacy": SAMPLE | {"noise_multiplier": 2.0},
@@ -83,9 +83,9 @@ def test_the_words_name_data_tasks_protection_and_what_leaves(tmp_path: Path) ->
         "no experiment was approved here before",
     ):
         assert part in said
-    clear = "\n".join(words(Hospital(tmp_path / "clear", {}, strategy="glfc")))
+    clear = "\n".join(words(Hospital(tmp_path / "clear", {}, strategy="scaffold")))
     assert "single images for a server that lies: YES" in clear and "epsilon infinite" in clear
-    assert "gradients of SINGLE samples (prototypes)" in clear and "training loss" in clear
+    assert "training loss" in clear
 
 
 def test_what_the_policy_would_refuse_is_said_before_the_approval(tmp_path: Path) -> None:

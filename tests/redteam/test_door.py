@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.attacked_hospital import POLICIES, RUN, Hospital
 from perennial.client.door import bounds
 from perennial.client.floor import withheld
 from perennial.client.plan import Plan
@@ -28,6 +27,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
+from tests.attacked_hospital import POLICIES, RUN, Hospital
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
@@ -49,7 +49,6 @@ def refused(hospital: Hospital, request: Any) -> str:
     "settings",
     [
         {"turn": {"sweep": 1, "segments": 10}},
-        {"prototypes": {"noise": 0.0, "entropy_rise": 0.0}},
         {"correction": {"name": "feddyn", "alpha": 0.1}},
         {"rehearsal": {"weight": 1.0, "temperature": 1.0}},
         {"tell": [LABEL_COUNTS]},
