@@ -88,7 +88,7 @@ def test_file_set_and_mapping_resolve_alike(tmp_path: Path) -> None:
 
 
 def test_keys_at_the_defaults_own_values_change_nothing(tmp_path: Path) -> None:
-    same = Experiment.of(**CONTENT, learner={"preset": "none", "optimizer": {"name": "adam", "lr": 0.001}})
+    same = Experiment.of(**CONTENT, learner={"optimizer": {"name": "adam", "lr": 0.001}})
     assert same.learner == DEFAULT_LEARNER and describe_learner(same) == "learner: default"
     more = Experiment.of(**CONTENT, learner={"memory": {"per_class": 10}})
     assert more.learner.memory is not None and more.learner.memory.balanced
@@ -102,8 +102,8 @@ def test_keys_at_the_defaults_own_values_change_nothing(tmp_path: Path) -> None:
 
 def test_another_optimiser_brings_its_own_keys() -> None:
     with pytest.raises(ConfigError, match=r"'learner\.optimizer\.lr' is missing"):
-        Experiment.of(**CONTENT, learner={"preset": "none", "optimizer": {"name": "sgd"}})
-    sgd = Experiment.of(**CONTENT, learner={"preset": "none", "optimizer": {"name": "sgd", "lr": 0.1}})
+        Experiment.of(**CONTENT, learner={"optimizer": {"name": "sgd"}})
+    sgd = Experiment.of(**CONTENT, learner={"optimizer": {"name": "sgd", "lr": 0.1}})
     assert describe_learner(sgd) == "learner: default with optimizer {name: sgd, lr: 0.1, momentum: 0.0, " + (
         "weight_decay: 0.0, schedule: constant}"
     )
