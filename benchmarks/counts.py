@@ -32,6 +32,7 @@ LAYERS = [
     ["cli"],
 ]
 """Of packages, lowest first; '' stands for the modules of perennial/ itself. An import goes down or stays."""
+CONVERTERS = ("to", "from", "as", "of", "main")
 VERBS = frozenset(Path(__file__).with_name("verbs.txt").read_text().split())
 """First words of names that say what a function does."""
 
@@ -128,11 +129,13 @@ def count_logical_lines(text: str) -> int:
 
 
 def function_names(tree: ast.Module) -> Iterator[str]:
-    """Functions and methods, but for properties and what Python calls itself."""
+    """Functions and methods, without properties, converters (`to_x`) and what Python calls itself."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
-            if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
-                yield node.name
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("__"):
+            continue
+        is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        if not is_property and node.name.strip("_").split("_")[0] not in CONVERTERS:
+            yield node.name
 
 
 def begins_with_verb(name: str) -> bool:
@@ -157,7 +160,8 @@ def build_graph(root: Path, trees: dict[Path, ast.Module]) -> Graph:
                 found |= inside or {node.module}
             elif isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
-        graph[module] = found & modules.keys() - {module}
+        # the version is a constant of the package itself, which every module imports anyway
+        graph[module] = found & modules.keys() - {module, "perennial"}
     return graph
 
 
