@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import machine, versions
-from benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table
+from benchmarks.table import RESULTS, RESULTS_REVISION, ROOT, Row, Table
 from perennial.config.experiment import ON_DISK, Experiment
 from perennial.config.run import RunSettings
 from perennial.foundation.files import replace_file
+from perennial.foundation.plugins import using
 
 Result = dict[str, Any]
 
@@ -162,7 +163,7 @@ def run_job(experiment: Path, row: Row, seed: int, device: str, kept: Path | Non
     from benchmarks.dishonest import attacked_run
     from perennial.engine.run import resumed_settings, run_in_process
 
-    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder, using([ROOT]):
         overrides = json.dumps([*row.changes, f"seed={seed}"])
         if kept and (kept / "events.jsonl").exists():
             settings = resumed_settings(None, [], None, kept, device)
