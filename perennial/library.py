@@ -261,7 +261,8 @@ def run(
                 "run: data: goes with a mapping; a file or an Experiment says where its data are"
             )
         if resume is not None:
-            with _as_file(experiment) as path:
+            more = Experiment.of(**experiment) if isinstance(experiment, Mapping) else experiment
+            with _as_file(more) as path:
                 settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
                 folder = settings.folder(settings.load())
                 brought_up_to_date(folder, settings.load())
