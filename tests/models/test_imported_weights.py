@@ -99,7 +99,7 @@ def test_initialisers_of_onnx_are_read(tmp_path: Path) -> None:
 
 
 def in_two_parts(onnx: Any, model: Any, name: str) -> None:
-    """Store an embedding of positions as exporters of networks for any image size do: class token and grid."""
+    """Store positions as exporters of networks for any image size do: class token and grid apart."""
     (whole,) = [each for each in model.graph.initializer if each.name == name]
     values = onnx.numpy_helper.to_array(whole)
     model.graph.initializer.remove(whole)

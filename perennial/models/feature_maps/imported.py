@@ -155,7 +155,7 @@ def _layer_of(node: str) -> str:
 
 
 def _with_positions(found: dict[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put the embeddings of positions together, which a network of any image size has exported in two parts."""
+    """Join the embeddings of positions, which a network of any image size has exported in two parts."""
     if "pos_embed" in found or "pos_embed" not in target:
         return found
     one, many, width = target["pos_embed"].shape
