@@ -194,7 +194,7 @@ def identify(context: Context, beside: Context | None = None) -> Identity:
     identity = sites.identities[settings, partition] = Identity(
         names[partition],
         experiment,
-        SitePolicy(answers=list(ANSWERS), below_floor=["prototypes"]),
+        SitePolicy(answers=list(ANSWERS)),
         run_folder / "sites" / names[partition],
         settings.device,
         settings.threads,

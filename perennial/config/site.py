@@ -24,14 +24,13 @@ Release = Literal[
     "class_means",
     "digest",
     "sparsity",
-    "prototypes",
     "measurements",
     "statistics",
     "class_counts",
     "compare_heads",
 ]
 """What is computed from a site's data and leaves it."""
-Few = Literal["evaluate", "class_means", "digest", "sparsity", "prototypes", "measurements"]
+Few = Literal["evaluate", "class_means", "digest", "sparsity", "measurements"]
 """Those of them that a policy can let leave although they come from few samples."""
 
 
