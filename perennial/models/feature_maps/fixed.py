@@ -81,6 +81,11 @@ class FixedFeatures(nn.Module):
         return [widths[place] for place in self.selection or range(len(widths))], names
 
     @property
+    def of_rows(self) -> bool:
+        """Whether samples are rows of numbers, and no images."""
+        return self.pixels.mean.ndim == 1
+
+    @property
     def facts_of_seen(self) -> list[dict[str, str]]:
         """The facts of each map that is used."""
         return self.facts if self.selection is None else [self.facts[place] for place in self.selection]
