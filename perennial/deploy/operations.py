@@ -11,6 +11,7 @@ from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import one_at_a_time, replace_file
+from perennial.foundation.plugins import using
 from perennial.server.control import clear_request, read_request, write_request
 
 
@@ -111,7 +112,8 @@ def submit(folder: OperatorFolder, experiment: Path, overrides: list[str], name:
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
     """Stage an experiment for sites to approve without running it, signed if the publisher's key is there."""
-    application = stage_application(experiment, overrides, name, folder.apps)
+    with using(folder.plugins(folder.path)):
+        application = stage_application(experiment, overrides, name, folder.apps)
     if folder.publisher_key.exists():
         sign_app(application.fab, folder.publisher_key)
     return application
@@ -222,6 +224,8 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
     name = application.folder.name
     folder.write_names()
     settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
+    if named := folder.plugins(folder.root):
+        settings["plugins"] = ",".join(named)
     run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
     app = str(folder.root / "apps" / name)
     answer = flwr_json(folder, "run", app, CONNECTION, "--run-config", run_config)

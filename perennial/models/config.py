@@ -12,21 +12,23 @@ from perennial.models.feature_maps.config import (
     ChoiceConfig,
     ExpansionConfig,
     FeatureMapConfig,
+    ModelMapConfig,
     PretrainedConfig,
     ProjectionConfig,
     RandomMapConfig,
+    RunLayout,
 )
 
 Norm = Literal["none", "group", "batch"]
 Size = Annotated[int, Field(gt=0, le=65_536)]
 
-CONVOLUTIONAL = ("small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2")
-TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2")
+RESIDUAL = ("resnet20", "resnet18", "resnet34", "mobilenet_v2")
+CONVOLUTIONAL = ("small_cnn", "se_cnn", *RESIDUAL)
 COMPOSITE = ("dual_backbone", "digest_two_branch")
 BACKBONES = ("mlp", *CONVOLUTIONAL)
 NETWORKS = (*BACKBONES, *COMPOSITE, "features", "pretrained")
 """features: a linear head on fixed maps, which are not trained. pretrained: a network trained elsewhere."""
-FIRST_CHANNELS = {"se_cnn": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
+FIRST_CHANNELS = {"se_cnn": 16, "resnet20": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
 """Channels after the first convolution; small_cnn takes them from `channels`."""
 
 DigestEncoderName = Literal["random", "autoencoder", "mobilenet_v2"]
@@ -42,13 +44,13 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
 def _network(name: str) -> str:
     if name not in NETWORKS and not is_target(name):
         allowed = known("model", NETWORKS)
-        raise ValueError(f"allowed: {', '.join(allowed)}, or module:Class{nearest(name, allowed)}")
+        raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
     return name
 
 
 def _backbone(name: str) -> str:
     if name in (*COMPOSITE, "features", "pretrained"):
-        raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}, or module:Class")
+        raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}")
     return _network(name)
 
 
@@ -111,7 +113,7 @@ class ModelConfig(Block):
 
     @property
     def resolved_norm(self) -> Norm:
-        return self.norm or ("group" if self.backbone_name in TORCHVISION else "none")
+        return self.norm or ("group" if self.backbone_name in RESIDUAL else "none")
 
     @property
     def has_squeeze_excitation(self) -> bool:
@@ -179,7 +181,7 @@ class ModelConfig(Block):
             )
         if self.has_squeeze_excitation and min(self.channels) < 2:
             raise ValueError(f"key 'channels': found {self.channels}; channel attention allows 2 or more")
-        if self.norm == "none" and self.backbone_name in TORCHVISION:
+        if self.norm == "none" and self.backbone_name in RESIDUAL:
             raise ValueError(
                 f"key 'norm': found 'none', but {self.backbone_name} does not train without one; "
                 "allowed: group, batch"
@@ -216,3 +218,9 @@ class EncoderConfig(Block):
         if (self.sha256 is None) != (self.file is None):
             raise ValueError("sha256 goes with file; it is written down when an experiment file is read")
         return self
+
+
+# a finished run's network is described by a `model` block itself
+for _described in (RunLayout, ModelMapConfig):
+    _described.model_rebuild()
+ModelConfig.model_rebuild(force=True)

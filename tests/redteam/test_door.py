@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.attacked_hospital import POLICIES, RUN, Hospital
 from perennial.client.door import bounds
 from perennial.client.floor import withheld
 from perennial.client.plan import Plan
@@ -28,6 +27,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
+from tests.attacked_hospital import POLICIES, RUN, Hospital
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
