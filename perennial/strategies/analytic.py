@@ -97,7 +97,10 @@ class Analytic(IncrementalStrategy):
         """Begin a run. Raises ConfigError if it lacks validation samples that should choose the shrinkage."""
         experiment = run.experiment
         # a table's first head follows from the sums alone
-        asks = self.settings.shrinkage == "validation" and (self.head, experiment.data.source) != ("auto", "csv")
+        asks = self.settings.shrinkage == "validation" and (self.head, experiment.data.source) != (
+            "auto",
+            "csv",
+        )
         if asks and experiment.data.validation_fraction == 0:
             raise ConfigError(
                 f"strategy.shrinkage: {self.head} takes 'validation' here, and "

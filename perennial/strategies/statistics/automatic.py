@@ -55,7 +55,7 @@ class AutomaticHead(HeadSettings):
     """Whether samples are rows of a table: then first() is taken unless another head is clearly better."""
 
     def over(self, widths: Sequence[int], names: Sequence[str], rows: bool = False) -> "AutomaticHead":
-        """The settings for these maps, of images or of rows of a table. Raises ConfigError if they give too many heads to compare."""
+        """The settings for these maps. rows: of tables. Raises ConfigError if they give too many heads."""
         found = replace(self, widths=tuple(widths), names=tuple(names), rows=rows, tried=[])
         found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
         if len(found.candidates) > MOST_CANDIDATES:
