@@ -103,12 +103,11 @@ TASKS = "{tasks} tasks: {row}"
 ICARL_DIGITS, GLFC, FEDCBDR, TARGET = "iCaRL-FedAvg", "GLFC", "FedCBDR", "TARGET, no exemplars"
 CONSOLIDATION = "learner.consolidation={weight: 1, share: 0.17}"
 """The last of six rounds; chosen by benchmarks/tried_settings.py."""
-PRINTED, NEAREST, COVERAGE, TRAINED, BY_CLASS, ONE_BACKBONE = (
+PRINTED, NEAREST, COVERAGE, TRAINED, ONE_BACKBONE = (
     "contrastive term with positives inside the logarithm, as printed",
     "exemplars nearest to their mean, as printed",
     "weights: share of classes in place of recency",
     "weights: training accuracy, as the abstract has it",
-    "head rows by class counts",
     "fused features distilled into one backbone",
 )
 
@@ -163,12 +162,6 @@ TABLES = {
             _row(NEAREST, DIGITS, "learner.memory.selection=nearest"),
             _row(COVERAGE, DIGITS, "strategy.timeliness=coverage"),
             _row(TRAINED, DIGITS, "strategy.quality=train"),
-            _row(
-                BY_CLASS,
-                DIGITS,
-                "strategy={name: class_weighted_head, base: {name: multi_factor, alpha: 0.7, beta: 0.1, "
-                "gamma: 0.1, delta: 0.1}}",
-            ),
             _row(ONE_BACKBONE, DIGITS, CONSOLIDATION),
         ],
         note="Every row is the first one but for what its name says.",
@@ -177,7 +170,6 @@ TABLES = {
             Claim("herding over nearest to the mean", FULL, NEAREST, "final accuracy"),
             Claim("share of classes over recency, nobody late", COVERAGE, FULL, "final accuracy"),
             Claim("held-out over training accuracy", FULL, TRAINED, "final accuracy"),
-            Claim(f"{BY_CLASS} over the full system", BY_CLASS, FULL, "final accuracy"),
             Claim(f"{ONE_BACKBONE} over the full system", ONE_BACKBONE, FULL, "final accuracy"),
         ],
         seeds=TEN_SEEDS,

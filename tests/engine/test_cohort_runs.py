@@ -107,7 +107,6 @@ def test_a_round_in_cohorts_agrees_with_one_site_after_the_other(
     [
         ({"learner": REMEMBERING, "model": {"name": "dual_backbone", "backbone": "small_cnn"}}, 1e-6),
         ({"learner": {**REMEMBERING, "classification": "balanced_softmax", "contrastive": {}}}, 1e-6),
-        ({"learner": REMEMBERING, "strategy": {"name": "glfc"}}, 1e-6),
         # a generator is trained through the model, and the sites on what it makes
         ({"strategy": {"name": "target"}}, 2e-3),
     ],
