@@ -1,4 +1,4 @@
-"""A hospital's own head: made at the site, chosen by its validation records, made again after a withdrawal."""
+"""A hospital's own head: kept there, chosen by its validation records, made again after a withdrawal."""
 
 import json
 import math
@@ -64,7 +64,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     heart(folder, rows=600)
     (folder / "e.yaml").write_text(
         "name: own\nseed: 1\ndata: {source: csv, path: heart.csv, label_column: diagnosis,"
-        " site_column: hospital, partition: {kind: natural}, validation_fraction: 0.3}\ntasks: {count: 1, rounds: 1}\n"
+        " site_column: hospital, partition: {kind: natural}, validation_fraction: 0.3}\n"
+        "tasks: {count: 1, rounds: 1}\n"
         "model: {name: features, features: [inputs]}\nstrategy: {name: analytic, head: ridge}\n"
     )
     done = CliRunner().invoke(app, ["run", str(folder / "e.yaml"), "--runs", str(folder)])

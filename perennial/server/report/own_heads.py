@@ -59,7 +59,7 @@ def _sentences(site: str, each: OwnHead, classes: list[str]) -> list[str]:
     said = []
     if federated < own:
         said.append(
-            f"{site}: of {sum(each.total)} records the federated model answers {own - federated} fewer rightly "
+            f"{site}: of {sum(each.total)} records the federated model gets {own - federated} fewer right "
             "than the hospital's own model."
         )
     for name in each.missing:
