@@ -35,7 +35,9 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
 }
 """(strategy, its key) -> what became of it, for a strategy alone and for one that is the base of another."""
 
-SITE: dict[str, Removed] = {}
+SITE: dict[str, Removed] = {
+    "receipts": Removed(None, "ledger_tip, a file outside state_dir that every site has by default"),
+}
 """Dotted path in site.yaml -> what became of it."""
 
 

@@ -1,6 +1,6 @@
-"""Every message between the server and a site, except those of secure aggregation and of receipts.
+"""Every message between the server and a site, except those of secure aggregation.
 
-These are in secure_messages.py and receipts.py; what is in none of the three files does not leave a site.
+These are in secure_messages.py; what is in neither file does not leave a site.
 Units: bytes and losses are plain numbers; labels are positions in the class order.
 """
 
