@@ -107,8 +107,11 @@ def _listen(
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key: give both, or neither")
     scheme = "http" if certificate is None else "https"
-    typer.echo(f"pages: {scheme}://{host}:{port}/")
+
+    def tell() -> None:
+        typer.echo(f"pages: {scheme}://{host}:{port}/")
+
     try:
-        web_server(app, host, port, certificate, key).run()
+        web_server(app, host, port, certificate, key, tell).run()
     except OSError as error:
         raise StateError(f"pages: cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -1,5 +1,7 @@
 """The web server that all kinds of pages share."""
 
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -8,10 +10,31 @@ from starlette.types import ASGIApp
 MOST_CONNECTIONS = 4096
 
 
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._listening()
+
+
 def web_server(
-    app: ASGIApp, host: str, port: int, certificate: Path | None = None, key: Path | None = None
+    app: ASGIApp,
+    host: str,
+    port: int,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    listening: Callable[[], None] = lambda: None,
 ) -> uvicorn.Server:
-    """A web server, not yet started. It logs no request: addresses and forms may hold secrets."""
+    """A web server, not yet started. It logs no request: addresses and forms may hold secrets.
+
+    listening: called once the server answers at its address.
+    """
     config = uvicorn.Config(
         app,
         host=host,
@@ -27,4 +50,4 @@ def web_server(
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=2,
     )
-    return uvicorn.Server(config)
+    return _Server(config, listening)
