@@ -330,7 +330,7 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
             columns[name] = kind
             notes += [f"column {name!r} has {said}"] if (said := grouped(kind)) else []
     options = {"label_column": label} | ({"site_column": site} if site else {})
-    questions += [*suspicious_table(file, label, columns, patient), *suspicious_names(samples)]
+    questions += [*suspicious_table(file, label, columns, patient, site=site), *suspicious_names(samples)]
     return Survey(
         "csv",
         file.path,
