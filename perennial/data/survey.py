@@ -15,6 +15,13 @@ from perennial.data.config import DICOM_PATIENT
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES, files_inside
 from perennial.data.images import is_dicom
+from perennial.data.refused import (
+    follow_up,
+    masks_among,
+    require_classes,
+    require_readable,
+    volumes_in,
+)
 from perennial.data.surveyed import Survey
 from perennial.data.suspicion import (
     Suspicion,
@@ -82,6 +89,7 @@ def survey(
         return _folder(path, patient, layout)
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
+    require_readable(path)
     if path.suffix.lower() == ".npz":
         return _npz(path)
     file = read_csv(path)
@@ -95,6 +103,11 @@ def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     left_out = list[Path]()
     files = [*_images(root, left_out)]
     if not files:
+        if kind := volumes_in(root):
+            raise DataError(
+                f"{root}: no image in it, but volumes in {kind}, which are not read; write the slices that "
+                "matter as PNG or DICOM into class folders"
+            )
         raise DataError(
             f"{root}: no image in it; expected {root.name}/<class>/<image>, or "
             f"{root.name}/<site>/<class>/<image>"
@@ -249,6 +262,13 @@ def _with_images(files: Sequence[Path], found: Survey) -> Survey:
                 "full",
             )
         )
+    if masks := masks_among(files, found.path if found.path.is_dir() else found.path.parent):
+        questions.append(
+            Suspicion(
+                f"{len(masks)} images look like masks of others, the first {masks[0]}: to find where "
+                "something lies (segmentation) is not done, and they would be images of their class; take them out"
+            )
+        )
     if plain:
         questions.append(
             Suspicion(
@@ -294,8 +314,7 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
             raise DataError(f"{file.path}: no column {name!r}; found {', '.join(file.columns)}")
     labels = file.columns[label]
     samples = Counter(labels[~absent(labels)].tolist())
-    if len(samples) > MOST_CLASSES:
-        raise DataError(f"{file.path}: column {label!r} has {len(samples)} values, too many for classes")
+    require_classes(str(file.path), label, [*samples], MOST_CLASSES)
     columns: dict[str, Any] = {}
     codes, ignored, notes = [], dict[str, str](), list(file.notes)
     questions = list[Suspicion]()
@@ -330,6 +349,15 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
             columns[name] = kind
             notes += [f"column {name!r} has {said}"] if (said := grouped(kind)) else []
     options = {"label_column": label} | ({"site_column": site} if site else {})
+    for name in follow_up(label, columns):
+        questions.append(
+            Suspicion(
+                f"column {name!r} beside {label!r} looks like the time of a survival analysis, which is "
+                "not done: as a feature it says how long somebody was followed, and nothing of a new patient",
+                "column_kinds",
+                {name: "ignore"},
+            )
+        )
     questions += [*suspicious_table(file, label, columns, patient, site=site), *suspicious_names(samples)]
     return Survey(
         "csv",

@@ -19,6 +19,7 @@ import yaml
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import CsvFile, read_csv, with_points
 from perennial.data.leaks import ALMOST, APART, filled_for_one_class, is_outcome, told_together
+from perennial.data.refused import several_in_one
 from perennial.data.site import Part, SiteData
 from perennial.data.table_columns import absent, is_number
 
@@ -220,7 +221,9 @@ def alike(names: Iterable[str]) -> list[list[str]]:
 
 
 def suspicious_names(samples: Mapping[str, int]) -> Iterator[Suspicion]:
-    """Classes that may be one. samples: by class."""
+    """Classes that may be one, or several in one. samples: by class."""
+    if text := several_in_one(samples):
+        yield Suspicion(text)
     for group in alike(samples):
         kept = max(group, key=lambda name: samples[name])
         others = {name: kept for name in group if name != kept}
