@@ -6,7 +6,6 @@ certificates/       ca.crt (what sites trust), server.pem, server.key
 sites/NAME.pub      one site's public key; sites/NAME.yaml: whether it is registered
 apps/NAME/          each submitted experiment with the code that runs it; apps/*.fab: as sites get it
 bundles/            what hospitals are given
-pages.token         what people sign in with on the live pages
 state/              the SuperLink's database, the run folders, Flower's own settings
 """
 
@@ -34,12 +33,9 @@ from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
 from perennial.foundation.registered import NODES, RECEIPTS_KEY, write_registered
-from perennial.foundation.tokens import made_token
 from perennial.server.control import CONTROL
 
 DEPLOY = "deploy.yaml"
-PAGES_TOKEN = "pages.token"
-"""What people sign in with on the live pages, to pause, resume and stop runs."""
 IN_CONTAINER = Path("/operator")
 """Where the operator's folder is mounted in the SuperLink's container."""
 
@@ -208,9 +204,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     folder.renew_server(days)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     make_folder(folder.state / "runs" / CONTROL)
-    made_token(path / PAGES_TOKEN)
-    for owned in (folder.state, path / PAGES_TOKEN):
-        give_to_owner(path, owned)
+    give_to_owner(path, folder.state)
     return folder
 
 

@@ -10,10 +10,10 @@ from typing import Literal, cast
 Grade = Literal["critical", "warning"]
 Owner = Literal["operator", "hospital", "network", "nobody"]
 SURFACES = {
-    "p": "operator's pages, /metrics, webhook, mail",
+    "p": "operator's pages, /metrics",
     "s": "perennial deploy status",
     "r": "report",
-    "h": "hospital's page, /metrics, webhook, mail",
+    "h": "hospital's page, /metrics",
 }
 """Where a fault is named, by the letters of `Kind.seen`."""
 
