@@ -106,7 +106,7 @@ def approved(state: HospitalState) -> Markup:
                 "telephone.</p></div>"
             )
         )
-    for app, approvals in _by_app(state.approvals).items():
+    for _app, approvals in _by_app(state.approvals).items():
         names = ", ".join(str(one.settings.get("name", "unnamed")) for one in approvals)
         words = "".join(f"<li>{escape(line)}</li>" for one in approvals for line in _approval_in_words(one))
         asks = "".join(_asks(state, one) for one in approvals)

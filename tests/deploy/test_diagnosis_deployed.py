@@ -79,9 +79,8 @@ class Watched:
             bodies += [self.at_site()] if "h" in seen and site else []
             metrics = ask(f"{self.pages}/metrics").body
             labels = (f'cause="{fault.cause}"', f'owner="{fault.owner}"', f'command="{fault.command}"')
-            return (
-                all(word in body and CALM not in body for body in bodies for word in words)
-                and any(all(label in line for label in labels) for line in metrics.splitlines())
+            return all(word in body and CALM not in body for body in bodies for word in words) and any(
+                all(label in line for label in labels) for line in metrics.splitlines()
             )
 
         self._until(all_say_so, f"{fault.said} {fault.turn}")
