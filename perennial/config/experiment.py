@@ -18,6 +18,7 @@ from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig
 from perennial.config.learner import DEFAULT_LEARNER, NO_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
 from perennial.config.methods import with_targets
+from perennial.config.removed import drop_removed_from_experiment
 from perennial.config.rounds import PretrainingConfig, RoundsConfig
 from perennial.config.secure import SecureConfig
 from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
@@ -144,6 +145,12 @@ class Experiment(Block):
     @classmethod
     def _files_are_read_for_the_maps(cls, content: Any) -> Any:
         return _read_for_maps(content)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_earlier_releases(cls, content: Any) -> Any:
+        # the last of the validators that run before the fields are read: pydantic runs it first
+        return drop_removed_from_experiment(content)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":

@@ -1,10 +1,11 @@
 """site.yaml: the file of a hospital. It decides what the site answers, and no message can override it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from perennial.config.removed import drop_removed_from_site
 from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.foundation.block import Block
@@ -196,6 +197,11 @@ class SiteConfig(Block):
     read what the SuperNode's user can, and nothing in this file binds it."""
     policy: SitePolicy = SitePolicy()
     connection: Connection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_earlier_releases(cls, content: Any) -> Any:
+        return drop_removed_from_site(content)
 
 
 def load_site_config(path: Path) -> SiteConfig:

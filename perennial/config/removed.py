@@ -1,0 +1,111 @@
+"""Keys of experiment.yaml and site.yaml that earlier releases had.
+
+An experiment that 0.2.0 stored has every default written out. So a key that is gone is accepted at its
+default, with a note. Any other value asked for something that this release cannot do, and is refused.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_log = logging.getLogger("perennial.config")
+
+
+class Removed(NamedTuple):
+    """A key that is gone. default: its value where nobody set it. instead: what replaces it."""
+
+    default: Any
+    instead: str
+
+
+EXPERIMENT: dict[str, Removed] = {}
+"""Dotted path in experiment.yaml -> what became of it. A whole section's default is a mapping."""
+
+STRATEGIES: dict[tuple[str, str], Removed] = {}
+"""(strategy, its key) -> what became of it, for a strategy alone and for one that is the base of another."""
+
+SITE: dict[str, Removed] = {}
+"""Dotted path in site.yaml -> what became of it."""
+
+
+def drop_removed_from_experiment(content: Any) -> Any:
+    """Return an experiment's content without the keys that are gone.
+
+    Raises:
+        ValueError: a key that is gone has another value than its default.
+    """
+    if not isinstance(content, Mapping):
+        return content
+    dropped: list[str] = []
+    found = _drop(content, EXPERIMENT, dropped)
+    if isinstance(found.get("strategy"), Mapping):
+        found["strategy"] = _drop_from_strategy(found["strategy"], "strategy", dropped)
+    _tell("experiment", dropped)
+    return found
+
+
+def drop_removed_from_site(content: Any) -> Any:
+    """Return the content of site.yaml without the keys that are gone.
+
+    Raises:
+        ValueError: a key that is gone has another value than its default.
+    """
+    if not isinstance(content, Mapping):
+        return content
+    dropped: list[str] = []
+    found = _drop(content, SITE, dropped)
+    _tell("site", dropped)
+    return found
+
+
+def _drop(content: Mapping[str, Any], removed: Mapping[str, Removed], dropped: list[str]) -> dict[str, Any]:
+    found = dict(content)
+    for path, key in removed.items():
+        *sections, last = path.split(".")
+        holder: Any = found
+        for section in sections:
+            inner = holder.get(section) if isinstance(holder, dict) else None
+            if not isinstance(inner, Mapping):
+                holder = None
+                break
+            # copied on the way: the caller's mapping stays as it is
+            holder[section] = dict(inner)
+            holder = holder[section]
+        if isinstance(holder, dict) and last in holder:
+            _require_default(path, holder.pop(last), key)
+            dropped.append(path)
+    return found
+
+
+def _drop_from_strategy(section: Mapping[str, Any], path: str, dropped: list[str]) -> dict[str, Any]:
+    found = dict(section)
+    for (name, key), removed in STRATEGIES.items():
+        if found.get("name") == name and key in found:
+            _require_default(f"{path}.{key}", found.pop(key), removed)
+            dropped.append(f"{path}.{key}")
+    if isinstance(found.get("base"), Mapping):
+        found["base"] = _drop_from_strategy(found["base"], f"{path}.base", dropped)
+    return found
+
+
+def _require_default(path: str, value: Any, removed: Removed) -> None:
+    for where, found, default in _differences(path, value, removed.default):
+        raise ValueError(
+            f"{where}: found {found!r}, allowed {default!r} alone, the former default of a key that is gone. "
+            f"{removed.instead}"
+        )
+
+
+def _differences(path: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(value, Mapping) and isinstance(default, Mapping):
+        for key, inner in value.items():
+            yield from _differences(f"{path}.{key}", inner, default.get(key))
+    elif value != default:
+        yield path, value, default
+
+
+def _tell(where: str, dropped: list[str]) -> None:
+    if dropped:
+        _log.warning(
+            "%s: keys that this release no longer has, at their defaults: %s", where, ", ".join(dropped)
+        )
