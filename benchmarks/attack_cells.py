@@ -19,7 +19,7 @@ from perennial.privacy.exposure_table import ADVERSARIES, TABLE, Cell, Protectio
 
 EVERYTHING = [*USUAL, "statistics"]
 PEER = {"b": "0" * 32}
-OPEN = {"answers": EVERYTHING, "max_clip_norm": 1e9, "max_repeats": 10**6, "max_evaluations": 10**6}
+OPEN = {"answers": EVERYTHING, "max_repeats": 10**6, "max_evaluations": 10**6}
 BUDGET = {"max_epsilon": 10.0, "delta": 1e-4}
 POLICIES: dict[Protection, dict[str, Any]] = {
     "shut": {"answers": []},

@@ -56,7 +56,6 @@ def drawn(number: int) -> tuple[dict[str, Any], str]:
         "max_evaluations": draw.choice((None, 3, 20, 1000)),
         "require_secure": draw.random() < 0.25,
         "peers": PEER if draw.random() < 0.5 else {},
-        "max_clip_norm": draw.choice((1.0, 1e9)),
         "max_repeats": draw.choice((0, 3, 1000)),
     }
     return policy, draw.choice(sorted(name for name in ATTACKS if name not in SLOW))

@@ -34,7 +34,6 @@ def init(
     from perennial.deploy.bundle import write_operator_files
     from perennial.deploy.certificates import read_validity
     from perennial.deploy.federation import Federation, create_operator_folder
-    from perennial.deploy.keys import fingerprint
 
     facts = {
         "name": name or folder.absolute().name,
@@ -50,9 +49,7 @@ def init(
         typer.echo(f"ca.crt: {authority.identified}")
     for certificate in read_validity(made.certificates / "server.pem"):
         typer.echo(f"server.pem: {certificate}")
-    typer.echo(f"publisher: {fingerprint(made.publisher_public.read_bytes())} (sites compare it)")
     typer.echo(f"keep {made.authority_key} safe: whoever has it can pose as this federation")
-    typer.echo(f"keep {made.publisher_key} safe: whoever has it can sign apps as this operator")
 
 
 @app.command()
@@ -127,25 +124,7 @@ def stage(
     from perennial.deploy.operations import stage as stage_experiment
 
     application = stage_experiment(OperatorFolder(folder), experiment, overrides or [], name)
-    if not OperatorFolder(folder).publisher_key.exists():
-        typer.echo("not signed: no publisher key here; `perennial deploy sign` it where the key is")
     typer.echo(f"{application.fab}\n{application.digest}")
-
-
-@app.command()
-def sign(
-    fab: Annotated[Path, typer.Argument(help="a staged app, apps/*.fab")], folder: Folder = HERE
-) -> None:
-    """Sign a staged app with the publisher's key; make the key if there is none yet."""
-    from perennial.deploy.federation import OperatorFolder
-    from perennial.deploy.keys import fingerprint
-    from perennial.deploy.signing import make_publisher_key, sign_app
-
-    operator = OperatorFolder(folder)
-    if not operator.publisher_key.exists():
-        make_publisher_key(operator.publisher_key, operator.publisher_public)
-        typer.echo(f"publisher: {fingerprint(operator.publisher_public.read_bytes())} (new)")
-    typer.echo(f"{sign_app(fab, operator.publisher_key)}")
 
 
 @app.command()
@@ -153,10 +132,10 @@ def receipts(folder: Folder = HERE) -> None:
     """Make the key with which the server signs receipts of sites' ledgers; once, for an older federation."""
     from perennial.deploy.federation import OperatorFolder, give_to_owner
     from perennial.deploy.keys import fingerprint
-    from perennial.deploy.signing import make_publisher_key
+    from perennial.deploy.signing import make_signing_key
 
     operator = OperatorFolder(folder)
-    make_publisher_key(operator.receipts_key, operator.receipts_public)
+    make_signing_key(operator.receipts_key, operator.receipts_public)
     give_to_owner(operator.path, operator.state)
     typer.echo(f"receipts: {fingerprint(operator.receipts_public.read_bytes())} (a new bundle brings it)")
 

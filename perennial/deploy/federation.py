@@ -1,7 +1,7 @@
 """The operator's folder: one federation, everything that the operator owns of it.
 
 deploy.yaml         name, hosts, how the SuperLink is reached
-authority/          the certificate authority, and the key that signs apps; keys never leave this folder
+authority/          the certificate authority; its key never leaves this folder
 certificates/       ca.crt (what sites trust), server.pem, server.key
 sites/NAME.pub      one site's public key; sites/NAME.yaml: whether it is registered
 apps/NAME/          each submitted experiment with the code that runs it; apps/*.fab: as sites get it
@@ -27,7 +27,7 @@ from perennial.deploy.certificates import (
     write_issued,
 )
 from perennial.deploy.keys import check_public_line, fingerprint
-from perennial.deploy.signing import make_publisher_key
+from perennial.deploy.signing import make_signing_key
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
@@ -76,8 +76,6 @@ class OperatorFolder:
         self.federation = validate(Federation, read_yaml(path / DEPLOY), str(path / DEPLOY))
         self.authority_certificate = self.path / "authority" / "ca.crt"
         self.authority_key = self.path / "authority" / "ca.key"
-        self.publisher_key = self.path / "authority" / "publisher.key"
-        self.publisher_public = self.path / "authority" / "publisher.pub"
         self.certificates = self.path / "certificates"
         self.receipts_public = self.certificates / "receipts.pub"
         self.state = self.path / "state"
@@ -198,8 +196,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
     _write_federation(path, federation)
     folder = OperatorFolder(path)
-    make_publisher_key(folder.publisher_key, folder.publisher_public)
-    make_publisher_key(folder.receipts_key, folder.receipts_public)
+    make_signing_key(folder.receipts_key, folder.receipts_public)
     # last, because it gives the certificates to the user of the containers; root may not write there then
     folder.renew_server(days)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)

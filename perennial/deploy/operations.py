@@ -7,7 +7,6 @@ from typing import Any
 
 from perennial.deploy.application import Application, read_application, stage_application
 from perennial.deploy.federation import OperatorFolder, SiteRecord
-from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import one_at_a_time, replace_file
@@ -110,11 +109,8 @@ def submit(folder: OperatorFolder, experiment: Path, overrides: list[str], name:
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
-    """Stage an experiment for sites to approve without running it, signed if the publisher's key is there."""
-    application = stage_application(experiment, overrides, name, folder.apps)
-    if folder.publisher_key.exists():
-        sign_app(application.fab, folder.publisher_key)
-    return application
+    """Stage an experiment for sites to approve without running it."""
+    return stage_application(experiment, overrides, name, folder.apps)
 
 
 def pause(folder: OperatorFolder, name: str) -> Done:

@@ -18,7 +18,7 @@ from perennial.client.app import app as client_app
 from perennial.client.identity import Identity
 from perennial.config.experiment import load_experiment
 from perennial.config.site import load_site_config
-from perennial.deploy.signing import make_publisher_key
+from perennial.deploy.signing import make_signing_key
 from perennial.engine.grid import InProcessGrid
 from perennial.foundation.errors import ConfigError, ProtocolError, StateError
 from perennial.foundation.registered import RECEIPTS_KEY, write_registered
@@ -55,7 +55,7 @@ class Federation:
         hospital.site_file.write_text(yaml.safe_dump(content))
         hospital.config = load_site_config(hospital.site_file)
         (folder / "operator").mkdir()
-        make_publisher_key(folder / "operator" / RECEIPTS_KEY, folder / "site" / "receipts.pub")
+        make_signing_key(folder / "operator" / RECEIPTS_KEY, folder / "site" / "receipts.pub")
         write_registered(folder / "nodes.json", {str(NODE): SITE})
         return cls(folder, hospital, [])
 
