@@ -9,11 +9,12 @@ beside it. Each kind of release has its one check here, which is made before any
 from typing import Literal
 
 from perennial.client.floor import check_floor, samples_of_digest
+from perennial.config.combinations import uncovered_sums
 from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.site import Answer, Demand, SitePolicy
 from perennial.config.turn import Turn
-from perennial.foundation.errors import PolicyRefusal
+from perennial.foundation.errors import PolicyRefusal, PrivacyError
 from perennial.learning.privacy_claim import check_claim
 from perennial.privacy.digest_config import DigestConfig
 
@@ -76,6 +77,8 @@ def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
     check_claim(experiment)
     check_secure(policy, experiment)
     privacy = experiment.privacy
+    if privacy.enabled and (why := uncovered_sums(experiment)):
+        raise PrivacyError(f"privacy.mode {privacy.mode}: {why}")
     noise = "with the experiment's noise" if privacy.enabled else "without noise"
     _demand(policy, privacy.mode, f"sums of features leave {noise}", privacy.noise_source)
 
@@ -99,6 +102,21 @@ def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
             "accountant covers them; allowed with evaluation.noise_multiplier or "
             "privacy.allow_unaccounted_metrics alone"
         )
+
+
+def check_compared_heads(policy: SitePolicy, experiment: Experiment) -> None:
+    """Refuse the exact right answers of compared heads unless they may leave; errors as check_update().
+
+    There is no noise on them, so that no privacy mode covers them, in a masked sum neither.
+    """
+    check_secure(policy, experiment)
+    mode = experiment.privacy.mode
+    if experiment.privacy.enabled or count_noise(experiment) is not None:
+        raise PrivacyError(
+            f"privacy.mode {mode}: compare_heads: right answers of each head leave exact, and neither a mask "
+            "nor the noise on counts of evaluations covers them; allowed with privacy.mode none alone"
+        )
+    _demand(policy, "none", "right answers of compared heads leave without noise")
 
 
 def check_promise(key: str, multiplier: float | None) -> None:

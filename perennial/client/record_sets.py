@@ -1,8 +1,13 @@
 """Which records a release is computed from, and to which records it is charged.
 
-Under a protection of samples or patients a record that has paid all that the site's limit allows is left out,
-in silence, and one content counts once. What is left decides neither a refusal nor any number that leaves
-without noise: floors, steps, rates and noise follow from all records and public settings.
+A record is a row of the site's data. Two rows of one content are two records, both in the release; they share
+one line of payments (privacy/record_book.py), as a row does that was moved or labelled anew. To leave one of
+them out would let a row decide whether another one counts, and one more row could then move a release by the
+replacement of another.
+
+Under a protection of samples or patients a record whose line has paid all that the site's limit allows is
+left out, in silence. What is left decides neither a refusal nor any number that leaves without noise: floors,
+steps, rates and noise follow from all records and public settings.
 """
 
 from dataclasses import dataclass
@@ -34,18 +39,17 @@ class Chosen:
 def choose(site: Site, entry: Entry, rows: Tensor) -> Chosen:
     """Those of rows, (n,) int64, from which a release may be computed, and the records that are charged.
 
-    entry: the release's charge. Records that have spent the site's limit, and repeated contents, are left out
-    if the release hides a sample or patient. At a simulated site, and for a release that hides the whole
+    entry: the release's charge. Records that have spent the site's limit are left out if the release hides a
+    sample or patient. At a simulated site, and for a release that hides the whole
     site, all rows stay and every record pays. Raises PrivacyError where public facts alone refuse the
     release, StateError when the record book cannot be read.
     """
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
         return Chosen(rows)
-    lines, contents, patients = _identified(site, rows)
+    lines, patients = _identified(site, rows)
     if not entry.protected:
         return Chosen(rows, lines)
-    stays = np.zeros(len(rows), dtype=bool)
-    stays[np.unique(contents, return_index=True)[1]] = True
+    stays = np.ones(len(rows), dtype=bool)
     limit, ledger = site.identity.policy.limit, site.identity.ledger
     ledger.require_within(entry, limit)
     payments = book_of(site).payments(ledger)
@@ -67,8 +71,8 @@ def book_of(site: Site) -> RecordBook:
     return RecordBook(site.identity.state_dir, record_key(site.identity.state_dir))
 
 
-def _identified(site: Site, rows: Tensor) -> tuple[Ids, Ids, Ids | None]:
-    """(line of payments of each record, its content, its patient where the data name patients)."""
+def _identified(site: Site, rows: Tensor) -> tuple[Ids, Ids | None]:
+    """(line of payments of each record, its patient where the data name patients)."""
     data, key = site.data, record_key(site.identity.state_dir)
     at = rows.cpu().numpy()
     if data.contents is None:  # a share of the experiment's data, for a trial without data of its own
@@ -82,4 +86,4 @@ def _identified(site: Site, rows: Tensor) -> tuple[Ids, Ids, Ids | None]:
     if data.patients:
         groups = data.keyed.groups[at]
         patients = as_ids(identities(key, "patient", (group.tobytes() for group in groups)))
-    return book_of(site).lines_of(own, lying), as_ids(own), patients
+    return book_of(site).lines_of(own, lying), patients

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perennial.client.floor import check_floor, withheld
 from perennial.client.learnt import note_learnt
-from perennial.client.policy import check_answer, check_evaluation, check_statistics
+from perennial.client.policy import check_answer, check_compared_heads, check_statistics
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import charge, charge_entry, word_source
 from perennial.client.secure_values import is_secure, masked_reply
@@ -60,6 +60,11 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     backbone = _maps(site, request.features)
     classes = _classes(site, request)
     weights = request.weights
+    if weights is not None and site.experiment.privacy.enabled:
+        raise PrivacyError(
+            f"privacy.mode {site.experiment.privacy.mode}: StatisticsRequest: weights: found some; no bound "
+            "on how much one sample moves weighted sums has been worked out"
+        )
     if weights is not None and len(weights) != len(classes):
         raise ProtocolError(
             f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
@@ -207,19 +212,19 @@ def _training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
 def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
     """Exact sums of features over the samples at rows, all of which are of these classes.
 
-    A constant is appended to the features unless noise will be added. Samples whose features are all 0 are
-    left out.
+    A constant is appended to the features unless noise will be added. Samples whose features are all 0, or
+    not all finite, are left out: a refusal would tell of one of them without a charge.
     """
     data, constant = site.samples(rows), not site.experiment.privacy.enabled
     collector = Collector(backbone.width, classes, constant=constant, device=data.x.device)
     if len(data):
         empty = 0
         for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
-            told = features.any(dim=1)
+            told = features.any(dim=1) & features.isfinite().all(dim=1)
             empty += int((~told).sum())
             collector.add(features[told], labels[told])
         if empty:
-            log.warning("%d samples have no features at all, and are left out of the sums", empty)
+            log.warning("%d samples have no features, or no finite ones, and are left out of the sums", empty)
     return collector.finish()
 
 
@@ -249,6 +254,8 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     site.check_experiment(request)
     if site.experiment.secure is not None:
         raise ProtocolError("ClassCountsRequest: this experiment has `secure`; counts leave in masked sums")
+    if site.experiment.privacy.enabled:
+        raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: class counts leave without noise")
     counts = _reported_counts(site, _classes(site, request), "class_counts")
     _charge(site, request, "class_counts")
     return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
@@ -258,7 +265,7 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
     """Answer with each head's right answers on the site's validation samples of the classes seen so far."""
     policy = site.identity.policy
     check_answer(policy, "evaluate")
-    check_evaluation(policy, site.experiment)
+    check_compared_heads(policy, site.experiment)
     site.check_experiment(request)
     backbone, known = _maps(site, request.features), request.num_classes
     heads = request.heads
@@ -282,7 +289,7 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
 def _right_answers(
     site: Site, request: CompareHeadsRequest, backbone: FixedFeatures, count: int
 ) -> tuple[Tensor, Tensor]:
-    """(right answers of each head (K, C), samples (C,)) as they may leave, charged. count: K."""
+    """(right answers of each head (K, C), samples (C,)) as they may leave, exact and charged. count: K."""
     policy, known, heads = site.identity.policy, request.num_classes, request.heads
     rows = site.data.task_indices("validation", 0, known)
     chosen = choose(site, charges.evaluation(site.experiment, request.run), rows)

@@ -29,6 +29,26 @@ def heads_compared(keys: Mapping[str, Any] | None) -> int:
     return len(keys.get("shrinkages") or tried)
 
 
+def uncovered(keys: Mapping[str, Any]) -> str:
+    """Why no accountant covers what this head asks of sites under privacy; "" if one does.
+
+    keys: of the strategy with sums.
+    """
+    head = keys.get("head") or "gaussian"
+    if head == "balanced_ridge":
+        return (
+            "strategy.head: found 'balanced_ridge' with privacy; no bound on how much one sample moves "
+            "weighted sums has been worked out; allowed: gaussian, ridge"
+        )
+    if shrinkage_of(keys) == "validation":
+        found = "strategy.head: found 'auto'" if head == "auto" else "strategy.shrinkage: found 'validation'"
+        return (
+            f"{found} with privacy, where the counts of validation samples that choose would be a release "
+            "of their own, exact and without a charge; allowed: head gaussian, or ridge with a number"
+        )
+    return ""
+
+
 def shrinkage_of(keys: Mapping[str, Any]) -> float | str:
     """The shrinkage in keys, a number or "gcv" or "validation"; the head's default if keys have none."""
     given = keys.get("shrinkage")

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perennial.config.analytic import shrinkage_of
+from perennial.config.analytic import shrinkage_of, uncovered
 from perennial.config.evaluation import require_calibration, require_covered_counts
 from perennial.config.learner import NO_LEARNER
 from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
 from perennial.config.stopping import require_validation
-from perennial.config.strategies import ASKS, nested
+from perennial.config.strategies import ASKS, asks_of, nested
 
 if TYPE_CHECKING:
     from perennial.config.experiment import Experiment
@@ -51,6 +51,8 @@ def _release(experiment: "Experiment") -> None:
             f"privacy: found mode {privacy.mode!r} with release 'updates', and strategy {strategy.name} "
             "sends sums of features; allowed: mode sample or sample_shared, release sums"
         )
+    if privacy.enabled and (why := uncovered_sums(experiment)):
+        raise ValueError(why)
     heads = [keys.get("head") for _, keys in nested(strategy.name, strategy.parameters)]
     if model.choices and "auto" not in heads:
         raise ValueError(
@@ -68,6 +70,14 @@ def _release(experiment: "Experiment") -> None:
             f"privacy.release: found 'sums', and strategy {strategy.name} sends updates; allowed "
             f"with {', '.join(name for name, asks in ASKS.items() if asks.statistics)}"
         )
+
+
+def uncovered_sums(experiment: "Experiment") -> str:
+    """Why no accountant covers what the experiment's sums ask of a site under privacy; "" if one does."""
+    strategy = experiment.strategy
+    found = nested(strategy.name, strategy.parameters)
+    own = (keys for name, keys in found if asks_of(name, keys).statistics)
+    return next((why for keys in own if (why := uncovered(keys))), "")
 
 
 def _masks(experiment: "Experiment") -> None:

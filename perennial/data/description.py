@@ -1,8 +1,9 @@
 """What data hold, in words and counts: for a person who has to judge them before a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,13 +30,14 @@ class Description:
     """Counts for one site or several.
 
     samples: site -> samples of each class, in all parts together. parts: site -> part -> samples. columns: of
-    a table.
+    a table. identical: site -> rows whose content an earlier row of the site has too, without the label.
     """
 
     classes: tuple[str, ...]
     samples: dict[str, list[int]]
     parts: dict[str, dict[str, int]]
     columns: tuple[ColumnFacts, ...]
+    identical: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -50,6 +52,12 @@ class Description:
             held = [name for name, count in zip(self.classes, counts, strict=True) if count]
             if len(held) == 1 < len(self.classes):
                 yield f"site {site!r} holds one class alone, {held[0]!r}"
+        for site, count in self.identical.items():
+            if count:
+                yield (
+                    f"site {site!r}: {count} of {sum(self.samples[site])} rows are identical to an earlier "
+                    "row; each counts as a record of its own"
+                )
         for column in self.columns:
             empty = [site for site, count in column.missing.items() if count == sum(self.samples[site])]
             if empty:
@@ -63,7 +71,7 @@ class Description:
 
 def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Description:
     """Describe the data of these sites by counts and kinds of columns; no value identifies anybody."""
-    samples, parts, held = {}, {}, {}
+    samples, parts, held, identical = {}, {}, {}, {}
     for name, site in sites.items():
         divided = {"train": site.train, "validation": site.validation, "calibration": site.calibration}
         divided["test"] = site.test
@@ -71,6 +79,7 @@ def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Desc
         samples[name] = torch.bincount(site.y[rows], minlength=len(classes)).tolist()
         parts[name] = {part: len(indices) for part, indices in divided.items()}
         held[name] = rows
+        identical[name] = len(rows) - len(np.unique(site.contents_of(rows), axis=0))
     columns: list[ColumnFacts] = []
     described = next(iter(sites.values())).columns or {}
     ranges = feature_ranges(described)
@@ -82,7 +91,7 @@ def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Desc
         there = torch.cat([sites[site].x[rows, stop - 1] for site, rows in held.items()]) == 0
         words = kind if isinstance(kind, str) else f"{len(kind)} categories: {some_of(kind)}"
         columns.append(ColumnFacts(name, words, missing, kind == "numeric" and _few_whole(values[there])))
-    return Description(tuple(classes), samples, parts, tuple(columns))
+    return Description(tuple(classes), samples, parts, tuple(columns), identical)
 
 
 def _few_whole(values: Tensor) -> bool:

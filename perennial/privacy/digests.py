@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.foundation.errors import DataError, PrivacyError
+from perennial.foundation.errors import DataError
+from perennial.foundation.site_log import log
 from perennial.privacy.calibration import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.entries import Entry
@@ -122,11 +123,9 @@ def make_digests(
     """The digests that may leave, with their noise, and what that guarantees.
 
     classes: the task's labels, which are public. features: (n, ...) float32, 0 or more; labels: (n,) int64
-    inside classes. Label columns: all classes up to the task's last. Raises DataError on too few samples,
-    PrivacyError on features that are negative or not finite.
+    inside classes. Label columns: all classes up to the task's last. Raises DataError on too few samples.
     """
-    if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
-        raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")
+    features = usable(features)
     largest = config.largest if config.largest is not None else float(features.max())
     inside = bounded(features, config, largest)
     answers = labels
@@ -142,6 +141,19 @@ def make_digests(
     released = noised.view_as(digests.features)
     whole = Digests(released, digests.labels, digests.groups, digests.weights, digests.short_classes)
     return whole, guarantee
+
+
+def usable(features: Tensor) -> Tensor:
+    """(n, ...) features, 0 or more, by which noise is sized.
+
+    A sample whose features are not all finite counts as zeros, and a negative value as 0: a refusal would
+    tell of one sample without a charge.
+    """
+    finite = features.flatten(1).isfinite().all(dim=1)
+    if bool(finite.all()) and bool((features >= 0).all()):
+        return features
+    log.warning("digests: features of some samples are negative or not finite; these values count as 0")
+    return torch.where(finite.view(-1, *[1] * (features.ndim - 1)), features, 0.0).clamp(min=0)
 
 
 def guarantee_of(config: DigestConfig, length: int, largest: float, largest_weight: float) -> DigestGuarantee:

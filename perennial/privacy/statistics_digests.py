@@ -17,7 +17,7 @@ from perennial.foundation.errors import PrivacyError
 from perennial.privacy.calibration import gaussian_multiplier
 from perennial.privacy.config import UNWEIGHTED
 from perennial.privacy.digest_config import DigestConfig
-from perennial.privacy.digests import DigestGuarantee, Digests, bounded
+from perennial.privacy.digests import DigestGuarantee, Digests, bounded, usable
 from perennial.privacy.discrete_gaussian import WordSource
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
 
@@ -39,10 +39,9 @@ def drawn_digests(
 
     features: (n, ...) float32, 0 or more; labels: (n,) int64 inside classes, the task's, which are public.
     Label columns: all classes up to the task's last. generator: of the drawn features; words: of the noise.
-    Raises PrivacyError on features that are negative, not finite or too long, and if noise leaves no class.
+    Raises PrivacyError on features that are too long, and if noise leaves no class.
     """
-    if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
-        raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")
+    features = usable(features)
     guarantee = drawn_guarantee(config, features[0].numel())
     assert config.norm is not None
     rows = bounded(features, config, config.norm).flatten(1) / config.norm

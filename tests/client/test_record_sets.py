@@ -2,18 +2,28 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.attacked_hospital import Hospital
 from perennial.client import site as site_module
 from perennial.client.record_figures import record_figures
-from perennial.client.record_sets import book_of
+from perennial.client.record_sets import (
+    _identified,  # pyright: ignore[reportPrivateUsage]
+    book_of,
+    choose,
+)
+from perennial.client.statistics import collected
+from perennial.config import charges
+from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.privacy.composition import compose
-from perennial.privacy.ledger import Ledger
+from perennial.privacy.ledger import Ledger, Limit
+from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from tests.budgets import budget_for
@@ -138,13 +148,75 @@ def test_that_all_records_are_spent_does_not_show(tmp_path: Path) -> None:
     assert paid_by(tmp_path) == [1] * 20
 
 
-def test_a_copied_record_counts_once(tmp_path: Path) -> None:
+def clear_sums(place: Hospital, task: int) -> dict[str, torch.Tensor]:
+    """The sums of a task that this site would release, without their noise."""
+    site = place.site
+    classes = site.process.registry.schedule.classes_of(task)
+    entry = charges.sums(site.experiment, "0" * 16, task)
+    chosen = choose(site, entry, site.data.task_indices("train", classes.start, classes.stop))
+    sums = collected(site, site.models.fixed_features(), classes, chosen.rows)
+    return {"gram": sums.gram, "sums": sums.sums, "counts": sums.counts}
+
+
+def moved(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], width: int = 12) -> float:
+    """L2 distance of two weighted releases, in units of a record's greatest length."""
+    gram, sums, counts = ((second[name] - first[name]).double() for name in ("gram", "sums", "counts"))
+    twice = torch.full_like(gram, 2.0)
+    twice[[row * width - row * (row - 1) // 2 for row in range(width)]] = 1.0
+    a, b, c = BLOCKS
+    products = a * float((gram.square() * twice).sum().sqrt()) / STEPS**2 / RADIUS_SQUARED
+    return math.hypot(
+        products, b * float(sums.norm()) / STEPS / math.sqrt(RADIUS_SQUARED), c * float(counts.norm())
+    )
+
+
+def test_a_record_is_a_row_and_a_copy_another_one(tmp_path: Path) -> None:
+    """A table of yes and no has few contents: 2,000 rows are 2,000 records, and were trained on as 64."""
     table = rows()
     write(tmp_path, [*table, *table[:6]])
     place = hospital(tmp_path, one_release())
+    assert int(clear_sums(place, 1)["counts"].sum()) == 23
     reply = ask(place, 1)
     assert isinstance(reply, StatisticsReply), place.refusal
-    assert paid_by(tmp_path) == [1] * 20
+    assert paid_by(tmp_path) == [1] * 20, "a content has one line of payments"
+
+
+def test_one_more_row_of_a_known_content_moves_the_sums_by_what_is_charged(tmp_path: Path) -> None:
+    """Under another label too; it moved them by 1.442 where 1.136 is charged."""
+    table = rows()
+    tasks = {"tasks": {"count": 1, "rounds": 1, "order": "natural"}}
+    found = []
+    for name, more in (("before", []), ("after", [[*table[0][:2], "ill"]])):
+        write(tmp_path / name, [*more, *table])
+        policy = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 9.0}
+        own = {"source": "csv", "path": str(tmp_path / name / "visits.csv")}
+        found.append(clear_sums(Hospital(tmp_path / name, policy, own, **EXPERIMENT | tasks), 1))
+    assert 0 < moved(*found) <= sensitivity(12)
+
+
+@pytest.mark.parametrize("name", ["visits.csv", "export of march.csv"])
+def test_an_export_made_anew_gives_no_budget_back(tmp_path: Path, name: str) -> None:
+    """Sorted otherwise, renamed, labelled anew and longer: who paid is in no further release."""
+    table = [*rows(), *rows()[:5]]
+    write(tmp_path, table)
+    assert isinstance(ask(hospital(tmp_path, one_release()), 1), StatisticsReply)
+    assert isinstance(ask(hospital(tmp_path, one_release()), 2), StatisticsReply)
+    before = sum(paid_by(tmp_path))
+    draw = np.random.default_rng(1)
+    again = [[*row[:2], "well" if row[2] == "ill" else "ill"] for row in draw.permutation(table).tolist()]
+    fresh = [[f"{draw.normal():.6f}", f"{draw.normal():.6f}", "well"] for _ in range(7)]
+    write(tmp_path, [*again, *fresh])
+    (tmp_path / "visits.csv").rename(tmp_path / name)
+    policy = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 2.2 * one_release()}
+    own = {"source": "csv", "path": str(tmp_path / name)}
+    wider = Hospital(tmp_path, policy, own, **EXPERIMENT)
+    spent_limit = Limit(one_release(), 1e-5, "sample")
+    payments = book_of(wider.site).payments(wider.site.identity.ledger)
+    entry = charges.sums(wider.site.experiment, "1" * 16, 1)
+    lines, _ = _identified(wider.site, torch.arange(len(again) + len(fresh)))
+    paid = ~payments.affordable(lines, spent_limit, entry)
+    assert paid[: len(again)].all() and not paid[len(again) :].any()
+    assert before == 40
 
 
 def test_without_a_budget_everybody_is_in_and_the_ledger_says_what_it_cost(tmp_path: Path) -> None:
@@ -182,7 +254,7 @@ def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_
         "strategy": "fedavg",
         "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.1},
     }
-    write(tmp_path, [*rows(), rows()[0]])
+    write(tmp_path, [*rows(), rows()[0]])  # a copy shares the line of its content
     policy = {"answers": ["train"], "require_privacy": "sample", "max_epsilon": 8}
     own = {"source": "csv", "path": str(tmp_path / "visits.csv")}
     place = Hospital(tmp_path, policy, own, **EXPERIMENT | training)
@@ -193,7 +265,7 @@ def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_
     first, second = Ledger(tmp_path / "state").entries()
     assert first.records == second.records != ""
     stored = list((tmp_path / "state" / "records" / "sets").iterdir())
-    assert [path.stat().st_size for path in stored] == [40 * 16], "the copy counts once"
+    assert [path.stat().st_size for path in stored] == [40 * 16], "one line for a content"
     figures = record_figures(tmp_path / "state", 1e-5)
     assert figures is not None and figures.records == 40
     assert figures.dearest.epsilon == compose([first, second], 1e-5).epsilon

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.attacked_hospital import Hospital
 from perennial.cli.check import check_command
+from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest
 
 SUMS: dict[str, Any] = {
@@ -47,3 +49,24 @@ def test_the_check_of_a_site_shows_an_experiment_of_noised_sums(
     check_command(hospital.site_file, hospital.file)
     said = capsys.readouterr().out
     assert "site site-1" in said and "would refuse" not in said
+
+
+def test_a_record_without_finite_features_is_left_out_and_no_refusal_tells_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospital = Hospital(tmp_path, POLICY, **SUMS)
+    finished, spoilt = FixedFeatures.finished, []
+
+    def with_a_hole(self: FixedFeatures, mapped: torch.Tensor) -> torch.Tensor:
+        features = finished(self, mapped)
+        if not spoilt:
+            features[0, 0] = float("nan")
+            spoilt.append(True)
+        return features
+
+    monkeypatch.setattr(FixedFeatures, "finished", with_a_hole)
+    request = StatisticsRequest(
+        **hospital.stamp(), of_task=1, features=hospital.site.models.fixed_features().content
+    )
+    assert isinstance(hospital.ask(request), StatisticsReply), hospital.refusal
+    assert spoilt and len(hospital.site.identity.ledger.entries()) == 1

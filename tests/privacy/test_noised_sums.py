@@ -330,7 +330,7 @@ def test_noise_that_leaves_no_samples_makes_no_head() -> None:
         ({"strategy": {"head": "gaussian", "shrinkage": 0.1}}, "size of the noise decides"),
         ({"privacy": PRIVACY | {"blocks": [0, 1, 0.2]}}, "blocks begins with 0"),
         ({"strategy": {"head": "balanced_ridge"}}, "has been worked out"),
-        ({"strategy": {"shrinkage": "gcv"}}, "release of their own"),
+        ({"strategy": {"shrinkage": "gcv"}}, "allowed: a number"),
         (
             {"privacy": {**PRIVACY, "release": "updates", "clip_norm": 1.0, "sample_rate": 0.1}},
             "release sums",

@@ -71,13 +71,6 @@ class AutomaticHead(HeadSettings):
         weight[:, places] = head.weight
         return LinearHead(weight, head.bias)
 
-    def require_noisable(self, products: bool) -> None:
-        """Raise ConfigError: with privacy, counts of validation samples would be a release of their own."""
-        raise ConfigError(
-            "strategy.head: found 'auto' with privacy, where the counts of validation samples that choose "
-            "would be a release of their own; allowed: gaussian, ridge"
-        )
-
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
         """The number of the candidate that validation samples prefer. Raises as ranked() does."""
         return float(self.ranked(asking, sums)[0][1])

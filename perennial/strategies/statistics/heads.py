@@ -72,15 +72,11 @@ class HeadSettings:
         return chosen or self.head in ("balanced_ridge", "auto")
 
     def require_noisable(self, products: bool) -> None:
-        """Raise ConfigError for a setting that sums with noise do not allow.
+        """Raise ConfigError for a setting that the solver of noised sums does not allow.
 
+        What sums with noise may release is no question of the solver: config/analytic.py.
         products: whether sums of products are released.
         """
-        if self.head == "balanced_ridge":
-            raise ConfigError(
-                "strategy.head: found 'balanced_ridge' with privacy; no bound on how much one sample moves "
-                "weighted sums has been worked out; allowed: gaussian, ridge"
-            )
         if self.head == "gaussian":
             if self.given is not None:
                 raise ConfigError(
@@ -96,8 +92,7 @@ class HeadSettings:
         if isinstance(self.shrinkage, str) or self.standardise:
             raise ConfigError(
                 "strategy.shrinkage, standardise: with privacy and head ridge allowed: a number, which the "
-                "noise's own size exceeds where it must, and false; validation counts would be a release of "
-                "their own"
+                "noise's own size exceeds where it must, and false"
             )
 
     def solved_with_noise(self, sums: NoisedSums) -> LinearHead:
