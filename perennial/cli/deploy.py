@@ -43,8 +43,7 @@ def init(
         "control_port": control_port,
     }
     made = create_operator_folder(folder, validate(Federation, facts, "perennial deploy init"), days)
-    if runtime == "compose":
-        write_operator_files(made)
+    write_operator_files(made)
     for authority in read_validity(made.authority_certificate):
         typer.echo(f"ca.crt: {authority.identified}")
     for certificate in read_validity(made.certificates / "server.pem"):
@@ -146,13 +145,16 @@ def submit(
     overrides: Overrides = None,
     name: RunName = "",
     device: Device = "auto",
+    split_key: Annotated[
+        str, typer.Option(help="64 hexadecimal digits: the key of the sites' splits, to compare two runs")
+    ] = "",
     folder: Folder = HERE,
 ) -> None:
     """Start a run of an experiment over the registered sites; said twice, it starts one."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import submit as submit_experiment
 
-    done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device)
+    done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device, split_key)
     typer.echo(done.said)
     if done.application is not None:
         typer.echo(f"app {done.application.fab.name}, SHA-256 {done.application.digest}")

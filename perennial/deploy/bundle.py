@@ -102,7 +102,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
 
 
 def write_operator_files(folder: OperatorFolder) -> None:
-    """Write the operator's compose file and settings beside deploy.yaml."""
+    """Write what starts the operator's processes beside deploy.yaml: a compose file, or units of systemd."""
     facts = {
         "name": folder.federation.name,
         "project": project_name(folder.federation.name),
@@ -111,8 +111,10 @@ def write_operator_files(folder: OperatorFolder) -> None:
         "user": str(os.getuid() or 1000),
         "group": str(os.getgid() or 1000),
     }
+    units = folder.federation.runtime == "process"
     for path, data in _rendered("operator", facts).items():
-        replace_file(folder.path / path, data, mode=0o644)
+        if path.endswith(".service") == units:
+            replace_file(folder.path / path, data, mode=0o644)
 
 
 def project_name(name: str) -> str:

@@ -172,6 +172,13 @@ class OperatorFolder:
         replace_file(self.certificates / "ca.crt", authority.certificate + old, mode=0o644)
         give_to_owner(self.path, self.certificates)
 
+    def derive_settings(self) -> None:
+        """Write Flower's own config.toml as deploy.yaml has it now: how `flwr` reaches the Control API."""
+        path, content = self.state / "flower" / "config.toml", _connection(self).encode()
+        if not path.is_file() or path.read_bytes() != content:
+            replace_file(path, content, mode=0o644)
+            give_to_owner(self.path, path.parent)
+
     def write_hosts(self, hosts: tuple[str, ...]) -> "OperatorFolder":
         """Replace the names by which sites reach the SuperLink."""
         _write_federation(self.path, self.federation.model_copy(update={"hosts": hosts}))
@@ -199,7 +206,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     make_signing_key(folder.receipts_key, folder.receipts_public)
     # last, because it gives the certificates to the user of the containers; root may not write there then
     folder.renew_server(days)
-    replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
+    folder.derive_settings()
     make_folder(folder.state / "runs" / CONTROL)
     give_to_owner(path, folder.state)
     return folder

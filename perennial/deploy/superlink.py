@@ -38,6 +38,7 @@ def start_superlink(folder: OperatorFolder) -> None:
     for certificate in read_validity(folder.certificates / "server.pem"):
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
+    folder.derive_settings()
     command = superlink_command(folder)
     os.execve(command[0], command, superlink_environment(folder))
 
@@ -96,6 +97,7 @@ def follow(folder: OperatorFolder, *arguments: str) -> int:
 
 
 def _flwr_command(folder: OperatorFolder, arguments: tuple[str, ...]) -> list[str]:
+    folder.derive_settings()
     inside = folder.path == IN_CONTAINER
     if folder.federation.runtime == "compose" and not inside:
         compose = ["docker", "compose", "--project-directory", str(folder.path)]

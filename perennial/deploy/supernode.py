@@ -15,6 +15,7 @@ from perennial.deploy.handshake import Unreachable, check_handshake
 from perennial.deploy.health import check_health
 from perennial.deploy.keys import fingerprint, public_line, read_node_key
 from perennial.deploy.predecessor import left_node
+from perennial.deploy.processes import supervise
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.site_log import log
 from perennial.privacy.signed_sums import certify
@@ -166,4 +167,12 @@ def start_supernode(path: Path) -> None:
         "FLWR_TELEMETRY_ENABLED": "0",
         "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-    os.execve(command[0], command, environment)
+
+    def explain() -> str:
+        try:
+            check_superlink(setup)
+        except (StateError, ConfigError) as problem:
+            return str(problem)
+        return ""
+
+    supervise({"the SuperNode": command}, environment, explain)

@@ -57,6 +57,8 @@ def of_superlink(superlink: SuperLinkStatus) -> Iterator[Fault]:
         since = time.time() - superlink.silent_for
         yield Fault("superlink", since=since if math.isfinite(since) else None)
         return
+    for run, status in superlink.unknown.items():
+        yield Fault("unknown_run", key=run, detail=f"It is {status}.")
     for site, since in superlink.sites.items():
         if since is not None:
             yield Fault("silent", site, since=since or None)

@@ -31,11 +31,12 @@ def said(
     ends: float | None = None,
     silence: float = 0.0,
     others: dict[str, str] | None = None,
+    unknown: dict[str, str] | None = None,
 ) -> None:
     """The SuperLink has said this, so many seconds ago."""
     runs.mkdir(exist_ok=True)
     content = {"certificate_ends": time.time() + YEAR if ends is None else ends, "sites": sites}
-    content |= {"others": others or {}}
+    content |= {"others": others or {}, "unknown": unknown or {}}
     (runs / STATUS).write_text(json.dumps(content))
     os.utime(runs / STATUS, (time.time() - silence, time.time() - silence))
 

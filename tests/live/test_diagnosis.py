@@ -19,6 +19,7 @@ from perennial.cli import deployment_status
 from perennial.cli.main import app
 from perennial.config.site import SitePolicy
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
+from perennial.deploy.run_book import FlowerRun
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
@@ -58,9 +59,14 @@ class World:
     def federation(self, **more: Any) -> None:
         """The SuperLink says this. linz: since when it is silent. others: sites that are not registered."""
         sites = {"graz": None, "linz": more.pop("linz", None)}
+        self.unknown = more.get("unknown") or {}
         said(self.runs, sites, **more)
         for name, state in (more.get("others") or {}).items():
             self.operator.write_site(name, SiteRecord(state=state))
+
+    def listed(self) -> dict[str, FlowerRun]:
+        """Flower's runs as its Control API has them."""
+        return {"7": FlowerRun(self.flower)} | {run: FlowerRun(was) for run, was in self.unknown.items()}
 
     def round(self, number: int, sites: tuple[str, ...] = ("graz", "linz"), **more: Any) -> None:
         self.run.begin_round(number, list(sites), **more)
@@ -159,6 +165,7 @@ POLICY = "policy: policy.answers: 'train' is not answered here; answered: none"
 BUDGET = "privacy: policy.max_epsilon: the update for server would bring this site's lifetime epsilon to 9"
 STATES: dict[str, State] = {
     "superlink": State(lambda w: w.federation(silence=SILENT_AFTER + 1), lambda w: w.federation()),
+    "unknown_run": State(lambda w: w.federation(unknown={"99": "running"}), lambda w: w.federation()),
     "superexec": State(submitted_long_ago, give(flower="running")),
     "serverapp": State(give(alive=False), give(alive=True)),
     "pages": State(pages_died, lambda w: pages_beat(w.runs).touch()),
@@ -240,7 +247,7 @@ def world(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         for name in ("graz", "linz"):
             made.operator.write_site(name, SiteRecord(state="registered", node="1"))
         # the Control API is asked in the slow tests
-        monkeypatch.setattr(deployment_status, "ask_flower", lambda _: ({}, {"7": made.flower}))
+        monkeypatch.setattr(deployment_status, "ask_flower", lambda _: made.listed())
         yield made
 
 
