@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-containers bench peers mutation docs lint clean
+.PHONY: install demo test test-slow test-containers bench peers docs lint clean
 
 # Compiled code is kept in one folder, also where the environment says to keep none: collecting the tests takes
 # less than half the time, and processes that tests start compile nothing.
@@ -36,12 +36,6 @@ bench: install
 # Other simulators on the same work, in environments of their own; the machine should have nothing else to do.
 peers: install
 	$(BIN)/python -m benchmarks.peers
-
-# Changes the code in small ways and counts which changes the fast tests notice; hours, goes on where it stopped.
-mutation: install
-	test -e build/mutation/map.json || nice $(BIN)/python -m benchmarks.mutation map
-	nice $(BIN)/python -m benchmarks.mutation run
-	$(BIN)/python -m benchmarks.mutation report
 
 .venv/installed-docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

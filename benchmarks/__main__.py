@@ -7,18 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from benchmarks import adapt_pilot, natural_hospitals
 from benchmarks.cost import cost
 from benchmarks.grid import run_table
 from benchmarks.kept_features import kept_features
-from benchmarks.power import estimates
-from benchmarks.power import page as power_page
 from benchmarks.table import table_called, tables
 from perennial.foundation.errors import ConfigError, PerennialError
 
 CHECKOUT = Path("benchmarks/results")
-CAMPAIGNS = {campaign.NAME: campaign for campaign in (adapt_pilot, natural_hospitals)}
-"""What is no table: a program of its own, with its own page."""
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -32,32 +27,18 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
     estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
-    power: Annotated[
-        bool, typer.Option(help="say how many seeds would decide each undecided claim, and stop")
-    ] = False,
-    on: Annotated[
-        Literal["here", "ray"], typer.Option(help="ray: rows are dealt to the machines of its cluster")
-    ] = "here",
     only: Annotated[str, typer.Option(help="run the rows whose labels contain this")] = "",
     keep: Annotated[
         Path | None, typer.Option(help="keep run folders here; what was stopped goes on there")
     ] = None,
 ) -> None:
     """Regenerate tables over seeds; results that exist already are kept."""
-    if power:
-        typer.echo(power_page(estimates({name: table_called(name) for name in names or sorted(tables())})))
-        return
     if not names:
         for name, table in sorted(tables().items()):
             typer.echo(f"{name} ({table.scale}): {table.title}")
-        for name, campaign in CAMPAIGNS.items():
-            typer.echo(f"{name} (cpu): {campaign.ABOUT}")
         return
     folder = results or (CHECKOUT if CHECKOUT.is_dir() else Path("results"))
     for name in names:
-        if name in CAMPAIGNS:
-            CAMPAIGNS[name].main(folder, typer.echo)
-            continue
         table = table_called(name)
         if table.scale == "paper" and scale != "paper" and not estimate:
             raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
@@ -73,7 +54,6 @@ def bench(
                 workers=workers,
                 device=device,
                 results=folder,
-                on=on,
                 only=only,
                 keep=keep,
             )

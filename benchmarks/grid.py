@@ -3,23 +3,21 @@
 import hashlib
 import json
 import multiprocessing
-import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.environment import machine, versions
-from benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table
+from benchmarks.table import RESULTS, RESULTS_REVISION, ROOT, Row, Table
 from perennial.config.experiment import ON_DISK, Experiment
 from perennial.config.run import RunSettings
-from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import replace_file
+from perennial.foundation.plugins import using
 
 Result = dict[str, Any]
-Machines = Literal["here", "ray"]
 
 
 @dataclass(frozen=True)
@@ -106,16 +104,14 @@ def run_table(
     workers: int = 1,
     device: str = "auto",
     results: Path = RESULTS,
-    on: Machines = "here",
     only: str = "",
     keep: Path | None = None,
 ) -> list[Result]:
     """Run what is missing, and write the result file and the Markdown page; returns the table's runs.
 
-    workers: runs at the same time, each in a process of its own. on: this machine, or a Ray cluster, which
-    decides by itself how many there are. only: text that the labels of rows to run contain. keep: where run
-    folders stay; a run that was stopped at any moment goes on there after its last whole round. Without it a
-    stop loses the runs in progress.
+    workers: runs at the same time, each in a process of its own. only: text that the labels of rows to run
+    contain. keep: where run folders stay; a run that was stopped at any moment goes on there after its last
+    whole round. Without it a stop loses the runs in progress.
     """
     from benchmarks.controls import controls_of, run_controls
     from benchmarks.markdown import markdown
@@ -125,7 +121,7 @@ def run_table(
     done = finished(table, path)
     planned = jobs(table)
     missing = [job for job in planned if job not in done and only in job.row.label]
-    for job, run in _runs(missing, workers, device, on, keep):
+    for job, run in _runs(missing, workers, device, keep):
         done[job] = _result(table, job, run)
         with path.open("a") as file:
             file.write(json.dumps(done[job]) + "\n")
@@ -140,14 +136,7 @@ def run_table(
     return runs
 
 
-def _runs(
-    missing: Sequence[Job], workers: int, device: str, on: Machines, keep: Path | None
-) -> Iterator[tuple[Job, Ran]]:
-    if on == "ray" and missing:
-        from benchmarks.ray_cluster import on_cluster
-
-        yield from on_cluster(missing, _run_there, device)
-        return
+def _runs(missing: Sequence[Job], workers: int, device: str, keep: Path | None) -> Iterator[tuple[Job, Ran]]:
     if workers == 1 or len(missing) < 2:
         for job in missing:
             yield job, run_job(job.row.file, job.row, job.seed, device, _kept(keep, job))
@@ -165,20 +154,6 @@ def _runs(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _run_there(job: Job, device: str) -> Ran:
-    """A run on another machine, which has files of its own.
-
-    Raises ConfigError where they say something else, so that no result stands beside the wrong settings.
-    """
-    found = settings_hash(job.row.load(job.seed), job.row.attack)
-    if found != job.settings:
-        raise ConfigError(
-            f"{job.row.label}, seed {job.seed}: the experiment on {platform.node()} has the settings "
-            f"{found:.12}, asked for are {job.settings:.12}; all machines need the same version of Perennial"
-        )
-    return run_job(job.row.file, job.row, job.seed, device)
-
-
 def _kept(keep: Path | None, job: Job) -> Path | None:
     return keep / job.settings if keep else None
 
@@ -188,7 +163,7 @@ def run_job(experiment: Path, row: Row, seed: int, device: str, kept: Path | Non
     from benchmarks.dishonest import attacked_run
     from perennial.engine.run import resumed_settings, run_in_process
 
-    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder, using([ROOT]):
         overrides = json.dumps([*row.changes, f"seed={seed}"])
         if kept and (kept / "events.jsonl").exists():
             settings = resumed_settings(None, [], None, kept, device)

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.decisions import Estimate
 from benchmarks.intervals import t_interval
 from benchmarks.paper_claims import Claim, Runs, Verdict
-from benchmarks.power import Estimate
 
 PAPERS: Mapping[str, str] = {
     "pp_fcil": "PP-FCIL",

@@ -13,12 +13,11 @@ from typing import Any
 
 from benchmarks.chart import chart
 from benchmarks.controls import controls_of
+from benchmarks.decisions import read_deciding_runs, read_decisions
 from benchmarks.grid import newest
 from benchmarks.markdown import age, markdown, missing
 from benchmarks.paper_claims import Claim, Runs, Verdict, judge
 from benchmarks.paper_tables import Tested, papers_table
-from benchmarks.power import deciding_runs, decisions
-from benchmarks.power import page as power_page
 from benchmarks.table import RESULTS, ROOT, Table, tables
 
 DOCS = ROOT / "docs"
@@ -52,9 +51,8 @@ paper's own figure, at the paper's own size, which is not ours.
 CHOICES = """## How settings were chosen
 
 Since revision 2 of these results, settings are chosen on validation data of the sites and on seeds 11 to 20;
-tables use others. `python -m benchmarks.choices` runs the trials, and
-`benchmarks/results/choices.md` shows them. These choices were made on test accuracy or on seeds of the tables
-that show them, and still stand:
+tables use others. `benchmarks/results/choices.md` shows the trials. These choices were made on test accuracy
+or on seeds of the tables that show them, and still stand:
 
 - FedDig: the server's learning rates and the spread of digests, on seeds of its tables.
 - Incre-FL: lengths of training and the weights of its losses, on one seed of its tables.
@@ -101,7 +99,7 @@ def page(held: Measured) -> str:
         *_claims_at_a_glance(verdicts),
         *_what_it_took(present),
         CHOICES,
-        "\n".join([PAPERS, *papers_table(_tested(present, verdicts), decisions())]),
+        "\n".join([PAPERS, *papers_table(_tested(present, verdicts), read_decisions())]),
     ]
     parts += ["\n".join(_list(present, verdicts)), "\n".join(_claims(present, verdicts))]
     if absent:
@@ -130,14 +128,14 @@ Verdicts = Mapping[str, Sequence[tuple[Claim, Verdict]]]
 
 def verdicts_of(present: Present) -> dict[str, list[tuple[Claim, Verdict]]]:
     """On the claims that were not taken off; those that got new seeds are judged by these alone."""
-    decided, every = decisions(), list[tuple[str, Claim, Runs]]()
+    decided, every = read_decisions(), list[tuple[str, Claim, Runs]]()
     for name, table, runs in present:
         for claim in table.claims:
             found = decided.get((name, claim.text))
             if found is None or found.decision == "judged":
                 every.append((name, claim, runs))
             elif found.decision == "more seeds":
-                every.append((name, claim, deciding_runs(table, claim, found)))
+                every.append((name, claim, read_deciding_runs(table, claim, found)))
     tested = len(decided.keys() | {(name, claim.text) for name, claim, _ in every})
     verdicts: dict[str, list[tuple[Claim, Verdict]]] = {name: [] for name, _, _ in present}
     judged = judge([(claim, runs) for _, claim, runs in every], tested)
@@ -148,20 +146,20 @@ def verdicts_of(present: Present) -> dict[str, list[tuple[Claim, Verdict]]]:
 
 def _tested(present: Present, verdicts: Verdicts) -> list[Tested]:
     """Every claim of the tables that have runs, those that were taken off as well."""
-    decided, tested = decisions(), list[Tested]()
+    decided, tested = read_decisions(), list[Tested]()
     for name, table, runs in present:
         standing = {claim.text: verdict for claim, verdict in verdicts[name]}
         for claim in table.claims:
             found = decided.get((name, claim.text))
             new = found is not None and found.decision == "more seeds"
-            own = deciding_runs(table, claim, found) if new and found else runs
+            own = read_deciding_runs(table, claim, found) if new and found else runs
             tested.append((name, claim, own, standing.get(claim.text)))
     return tested
 
 
 def _claims_at_a_glance(verdicts: Verdicts) -> Iterator[str]:
     words = Counter(verdict.word for those in verdicts.values() for _, verdict in those)
-    off = sum(each.decision == "taken off" for each in decisions().values())
+    off = sum(each.decision == "taken off" for each in read_decisions().values())
     if words:
         open_claims = words["undecided"] + words["not measured"]
         yield (
@@ -205,7 +203,7 @@ def _claims(
     verdicts: Verdicts,
 ) -> Iterator[str]:
     """Each claim and its verdict; the difference behind it is on the table's page."""
-    decided = decisions()
+    decided = read_decisions()
     yield from ("## Every claim", "", "| claim | verdict | seeds |", "| --- | --- | --- |")
     for name, _, _ in present:
         for claim, verdict in verdicts[name]:
@@ -227,7 +225,6 @@ def write_pages() -> None:
             text = markdown(name, table, held[name], controls_of(table))
             (RESULTS / f"{name}.md").write_text(text)
     PAGE.write_text(page(held))
-    (RESULTS / "power.md").write_text(power_page(list(decisions().values())))
     PICTURES.mkdir(exist_ok=True)
     for path in PICTURES.glob("*.svg"):
         path.unlink()

@@ -15,8 +15,10 @@ from typing import Any, Literal
 from benchmarks.paper_claims import Claim
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.plugins import using
 
 ROOT = Path(__file__).resolve().parents[1]
+"""Also the folder of the plug-ins of tables: experiments name them as benchmarks.MODULE:Class."""
 EXPERIMENTS = ROOT / "experiments"
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -52,7 +54,8 @@ class Row:
 
     def load(self, seed: int) -> Experiment:
         """The experiment of one seed, resolved."""
-        return load_experiment(self.file, list(self.changes), seed)
+        with using([ROOT]):
+            return load_experiment(self.file, list(self.changes), seed)
 
 
 Measure = Callable[[dict[str, Any]], float | None]

@@ -17,6 +17,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.cohorts import Asked
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.plugins import Named, using
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -234,6 +235,7 @@ def run(
     gpu: str = "",
     resume: Path | str | None = None,
     listener: "Callable[[dict[str, Any]], None] | None" = None,
+    plugins: Sequence[Named] = (),
 ) -> Run:
     """Run an experiment on this machine, to its end.
 
@@ -247,8 +249,45 @@ def run(
     None: 1, or as the run that is resumed began. gpu: graphs, benchmark, or both with a comma between.
     resume: a run folder to go on with. listener: told every event of the journal. With a GPU, workers begin
     as new processes: call this below `if __name__ == "__main__":`.
+    plugins: whose code the experiment may name: installed packages, folders of modules (a Path, or text with
+    a separator), and classes and functions of this program.
     Raises a PerennialError that says what is wrong before anything starts.
     """
+    with using(plugins):
+        return _run(
+            experiment,
+            data,
+            overwrite,
+            overrides,
+            seed,
+            name,
+            runs,
+            workers,
+            device,
+            threads,
+            cohort,
+            gpu,
+            resume,
+            listener,
+        )
+
+
+def _run(
+    experiment: Experiment | Mapping[str, Any] | Path | str | None,
+    data: "Arrays | None",
+    overwrite: bool,
+    overrides: Sequence[str],
+    seed: int | None,
+    name: str,
+    runs: Path | str,
+    workers: int,
+    device: str,
+    threads: int,
+    cohort: Asked | None,
+    gpu: str,
+    resume: Path | str | None,
+    listener: "Callable[[dict[str, Any]], None] | None",
+) -> Run:
     if isinstance(experiment, Mapping):
         experiment = _experiment_of(experiment, data, Path(runs), name)
     elif data is not None:

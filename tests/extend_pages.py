@@ -2,7 +2,7 @@
 
 import re
 
-from benchmarks.loopback import ROOT
+from tests.loopback import ROOT
 
 PAGES = "".join((ROOT / "docs" / name).read_text() for name in ("extend.md", "extend_learning.md"))
 CODE = re.findall(r"^```python\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)

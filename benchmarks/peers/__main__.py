@@ -110,7 +110,7 @@ def store(entries: list[dict[str, Any]]) -> None:
     """Put entries in the place of those of the same workload and peer, and write the page."""
     kept = {(old["workload"], old["peer"]): old for old in read()}
     kept |= {(new["workload"], new["peer"]): new for new in entries}
-    order = sorted(kept.values(), key=lambda each: (each["workload"], list(CONTESTANTS).index(each["peer"])))
+    order = sorted(kept.values(), key=lambda each: each["workload"])
     replace_file(RESULTS, "".join(json.dumps(each) + "\n" for each in order).encode(), mode=0o644)
     replace_file(MARKDOWN, as_markdown(order).encode(), mode=0o644)
 

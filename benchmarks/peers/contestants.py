@@ -58,31 +58,21 @@ class PlainLoop(Contestant):
 class Adapter(Contestant):
     """A module of this package that reads the prepared task.
 
-    requirements: packages of its own environment; () runs it in this one. options: of pip for these.
-    mode: of several, the one to run.
+    requirements: packages of its own environment; () runs it in this one.
     """
 
     module: str = ""
     requirements: Sequence[str] = ()
-    options: Sequence[str] = ()
-    mode: str = ""
     python: Path = Path(sys.executable)
 
     def prepare(self, environments: Path) -> None:
         if self.requirements:
-            self.python = python_of(self.module, self.requirements, environments, self.options)
+            self.python = python_of(self.module, self.requirements, environments)
 
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
-        mode = [self.mode] if self.mode else []
-        return watched("-m", f"benchmarks.peers.{self.module}", str(folder), *mode, python=self.python)
+        return watched("-m", f"benchmarks.peers.{self.module}", str(folder), python=self.python)
 
 
-BLAZEFL = {
-    "module": "blazefl_federation",
-    "requirements": ("blazefl==2.0.3", "tqdm==4.67.1"),
-    # it asks for Python 3.12 and uses nothing that 3.11 lacks
-    "options": ("--ignore-requires-python",),
-}
 CONTESTANTS: dict[str, Contestant] = {
     "plain PyTorch loop": PlainLoop(simulator=False),
     "Perennial, one worker": Engine(),
@@ -90,9 +80,5 @@ CONTESTANTS: dict[str, Contestant] = {
     "Perennial, cohorts": Engine(options=("--cohort", "auto")),
     "Perennial, cohorts and two workers": Engine(options=("--cohort", "auto", "--workers", "2")),
     "pfl-research": Adapter(module="pfl_research", requirements=("pfl==0.6.0",)),
-    "fluke": Adapter(module="fluke_federation", requirements=("fluke-fl==0.8.1",)),
-    "FedLab": Adapter(module="fedlab_standalone", requirements=("fedlab==1.3.0",)),
-    "BlazeFL": Adapter(**BLAZEFL, mode="serial"),
-    "BlazeFL, two threads": Adapter(**BLAZEFL, mode="threads"),
     "Flower on Ray": Adapter(module="flower_ray", slow=True),
 }

@@ -11,13 +11,11 @@ from pathlib import Path
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "perennial" / "peers"
 
 
-def python_of(
-    name: str, requirements: Sequence[str], folder: Path = FOLDER, options: Sequence[str] = ()
-) -> Path:
+def python_of(name: str, requirements: Sequence[str], folder: Path = FOLDER) -> Path:
     """The interpreter of an environment with these packages and this environment's PyTorch and NumPy.
 
-    options: of pip. Raises RuntimeError with pip's last words where they cannot be installed; what was begun
-    is made anew the next time.
+    Raises RuntimeError with pip's last words where they cannot be installed; what was begun is made anew the
+    next time.
     """
     wanted = [*(f"{own}=={version(own).split('+')[0]}" for own in ("torch", "numpy")), *requirements]
     place = folder / name
@@ -27,7 +25,7 @@ def python_of(
         return python
     folder.mkdir(parents=True, exist_ok=True)
     _run(sys.executable, "-m", "venv", "--clear", str(place))
-    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options, *wanted)
+    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
     done.write_text(stamp)
     return python
 

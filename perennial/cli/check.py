@@ -16,6 +16,7 @@ from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
 from perennial.config.secure import SecureConfig
 from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
 from perennial.config.yaml_file import read_yaml
+from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 from perennial.models.feature_maps.config import size_to_read
 
@@ -37,7 +38,8 @@ def check_command(path: Path, experiment: Path | None, gigabytes: float = 8.0) -
         content = read_yaml(path)
         if "tasks" not in content and (path.stem == "site" or content.keys() & SITE_ONLY):
             site = load_site_config(path)
-            _check_site(console, site, load_experiment(experiment) if experiment else None)
+            with plugins.only(site.plugins):
+                _check_site(console, site, load_experiment(experiment) if experiment else None)
         else:
             _check_experiment(console, load_experiment(path))
 

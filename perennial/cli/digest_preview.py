@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.site import load_site_config
+from perennial.config.site import SiteConfig, load_site_config
+from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,13 +47,19 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
 
     Raises ConfigError when the experiment makes no digests or has no such task.
     """
+    config = load_site_config(site_file)
+    with plugins.only(config.plugins):
+        return _preview(experiment_file, config, task, output)
+
+
+def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path) -> str:
     from perennial.client.digests import digests_of
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
     from perennial.models.digest_encoders import build_encoder
     from perennial.privacy.noise import SecureNoise
 
-    experiment, config = load_experiment(experiment_file), load_site_config(site_file)
+    experiment = load_experiment(experiment_file)
     if experiment.digests is None:
         raise ConfigError(f"{experiment_file}: digests: missing; this experiment asks for none")
     site = open_site(Identity.of_site(config, experiment))

@@ -44,6 +44,22 @@ def _image_facts(inputs: "Inputs", data: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+RAW = (
+    "raw values, as `stored` and `names` say; scaling to (x - mean) / std and what stands for a missing "
+    "value (NaN) are inside the file: do neither before"
+)
+"""What model.onnx takes, which model.safetensors does not."""
+
+
+def _table_facts(inputs: "Inputs") -> dict[str, list[str]]:
+    """What each number of a row is; nothing for images."""
+    if inputs.columns is None:
+        return {}
+    from perennial.data.table_columns import feature_names
+
+    return {"names": feature_names(inputs.columns)}
+
+
 def export_command(
     run: Annotated[Path, typer.Argument(help="run folder")],
     output: Annotated[Path, typer.Option(help="folder to write to")] = Path("export"),
@@ -62,7 +78,8 @@ def export_command(
         "inputs": saved.inputs.to_json(),
         "input": "8-bit values / 255, then (x - mean) / std"
         if saved.inputs.stored == "uint8"
-        else "(x - mean) / std; a missing number is its mean",
+        else "(x - mean) / std; a missing number (NaN) is its fill first, or else its mean",
+        **_table_facts(saved.inputs),
         **_image_facts(saved.inputs, saved.settings["data"]),
         "model": saved.settings["model"],
         "classifier": saved.classifier_name,
@@ -70,7 +87,7 @@ def export_command(
     }
     replace_file(output / "model.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o644)
     if onnx:
-        _write_onnx(saved, output / "model.onnx", facts)
+        _write_onnx(saved, output / "model.onnx", {**facts, "input": RAW})
     typer.echo(output)
 
 
@@ -78,7 +95,7 @@ def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> No
     """Preprocessing, network, temperature and softmax in one file, with class names as its metadata.
 
     It is the classifier that the experiment judged, with the head, global class means or a Gaussian head. It
-    takes samples as model.json describes them and gives `probabilities` and `class_index`, and
+    takes samples as the data hold them (RAW) and gives `probabilities` and `class_index`, and
     `at_operating_point` for the points of `confidence`, in their order.
     """
     try:

@@ -11,8 +11,9 @@ from typing import cast, get_args
 
 from perennial.cli import init_private
 from perennial.cli.init_private import one_line as _yaml
-from perennial.config.experiment import load_experiment
-from perennial.config.site import load_site_config
+from perennial.config.experiment import experiment_of
+from perennial.config.site import SiteConfig
+from perennial.config.yaml_file import parse_yaml, validate
 from perennial.data.survey import Layout, TwoLevels, survey
 from perennial.data.surveyed import Survey
 from perennial.data.suspicion import answer
@@ -47,8 +48,13 @@ def init_command(
     epsilon: of each record, by noise at the sites, without experiment_trained.yaml; None: no noise.
     layout: of a folder of images. ask: from a question and the answers that are allowed to one of these;
     None: nobody is there to ask.
-    Raises ConfigError where one of these files exists, and DataError on data that cannot be understood.
+    Raises ConfigError where one of these files exists, before anything is asked, and DataError on data that
+    cannot be understood; then no file is written.
     """
+    names = ["experiment.yaml", *["experiment_trained.yaml"] * (epsilon is None), "site.yaml"]
+    for name in names:
+        if (output / name).exists():
+            raise ConfigError(f"{output / name}: exists already, and is kept; give another --output FOLDER")
     try:
         found = survey(data, label, site_column, patient, layout)
     except TwoLevels as question:
@@ -62,19 +68,19 @@ def init_command(
         if ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
             found = found.answered(question)
         found = replace(found, questions=tuple(other for other in found.questions if other != question))
-    files = {"experiment.yaml": _experiment(found, closed_form=True, epsilon=epsilon)}
+    texts = [_experiment(found, closed_form=True, epsilon=epsilon)]
     if epsilon is None:
-        files["experiment_trained.yaml"] = _experiment(found, closed_form=False)
-    files["site.yaml"] = _site(found, site, private=epsilon is not None)
-    for name in files:
-        if (output / name).exists():
-            raise ConfigError(f"{output / name}: exists already, and is kept; give another --output FOLDER")
+        texts.append(_experiment(found, closed_form=False))
+    files = dict(zip(names, [*texts, _site(found, site, private=epsilon is not None)], strict=True))
+    for name, text in files.items():
+        where = str(output / name)
+        if name == "site.yaml":
+            validate(SiteConfig, parse_yaml(text, where), where)
+        else:
+            experiment_of(parse_yaml(text, where), output, where)
     make_folder(output)
     for name, text in files.items():
         replace_file(output / name, text.encode(), mode=0o644)
-    for name in files.keys() - {"site.yaml"}:
-        load_experiment(output / name)
-    load_site_config(output / "site.yaml")
     shown = output / "experiment.yaml"
     return [
         *_seen(found),
@@ -234,7 +240,7 @@ def _image_keys(found: Survey) -> list[str]:
     if found.modes["deep"]:
         top = 2 ** max(8, math.ceil(math.log2(found.deepest + 1))) - 1 if found.deepest else 4095
         lines.append(f"  window: [0, {top}] # the values that become black and white; the same at every site")
-    if found.modes["dicom"]:
+    if found.modes["dicom"] and "window" not in found.options:
         lines.append(
             "  # window: [-160, 240] # DICOM files are seen by their own window; this one is soft "
             "tissue in a CT"

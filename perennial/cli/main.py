@@ -13,6 +13,7 @@ from perennial.cli.digest import app as digest
 from perennial.cli.evaluate import evaluate
 from perennial.cli.export import export_command
 from perennial.cli.pages import serve
+from perennial.cli.plugins_option import WithPlugins
 from perennial.cli.predict import predict_command
 from perennial.cli.privacy import attack_command, audit_command, epsilon_command, ledger_command
 from perennial.cli.site import app as site
@@ -59,7 +60,7 @@ app.add_typer(site, name="site")
 app.add_typer(weights, name="weights")
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def run(
     experiment: Annotated[
         Path | None, typer.Argument(help="experiment.yaml; may be left out with --resume")
@@ -123,7 +124,7 @@ def init(
         typer.echo(line)
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def check(
     path: Annotated[
         Path | None, typer.Argument(help="experiment.yaml or site.yaml; may be left out with --resume")
@@ -150,7 +151,7 @@ def check(
     check_command(path, experiment, memory)
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def withdraw(
     run: Annotated[Path, typer.Argument(help="folder of a run of strategy analytic")],
     site: Annotated[str, typer.Option(help="whose sums are subtracted")],
@@ -183,7 +184,7 @@ def withdraw(
             typer.echo(line)
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def certify(
     run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
     version: Annotated[
@@ -196,7 +197,7 @@ def certify(
     typer.echo(certify_run(run, version))
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def merge(
     first: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
     second: Annotated[Path, typer.Argument(help="another, on other data")],
@@ -208,7 +209,7 @@ def merge(
     typer.echo(merge_runs(first, second, output))
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def verify(
     certificate: Annotated[Path, typer.Argument(help="of withdraw, merge or certify")],
     keys: Annotated[Path | None, typer.Option(help="sites' keys that you know, one a line")] = None,
@@ -223,7 +224,7 @@ def verify(
         typer.echo(line)
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def report(
     run: Annotated[Path, typer.Argument(help="run folder")],
     prevalence: Annotated[
@@ -244,15 +245,15 @@ app.command()(serve)
 app.command("pause")(pause_run)
 app.command("resume")(resume_run)
 app.command("stop")(stop_run)
-app.command("predict")(predict_command)
-app.command("export")(export_command)
-app.command("epsilon")(epsilon_command)
+app.command("predict", cls=WithPlugins)(predict_command)
+app.command("export", cls=WithPlugins)(export_command)
+app.command("epsilon", cls=WithPlugins)(epsilon_command)
 app.command("ledger")(ledger_command)
-app.command("audit")(audit_command)
-app.command("attack")(attack_command)
+app.command("audit", cls=WithPlugins)(audit_command)
+app.command("attack", cls=WithPlugins)(attack_command)
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="run folders; seeds of one experiment are put together")],
     output: Annotated[Path, typer.Option(help="page to write")] = Path("compare.html"),
@@ -263,10 +264,10 @@ def compare(
     typer.echo(compare_runs(runs, output))
 
 
-app.command()(evaluate)
+app.command(cls=WithPlugins)(evaluate)
 
 
-@app.command()
+@app.command(cls=WithPlugins)
 def card(
     run: Annotated[Path, typer.Argument(help="run folder")],
     intended_use: Annotated[

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,7 +130,9 @@ def _at_a_site(path: Path, form: Path | None, experiment: Path | None) -> "tuple
 
     if form is None or experiment is None:
         raise ConfigError("--form and --experiment: missing; a site takes part in several runs")
-    loaded, config = load_experiment(experiment), load_site_config(path)
-    identity = Identity.of_site(config, loaded)
-    run, split_key, current = key_of_form(form, identity.state_dir / "runs", loaded.digest)
-    return open_site(identity, split_key=split_key), run, current
+    config = load_site_config(path)
+    with plugins.only(config.plugins):
+        loaded = load_experiment(experiment)
+        identity = Identity.of_site(config, loaded)
+        run, split_key, current = key_of_form(form, identity.state_dir / "runs", loaded.digest)
+        return open_site(identity, split_key=split_key), run, current

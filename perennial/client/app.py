@@ -6,6 +6,7 @@ imported here that a request may not need.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
@@ -16,9 +17,10 @@ from flwr.clientapp import ClientApp
 import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
-from perennial.client.identity import Identity, identify
+from perennial.client.identity import Identity, identify, using_plugins
 from perennial.client.time_limit import check_bytes
 from perennial.config.run import RunSettings
+from perennial.foundation import plugins
 from perennial.foundation.errors import (
     KINDS,
     PerennialError,
@@ -129,7 +131,8 @@ def attempt(
             identity = who(context)
             site, deployed = identity.name, identity.deployed
             speak_of(site=site)
-            return act(identity)
+            with using_plugins(identity, context):
+                return act(identity)
         except PerennialError as error:
             log.warning("refused: %s", error)
             kind = KINDS.get(type(error), "error")
@@ -259,7 +262,8 @@ def prepare(run_config: Mapping[str, Any]) -> None:
     """
     from perennial.client.warm import import_for
 
-    import_for(RunSettings.from_run_config(run_config).load())
+    with plugins.only({}):
+        import_for(replace(RunSettings.from_run_config(run_config), plugins="").load())
 
 
 def take_receipt(identity: Identity, request: RecordDict) -> None:

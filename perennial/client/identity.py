@@ -1,7 +1,9 @@
 """Finds out which site this process answers for, from its configuration and without reading any data."""
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import ANSWERS, Receipts, SiteConfig, SitePolicy, StateLimits, load_site_config
 from perennial.data.config import DataConfig
+from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ class Identity:
     own_data: a deployed site's data block; None for a share of the experiment's data.
     shared_models: folder that simulated sites share for the models of earlier tasks; None for a folder in the
     site's own state.
-    ledger_tip, receipts, limits: as site.yaml says; a simulated site has none of them.
+    ledger_tip, receipts, limits, plugins: as site.yaml says; a simulated site has none of them.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Identity:
     receipts: Receipts | None = None
     limits: StateLimits | None = None
     gpu: str = ""
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_site(cls, config: SiteConfig, experiment: Experiment) -> "Identity":
@@ -61,6 +65,7 @@ class Identity:
             receipts=config.receipts,
             limits=config.state,
             gpu=",".join(config.gpu),
+            plugins=config.plugins,
         )
 
     @property
@@ -71,6 +76,18 @@ class Identity:
 
         book = ReceiptBook(self.receipts.file) if self.receipts is not None else None
         return Ledger(self.state_dir, self.ledger_tip, book)
+
+
+@contextmanager
+def using_plugins(identity: Identity, context: Context) -> Iterator[None]:
+    """Context manager: the plug-ins that a site answers with are in use.
+
+    A deployed site's are those of its site.yaml. A simulated one has those of the program, and of the run
+    config that the same person wrote.
+    """
+    named = plugins.listed(str(context.run_config.get("plugins", "")))
+    with plugins.only(identity.plugins) if identity.deployed else plugins.using(named):
+        yield
 
 
 def require_data(config: SiteConfig, experiment: Experiment) -> None:
@@ -149,11 +166,13 @@ def identify(context: Context, beside: Context | None = None) -> Identity:
         path = Path(str(site_file))
         config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
         any_app = config.connection is not None and config.connection.any_app
-        experiment = (
-            _experiment(settings)
-            if any_app
-            else approved_experiment(settings, config.approvals, config.plugins)
-        )
+        with plugins.only(config.plugins):
+            # which plug-ins are in use here is nothing that a run config says
+            experiment = (
+                _experiment(replace(settings, plugins=""))
+                if any_app
+                else approved_experiment(settings, config.approvals, config.plugins)
+            )
         return Identity.of_site(config, experiment)
     experiment = _experiment(settings)
     if not isinstance(partition, int):

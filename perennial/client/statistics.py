@@ -24,6 +24,7 @@ from perennial.config.secure_words import integer_words, share_of_noise, statist
 from perennial.config.site import Release
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.site_log import log
+from perennial.learning.analytic.compact import compact_statistics
 from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
@@ -121,6 +122,10 @@ def _charged_sums(site: Site, request: StatisticsRequest, backbone: FixedFeature
 
 
 def _reply(site: Site, request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:
+    if not site.experiment.privacy.enabled:
+        classes = _classes(site, request)
+        sums = Statistics(tensors["gram"], tensors["sums"], tensors["counts"], classes)
+        tensors = Tensors(compact_statistics(sums))
     signed = None
     if request.signers is not None:
         signed = kept_statements(site.state(request.run).folder)[request.of_task][-1]

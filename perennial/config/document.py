@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perennial.config.experiment import ON_DISK, Experiment
+from perennial.config.methods import require_code_of_sites
 from perennial.config.yaml_file import parse_yaml, validate
 from perennial.foundation.errors import ConfigError, shown
 from perennial.foundation.plugins import only
@@ -20,17 +21,18 @@ DOCUMENT, ENCODER = "experiment.yaml", "encoder.json"
 """Names in an app: the experiment, and the text of an encoder."""
 
 
-def read_document(text: str, where: str, folder: Path, plugins: Mapping[str, str] | None) -> Experiment:
+def read_document(text: str, where: str, folder: Path, plugins: Mapping[str, str]) -> Experiment:
     """The experiment in the text of a document; its digest is the document's. where: names it in errors.
 
     folder: of the encoder's text, if the document has one. plugins: package -> SHA-256 of its source, the
-    packages that may be imported for it; None: any. Raises ConfigError naming what is wrong.
+    packages that may be imported for it, as site.yaml names them. Raises ConfigError naming what is wrong.
     """
     content = parse_yaml(text, where)
     _locate_encoder(content, where, folder)
     try:
         with only(plugins):
             experiment = validate(Experiment, content, where)
+            require_code_of_sites(experiment)
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply") from None
     require_digest(experiment, content, document_digest(content), where)

@@ -103,7 +103,7 @@ class Experiment(Block):
         Raises ConfigError, as load_experiment does.
         """
         named = {"name": "experiment", **with_names(content)}
-        return _experiment_of(named, Path.cwd(), f"experiment {named['name']}")
+        return experiment_of(named, Path.cwd(), f"experiment {named['name']}")
 
     @model_validator(mode="before")
     @classmethod
@@ -210,10 +210,10 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
     content = apply_overrides(read_yaml(path), overrides or [])
     if seed is not None:
         content["seed"] = seed
-    return _experiment_of(content, path.parent, str(path))
+    return experiment_of(content, path.parent, str(path))
 
 
-def _experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experiment:
+def experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experiment:
     """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
     _locate_data(content.get("data"), folder)
     locate_encoder(content.get("digests"), folder)

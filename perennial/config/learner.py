@@ -39,7 +39,7 @@ class Optimizer(FiniteBlock):
 def _classification(name: str) -> str:
     if name not in CLASSIFICATIONS and not plugins.is_target(name):
         allowed = plugins.known("loss", CLASSIFICATIONS)
-        raise ValueError(f"allowed: {', '.join(allowed)}, or module:Class{nearest(name, allowed)}")
+        raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
     return name
 
 

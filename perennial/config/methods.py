@@ -1,7 +1,7 @@
 """Other people's strategies, sources, models and losses in an experiment, by name."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perennial.config.asks import Asks
 from perennial.config.learner import CLASSIFICATIONS
@@ -10,6 +10,17 @@ from perennial.data.source_kinds import SOURCES
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import NETWORKS
+from perennial.models.feature_maps.config import ModelMapConfig
+
+if TYPE_CHECKING:
+    from perennial.config.experiment import Experiment
+
+WHERE: Mapping[plugins.Kind, str] = {
+    "strategy": "strategy.name",
+    "source": "data.source",
+    "model": "model.name",
+    "loss": "learner.classification.name",
+}
 
 
 def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -18,7 +29,7 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     So the content means the same where the package's entry points are not installed, as inside a FAB. A
     plug-in strategy's Asks are written beside its name, where sites read them; a target that
     content["plugins"] lists was resolved before, and keeps those written then.
-    Raises ConfigError when a plug-in is not installed.
+    Raises ConfigError for a plug-in that nobody named.
     """
     found: dict[str, str] = {}
     resolved = content.get("plugins")
@@ -29,13 +40,12 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
             return name
         target = plugins.target_of(kind, name)
         if target is not None:
-            try:
-                found[target] = plugins.fingerprint(target)
-            except ConfigError:
-                # strategies work at the server: a site that has resolved settings needs none of their code
-                if kind != "strategy" or target not in written:
-                    raise
-                found[target] = written[target]
+            found[target] = plugins.fingerprint(target)
+        elif name in written:
+            # an experiment that was resolved before is read without its code; what needs the code asks for it
+            found[name] = written[name]
+        elif plugins.is_target(name) or plugins.is_offered(kind, name):
+            raise plugins.not_in_use(kind, name, WHERE[kind])
         return target or name
 
     def at(section: Any, key: str, of: Callable[[Any], Any]) -> Any:
@@ -65,7 +75,7 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
             return section
         if "asks" in section:
             raise ConfigError(f"strategy.asks: found with {target}, whose class says what it asks of sites")
-        asks = getattr(plugins.load("strategy", target, "strategy.name"), "asks", Asks())
+        asks = getattr(plugins.load("strategy", target, WHERE["strategy"]), "asks", Asks())
         return (
             section
             if asks == Asks()
@@ -77,12 +87,34 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
             return at(section, "name", loss)
         return named("loss", CLASSIFICATIONS, section)
 
+    def network(section: Any) -> Any:
+        for key in ("name", "backbone"):
+            section = at(section, key, lambda name: named("model", NETWORKS, name))
+        return at(section, "features", maps)
+
+    def maps(section: Any) -> Any:
+        if not isinstance(section, list | tuple):
+            return section
+        return [at(each, "layout", lambda layout: at(layout, "model", network)) for each in section]
+
     result = at(dict(content), "strategy", strategy)
     result = at(result, "data", lambda data: at(data, "source", lambda name: named("source", SOURCES, name)))
-    for key in ("name", "backbone"):
-        result = at(
-            result,
-            "model",
-            lambda model, key=key: at(model, key, lambda name: named("model", NETWORKS, name)),
-        )
+    result = at(result, "model", network)
     return at(result, "learner", lambda learner: at(learner, "classification", loss)), found
+
+
+def require_code_of_sites(experiment: "Experiment") -> None:
+    """Raises ConfigError for a source, network or loss of an experiment that no plug-in in use has.
+
+    Sites need these. They need no code of a strategy, which works at the server.
+    """
+    learnt = [each.layout for each in experiment.model.maps if isinstance(each, ModelMapConfig)]
+    networks = [experiment.model, *(layout.model for layout in learnt if layout is not None)]
+    named: list[tuple[plugins.Kind, str]] = [
+        ("source", experiment.data.source),
+        ("loss", experiment.learner.classification.name),
+        *(("model", name) for network in networks for name in (network.name, network.backbone or "")),
+    ]
+    for kind, name in named:
+        if plugins.is_target(name):
+            plugins.require_named(kind, name, WHERE[kind])

@@ -15,6 +15,7 @@ from typing import Any
 from perennial.config.document import require_digest
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.yaml_file import read_yaml
+from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, nearest
 
 APP_ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +36,8 @@ class RunSettings:
     device: auto, cpu, cuda or cuda:N.
     gpu: graphs, benchmark, or both with a comma between: what makes a GPU faster (learning/steps.py).
     threads: processor threads of each process.
+    plugins: installed packages or folders with other people's methods, with a comma between, that may be used
+    in addition to those in use already; a site with a site.yaml takes them from there alone.
     """
 
     experiment: str = "experiments/quickstart.yaml"
@@ -46,6 +49,7 @@ class RunSettings:
     threads: int = 1
     gpu: str = ""
     digest: str = ""
+    plugins: str = ""
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> "RunSettings":
@@ -77,7 +81,8 @@ class RunSettings:
 
     def load(self) -> Experiment:
         """The experiment with all defaults. Raises ConfigError if these settings name another digest."""
-        experiment = load_experiment(self.path, self._overrides())
+        with plugins.using(plugins.listed(self.plugins)):
+            experiment = load_experiment(self.path, self._overrides())
         if self.digest:
             require_digest(experiment, read_yaml(self.path), self.digest, str(self.path))
         return experiment

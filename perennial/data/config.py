@@ -52,7 +52,7 @@ MOST_SITES = 10_000
 def _source(name: str) -> str:
     if name not in SOURCES and not is_target(name):
         allowed = known("source", SOURCES)
-        raise ValueError(f"allowed: {', '.join(allowed)}, or module:function{nearest(name, allowed)}")
+        raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
     return name
 
 
@@ -257,7 +257,7 @@ class DataConfig(FiniteBlock):
         for key in _OPTIONS:
             if self.is_set(key) and key not in self.kind.options:
                 sources = [name for name, kind in SOURCES.items() if key in kind.options]
-                allowed = " or ".join(sources) or "module:function"
+                allowed = " or ".join(sources) or "of a plug-in"
                 raise ValueError(f"{key} belongs to source {allowed}; found source {self.source!r}")
         if self.source == "torchvision" and self.dataset is None:
             raise ValueError(f"source 'torchvision' needs dataset: {', '.join(get_args(DatasetName))}")

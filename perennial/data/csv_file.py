@@ -25,6 +25,7 @@ LEGACY = "cp1252"
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][-+]?\d+)?")
 _POINT_NUMBER = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(\.\d{3})+")
 _WHOLE = re.compile(r"[-+]?\d+")
 _WORKBOOK = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
@@ -141,10 +142,10 @@ def _decimal(columns: dict[str, np.ndarray]) -> Decimal:
 
 
 def other_decimal(texts: np.ndarray, decimal: Decimal) -> bool:
-    """Whether all texts, (N,), are numbers, some with the decimal sign that the file does not use."""
-    number = _COMMA_NUMBER if decimal == "." else _POINT_NUMBER
+    """Whether all texts, (N,), are numbers, some of which cannot be read for sure with the file's sign."""
+    number, unsure = (_COMMA_NUMBER,) * 2 if decimal == "." else (_POINT_NUMBER, _THOUSANDS)
     found = np.unique(texts).tolist()
-    return any(map(number.fullmatch, found)) and all(
+    return any(map(unsure.fullmatch, found)) and all(
         number.fullmatch(text) or _WHOLE.fullmatch(text) for text in found
     )
 
@@ -152,7 +153,8 @@ def other_decimal(texts: np.ndarray, decimal: Decimal) -> bool:
 def with_points(texts: np.ndarray, decimal: Decimal) -> np.ndarray:
     """(N,) texts in which numbers have a decimal point and no points between thousands.
 
-    decimal: the sign that they have now. Texts that are no such numbers come out as texts that are none.
+    decimal: the sign that they have now; among commas, a point that cannot stand between thousands is one
+    too. Texts that are no such numbers come out as texts that are none.
     """
     if decimal == ".":
         return texts
@@ -162,7 +164,9 @@ def with_points(texts: np.ndarray, decimal: Decimal) -> np.ndarray:
     found = texts.copy()
     for row in np.flatnonzero(comma | point).tolist():
         text = str(texts[row])
-        # a point without a comma could be a decimal point that slipped in: the text is left no number
-        is_number = _COMMA_NUMBER.fullmatch(text) is not None
-        found[row] = text.replace(".", "").replace(",", ".") if is_number else f"'{text}'"
+        if _COMMA_NUMBER.fullmatch(text) is not None:
+            found[row] = text.replace(".", "").replace(",", ".")
+        # 57.0 has a decimal point; in 1.234 it could stand between thousands: that text is left no number
+        elif _POINT_NUMBER.fullmatch(text) is None or _THOUSANDS.fullmatch(text) is not None:
+            found[row] = f"'{text}'"
     return found

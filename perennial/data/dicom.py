@@ -74,6 +74,23 @@ def read_patient(path: Path) -> str:
     return found
 
 
+def read_shape(path: Path) -> tuple[tuple[int, int], bool]:
+    """((width, height), whether it is seen by a window of its own, or needs none) of a file, without pixels.
+
+    Raises ValueError where they cannot be read, and ConfigError without the extra `dicom`.
+    """
+    with _opened(path, TAGS, before_pixels=True) as dataset:
+        size = int(dataset.get("Columns") or 0), int(dataset.get("Rows") or 0)
+        if not all(size):
+            raise ValueError("does not say how many rows and columns it has")
+        grey = str(dataset.get("PhotometricInterpretation", "MONOCHROME2")).startswith("MONOCHROME")
+        try:
+            seen = not grey or _window(dataset, None) is not None
+        except ValueError:
+            seen = False
+        return size, seen
+
+
 @contextmanager
 def _opened(path: Path, tags: Sequence[str], *, before_pixels: bool = False) -> Iterator["Dataset"]:
     """These elements of a file, while nothing that pydicom warns of is told: its warnings quote elements."""

@@ -21,13 +21,13 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Source:
         raise DataError(
             "data.path: missing; this experiment has no data of its own, only deployed sites have"
         )
-    reader = plugins.load("source", kind.reader, "data.source")
     if config.source not in SOURCES:
+        reader = plugins.load("source", config.source, "data.source")
         source = keywords.build(reader, config.source, config.options, "data.options", first=(config, seed))
         if not isinstance(source, Source):
             raise ConfigError(f"data.source: {config.source} gave {type(source).__name__}, allowed a Source")
         return select_classes(_as_records(source, config), config.classes)
-    offered = {"seed": seed, "cache": cache}
+    reader, offered = plugins.load_ours(kind.reader), {"seed": seed, "cache": cache}
     source = _as_records(reader(config, **{name: offered[name] for name in kind.takes}), config)
     return source if kind.collected else select_classes(source, config.classes)
 

@@ -25,7 +25,7 @@ from perennial.data.suspicion import (
     whose,
 )
 from perennial.data.table_columns import absent, discover
-from perennial.foundation.errors import DataError
+from perennial.foundation.errors import ConfigError, DataError
 
 LABELS = ("label", "class", "diagnosis", "diagnose", "dx", "target", "outcome", "disease", "y")
 SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "klinik", "ward")
@@ -204,16 +204,26 @@ def _looked_at(files: Sequence[Path]) -> Sequence[Path]:
     return files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]
 
 
+def _dicom_shape(path: Path) -> tuple[tuple[int, int], bool]:
+    from perennial.data.dicom import read_shape
+
+    return read_shape(path)
+
+
 def _with_images(files: Sequence[Path], found: Survey) -> Survey:
     """The survey with what some of the images are."""
     from PIL import Image
 
     sizes, modes, deepest, plain = list[tuple[int, int]](), Counter[str](), 0, list[Path]()
-    for path in _looked_at(files):
-        if is_dicom(path):
-            modes["dicom"] += 1
-            continue
+    unseen, looked_at = list[Path](), _looked_at(files)
+    for path in looked_at:
         try:
+            if is_dicom(path):
+                size, seen = _dicom_shape(path)
+                modes["dicom"] += 1
+                sizes.append(size)
+                unseen += [] if seen else [path]
+                continue
             with Image.open(path) as image:
                 ends = np.array(image.getextrema()).reshape(-1, 2)
                 if (ends[:, 0] == ends[:, 1]).all():
@@ -223,11 +233,22 @@ def _with_images(files: Sequence[Path], found: Survey) -> Survey:
                 modes["deep" if deep else "gray" if image.mode in ("1", "L", "LA") else "colour"] += 1
                 if deep:
                     deepest = max(deepest, int(np.asarray(image).max()))
+        except ConfigError:
+            # the library that reads DICOM files is not installed
+            raise
         except Exception:
             modes["unreadable"] += 1
-    if not sizes and modes["dicom"]:
-        sizes = [(512, 512)]
     questions = [*suspicious_names(found.samples)]
+    if unseen and not modes["deep"]:
+        questions.append(
+            Suspicion(
+                f"{len(unseen)} of {len(looked_at)} DICOM files that were looked at have no window of their "
+                f"own, the first {unseen[0]}: they cannot be read until data.window names the values that "
+                "become black and white; full takes all that their bits can hold",
+                "window",
+                "full",
+            )
+        )
     if plain:
         questions.append(
             Suspicion(

@@ -62,4 +62,6 @@ class Survey:
                 samples[value.get(name, name)] += count
             renamed = options.get("labels", {}) | dict(value)
             return replace(self, samples=dict(samples), options=options | {"labels": renamed})
+        if isinstance(value, str):
+            return replace(self, options=options | {key: value})
         return replace(self, options=options | {"missing": [*options.get("missing", []), *value]})

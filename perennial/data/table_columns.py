@@ -227,6 +227,22 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
     return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
 
 
+def feature_names(columns: Mapping[str, str | Sequence[str]]) -> list[str]:
+    """What each of the D features of encode() is: `age`, `age is missing`, `sex = f`, `sex is none of these`.
+
+    For people: two features may have the same name where a category has the name of another column.
+    """
+    found = list[str]()
+    for name, kind in columns.items():
+        if isinstance(kind, str):
+            days = ", days since 1970-01-01" if kind == "date" else ""
+            found += [f"{name}{days}", f"{name} is missing (0 or 1)"]
+        else:
+            found += [f"{name} = {category} (0 or 1)" for category in kind]
+            found.append(f"{name} is missing or none of these (0 or 1)")
+    return found
+
+
 def feature_ranges(columns: Mapping[str, str | Sequence[str]]) -> dict[str, range]:
     """Indices of each column's features among the D features of encode()."""
     found, start = {}, 0

@@ -9,6 +9,7 @@ bundles/            what hospitals are given
 state/              the SuperLink's database, the run folders, Flower's own settings
 """
 
+import operator
 import os
 import re
 from pathlib import Path
@@ -46,6 +47,8 @@ class Federation(Block):
     control_port: of the Control API, which listens on loopback only: whoever reaches it can start runs.
     health_host: where the health server listens, which says that the SuperLink serves and nothing else;
     Kubernetes asks it from outside the container, so that 0.0.0.0 is needed there.
+    plugins: installed packages, or folders, with other people's methods that experiments may name here; the
+    sites' own site.yaml says what they may name there.
     """
 
     name: str = Field(pattern=SITE_NAME)
@@ -56,6 +59,7 @@ class Federation(Block):
     fleet_host: str = "0.0.0.0"
     health_port: PositiveInt = Field(default=9099, lt=65536)
     health_host: str = "127.0.0.1"
+    plugins: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
 
 
 class SiteRecord(Block):
@@ -86,6 +90,10 @@ class OperatorFolder:
     def root(self) -> Path:
         """This folder's path for the SuperLink: inside its container with compose, else as here."""
         return IN_CONTAINER if self.federation.runtime == "compose" else self.path
+
+    def plugins(self, root: Path) -> list[str]:
+        """The plug-ins of deploy.yaml; a folder's path is relative to root, this folder's own."""
+        return [str(root / each) if "/" in each else each for each in self.federation.plugins]
 
     @property
     def fleet_address(self) -> str:

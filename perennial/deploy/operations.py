@@ -13,6 +13,7 @@ from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import one_at_a_time, replace_file
+from perennial.foundation.plugins import using
 from perennial.server.control import (
     clear_request,
     pinned_split_key,
@@ -136,7 +137,8 @@ def submit(
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
     """Stage an experiment for sites to approve without running it."""
-    return stage_application(experiment, overrides, name, folder.apps)
+    with using(folder.plugins(folder.path)):
+        return stage_application(experiment, overrides, name, folder.apps)
 
 
 def pause(folder: OperatorFolder, name: str) -> Done:
@@ -251,6 +253,8 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
     name = application.folder.name
     folder.write_names()
     settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
+    if named := folder.plugins(folder.root):
+        settings["plugins"] = ",".join(named)
     run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
     app, book = str(folder.root / "apps" / name), RunBook(folder.apps)
     book.intend(name, application.digest)

@@ -31,6 +31,7 @@ from perennial.deploy.flower_seam import (
 from perennial.engine.cohorts import Cohorts
 from perennial.engine.frames import Frame, content_of, frames
 from perennial.engine.grid import Client, InProcessGrid, answered, set_task_identity
+from perennial.foundation import plugins
 from perennial.foundation.errors import StateError
 from perennial.protocol.stack import answers
 
@@ -142,7 +143,14 @@ class WorkerGrid(InProcessGrid):
             own = _on_device(contexts, devices[number % len(devices)]) if devices else contexts
             process = context.Process(
                 target=_work,
-                args=(client, cohorts, own, theirs, inherited if start_method == "fork" else []),
+                args=(
+                    client,
+                    cohorts,
+                    own,
+                    theirs,
+                    inherited if start_method == "fork" else [],
+                    plugins.in_use(),
+                ),
                 name=f"worker {number + 1}",
                 daemon=True,
             )
@@ -264,6 +272,7 @@ def _work(
     contexts: dict[int, Context],
     connection: Connection,
     inherited: Sequence[Connection],
+    named: plugins.InUse,
 ) -> None:
     """The main loop of a worker: answer messages in the order of arrival until the connection closes."""
     for other in inherited:
@@ -283,7 +292,9 @@ def _work(
             if frame.HasField("content"):
                 record = content_of(arrived.get, {})
             messages.append(make_message(metadata=metadata_from_proto(frame.metadata), content=record))
-        for reply in answered(client, cohorts, messages, contexts):
+        with plugins.restored(named):
+            replies = answered(client, cohorts, messages, contexts)
+        for reply in replies:
             if not reply.has_content():
                 connection.send_bytes(message_to_proto(reply).SerializeToString())
                 continue

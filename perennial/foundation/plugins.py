@@ -1,17 +1,23 @@
-"""Other people's strategies, data sources, models and losses: entry points, or `module:Class`.
+"""Other people's strategies, data sources, networks and losses.
+
+Code is chosen by a person and never by a file. A person names it on the command line (`--plugins`), in a
+program (`run(plugins=[...])`), in site.yaml or in deploy.yaml; what nobody named is not imported, whatever an
+experiment, a model or a message says. An installed package offers its methods as entry points; a folder of
+one's own offers each class and function of its modules as `module:Class`.
 
 A plug-in is known by the SHA-256 of its source, which is part of an experiment's identity, so that server and
 sites that run other versions of it notice.
 """
 
 import hashlib
+import importlib
 import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
-from importlib import import_module
-from importlib.metadata import entry_points
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -27,52 +33,185 @@ GROUPS: dict[Kind, str] = {
 }
 """Entry-point groups."""
 OURS, PROGRAM = "perennial", "__main__"
-_ALLOWED: ContextVar[Mapping[str, str] | None] = ContextVar("allowed plug-ins", default=None)
-"""Packages that may be imported, with the SHA-256 of their sources; None: any."""
+_CODE = (".py", ".pyc", ".pyd", ".so")
+_CACHES = "__pycache__"
+
+Named = str | Path | type | Any
+"""What a person can name: an installed package, a folder, or a class or function of the program itself."""
+
+
+@dataclass(frozen=True)
+class InUse:
+    """The plug-ins that were named.
+
+    packages: installed package -> the SHA-256 that its source must have; None: as it is installed.
+    folders: of modules. objects: `module:Class` -> a class or function that the program handed over.
+    at_site: named in site.yaml, so that errors say what to write there.
+    """
+
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    at_site: bool = False
+
+
+_NOTHING = InUse()
+_IN_USE: ContextVar[InUse] = ContextVar("plug-ins in use", default=_NOTHING)
+_HANDED_OVER: dict[str, Any] = {}
+"""Classes and functions of this program, by `module:Class`."""
+
+
+def in_use() -> InUse:
+    """The plug-ins that are in use here; nothing is where nobody named any."""
+    found = _IN_USE.get()
+    return found if found.at_site else InUse(found.packages, found.folders, {**_HANDED_OVER, **found.objects})
 
 
 @contextmanager
-def only(allowed: Mapping[str, str] | None) -> Iterator[None]:
-    """Context manager: no plug-ins are found or imported but those of these packages at these hashes.
+def using(named: Iterable[Named]) -> Iterator[None]:
+    """Context manager: these plug-ins are in use in addition. Raises ConfigError for one that is none.
 
-    allowed: package -> SHA-256 of its source; None: any plug-in.
+    named: each the name of an installed package, the path of a folder (with a separator where it is text, as
+    in ./methods), or a class or function.
     """
-    token = _ALLOWED.set(allowed)
+    before, named = in_use(), [*named]
+    if before.at_site and named:
+        raise ConfigError(f"plugins: found {named!s:.100}; at a site only site.yaml names plug-ins")
+    packages, folders, objects = dict(before.packages), list(before.folders), dict(before.objects)
+    for each in named:
+        if isinstance(each, Path) or (isinstance(each, str) and ("/" in each or each in (".", ".."))):
+            folders.append(_folder(Path(each)))
+        elif isinstance(each, str):
+            packages.setdefault(_package(each), None)
+        else:
+            objects[name_of(each)] = each
+    with restored(InUse(packages, tuple(dict.fromkeys(folders)), objects, before.at_site)):
+        yield
+
+
+@contextmanager
+def only(packages: Mapping[str, str]) -> Iterator[None]:
+    """Context manager: no plug-ins are in use but those of these packages, as site.yaml names them.
+
+    packages: package -> SHA-256 of its source.
+    """
+    with restored(InUse(dict(packages), at_site=True)):
+        yield
+
+
+@contextmanager
+def restored(found: InUse) -> Iterator[None]:
+    """Context manager: these plug-ins are in use, as in another process or before."""
+    # behind all others: a module of a folder never takes the place of one that is installed
+    added = [str(folder) for folder in found.folders if str(folder) not in sys.path]
+    sys.path.extend(added)
+    if added:
+        importlib.invalidate_caches()
+    token = _IN_USE.set(found)
     try:
         yield
     finally:
-        _ALLOWED.reset(token)
+        _IN_USE.reset(token)
+        for folder in added:
+            sys.path.remove(folder)
 
 
-def _require_allowed(target: str) -> None:
-    """Raises ConfigError for a package that the block does not allow, before anything of it is imported."""
-    allowed, package = _ALLOWED.get(), target.partition(":")[0].partition(".")[0]
-    if allowed is None or package == OURS:
-        return
-    if package not in allowed:
+def listed(named: str) -> list[str]:
+    """The plug-ins in the text of a run config: names or folders with a comma between."""
+    return [part.strip() for part in named.split(",") if part.strip()]
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ConfigError(f"plugins: {path}: no such folder")
+    return path.resolve()
+
+
+def _package(name: str) -> str:
+    offering = sorted(packages_installed())
+    if name not in offering:
+        here = f"; for a folder write ./{name}" if name.isprintable() and Path(name).is_dir() else ""
         raise ConfigError(
-            f"{target:.100}: a plug-in of package {package!r:.60}, which site.yaml does not name under "
-            f"`plugins`; named: {', '.join(sorted(allowed)) or 'none'}; to allow it, install the package and "
-            f"write `plugins: {{{package:.60}: SHA256}}` in site.yaml: `site review` then says what it found"
+            f"plugins: found {name!r:.100}{nearest(name, offering)}, which is no installed package with "
+            f"plug-ins{here}; allowed: {', '.join(offering) or 'none is installed'}, or the path of a folder"
         )
-    if (found := _hash_of(target)) != allowed[package]:
+    return name
+
+
+def packages_installed() -> set[str]:
+    """Installed packages that offer a method."""
+    return {_top(entry.value) for group in GROUPS.values() for entry in entry_points(group=group)} - {OURS}
+
+
+def hand_over(found: Any) -> str:
+    """Put a class or function of the program itself in use for good; returns its `module:Class`."""
+    target = name_of(found)
+    _HANDED_OVER[target] = found
+    return target
+
+
+def name_of(found: Any) -> str:
+    """The `module:Class` of a class or function. Raises ConfigError for anything else."""
+    if not (inspect.isclass(found) or inspect.isfunction(found)):
         raise ConfigError(
-            f"{target:.100}: the installed package {package!r} has SHA-256 {found}, site.yaml names "
-            f"{allowed[package]:.64}"
+            f"plugins: found {found!r:.100}, allowed a package, a folder, a class or a function"
         )
+    return f"{found.__module__}:{found.__qualname__}"
+
+
+def _top(target: str) -> str:
+    return target.partition(":")[0].partition(".")[0].strip()
+
+
+def _target(entry: EntryPoint) -> str:
+    return entry.value.partition("[")[0].replace(" ", "")
+
+
+def _entries(kind: Kind, packages: Iterable[str]) -> list[EntryPoint]:
+    """What these packages offer of a kind."""
+    allowed = set(packages) - {OURS}
+    return [entry for entry in entry_points(group=GROUPS[kind]) if _top(entry.value) in allowed]
+
+
+def _entries_of(kind: Kind, name: str, packages: Iterable[str]) -> list[EntryPoint]:
+    """Those of a name, or of a `module:Class`."""
+    return [entry for entry in _entries(kind, packages) if name in (entry.name, _target(entry))]
+
+
+def _module_in(folders: Iterable[Path], target: str) -> Path | None:
+    """The file of a target's module in one of the folders. Nothing is imported."""
+    if not is_target(target) or _top(target) in (OURS, PROGRAM):
+        return None
+    parts = target.partition(":")[0].split(".")
+    for folder in folders:
+        for path in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+            if path.is_file():
+                return path
+    return None
 
 
 def target_of(kind: Kind, name: str) -> str | None:
-    """The `module:Class` that a name stands for; None if no installed plug-in has this name.
+    """The `module:Class` that a name stands for; None if no plug-in in use has this name.
 
-    Raises ConfigError if two installed packages use the same name.
+    Nothing is imported. Raises ConfigError if two plug-ins use the same name, or a package's source is not
+    the one that site.yaml names.
     """
-    if is_target(name):
+    found = in_use()
+    if name in found.objects or _module_in(found.folders, name) is not None:
         return name
-    found = {entry.value.replace(" ", "") for entry in entry_points(group=GROUPS[kind], name=name)}
-    if len(found) > 1:
-        raise ConfigError(f"{kind} {name!r}: several packages offer it: {', '.join(sorted(found))}; name one")
-    return next(iter(found), None)
+    targets = {_target(entry) for entry in _entries_of(kind, name, found.packages)}
+    if len(targets) > 1:
+        raise ConfigError(
+            f"{kind} {name!r}: several plug-ins have it: {', '.join(sorted(targets))}; name one"
+        )
+    for target in targets:
+        expected = found.packages[_top(target)]
+        if expected is not None and (sha256 := _hash_of(target)) != expected:
+            raise ConfigError(
+                f"{target:.100}: the installed package {_top(target)!r} has SHA-256 {sha256}, site.yaml "
+                f"names {expected:.64}"
+            )
+    return next(iter(targets), None)
 
 
 def is_target(name: str) -> bool:
@@ -82,54 +221,120 @@ def is_target(name: str) -> bool:
 
 
 def with_names(value: Any) -> Any:
-    """A copy of a mapping or list with each class in it replaced by its `module:Class`."""
+    """A copy of a mapping or list with each class or function in it handed over, and named instead."""
     if isinstance(value, Mapping):
         return {key: with_names(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [with_names(item) for item in value]
-    return f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
+    return hand_over(value) if inspect.isclass(value) or inspect.isfunction(value) else value
 
 
-def load(kind: Kind, target: str, where: str) -> Any:
-    """The object that `module:Class` names. where: the key of the experiment, for errors.
-
-    Raises ConfigError when it cannot be imported.
-    """
-    _require_allowed(target)
+def load_ours(target: str) -> Any:
+    """The object of a `module:Class` that stands in one of our own registries, never in a file."""
     module, _, attribute = target.partition(":")
-    try:
-        return getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise ConfigError(
-            f"{where}: {target!r} cannot be imported ({error}); install the package that has it, or put its "
-            "folder on PYTHONPATH"
-        ) from error
-    except AttributeError:
-        offered = [name for name in vars(import_module(module)) if not name.startswith("_")]
-        raise ConfigError(
-            f"{where}: module {module!r} has no {attribute!r}{nearest(attribute, offered)}"
-        ) from None
+    return getattr(importlib.import_module(module), attribute)
 
 
-def refuse_unknown(kind: Kind, name: str, ours: Iterable[str], where: str) -> ConfigError:
-    """Build, and do not raise, the ConfigError for a name that is neither built in nor installed.
+def load(kind: Kind, name: str, where: str) -> Any:
+    """The class or function of a plug-in in use. where: the key of the experiment, for errors.
 
-    ours: names of the built-in ones. where: key of the experiment.
+    Raises ConfigError for a name that no plug-in in use has, and one that cannot be imported.
     """
-    allowed = known(kind, ours)
+    found = in_use()
+    if name in found.objects:
+        return found.objects[name]
+    target = target_of(kind, name)
+    if target is None:
+        raise not_in_use(kind, name, where)
+    entries = _entries_of(kind, name, found.packages)
+    try:
+        made = entries[0].load() if entries else _from_folder(target, found.folders, where)
+    except ImportError as error:
+        raise ConfigError(f"{where}: {target!r} cannot be imported ({error})") from error
+    except AttributeError as error:
+        raise ConfigError(f"{where}: {target!r} is not there ({error})") from None
+    if not (inspect.isclass(made) or inspect.isfunction(made)):
+        raise ConfigError(f"{where}: {target} is no class or function")
+    return made
+
+
+def _from_folder(target: str, folders: Iterable[Path], where: str) -> Any:
+    """A class or function that a module of a folder defines itself."""
+    path, (name, _, attribute) = _module_in(folders, target), target.partition(":")
+    assert path is not None
+    module = importlib.import_module(name)
+    if module.__file__ is None or not path.samefile(module.__file__):
+        raise ConfigError(
+            f"{where}: {path} has the name of a module that is there already ({module.__file__}); rename it"
+        )
+    own = {
+        key: value
+        for key, value in vars(module).items()
+        if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == name
+    }
+    if attribute not in own:
+        raise ConfigError(
+            f"{where}: module {name!r} defines no {attribute!r}{nearest(attribute, own)}; a plug-in is a "
+            "class or function of the module itself"
+        )
+    return own[attribute]
+
+
+def not_in_use(kind: Kind, name: str, where: str) -> ConfigError:
+    """Build, and do not raise, the ConfigError for a plug-in that nobody named; it says what to write."""
+    packages = sorted({_top(entry.value) for entry in _entries_of(kind, name, packages_installed())})
+    package = packages[0] if packages else _top(name) if is_target(name) else "PACKAGE"
+    if in_use().at_site:
+        named = ", ".join(sorted(in_use().packages)) or "none"
+        return ConfigError(
+            f"{where}: {name:.100}: a plug-in of package {package!r:.60}, which site.yaml does not name "
+            f"under `plugins`; named: {named}; to allow it, install the package, which must offer it as an "
+            f"entry point, and write `plugins: {{{package:.60}: SHA256}}` in site.yaml: `site review` then "
+            "says what it found"
+        )
+    if package in in_use().packages:
+        own = [text for entry in _entries(kind, [package]) for text in (entry.name, _target(entry))]
+        return ConfigError(
+            f"{where}: found {name!r:.100}{nearest(name, own)}; package {package} offers as a {kind}: "
+            f"{', '.join(own) or 'nothing'}"
+        )
+    option = packages[0] if packages else "FOLDER (of the module, for instance ./methods)"
     return ConfigError(
-        f"{where}: found {name!r}{nearest(name, allowed)}; allowed: {', '.join(allowed)}, or module:Class"
+        f"{where}: found {name!r:.100}, which is code of somebody else, and nobody named it; a file alone "
+        f"never does. If you trust that code, pass --plugins {option}; in Python, run(plugins=[...]); in "
+        "deploy.yaml and in a run config, `plugins`"
     )
 
 
+def is_offered(kind: Kind, name: str) -> bool:
+    """Whether an installed package has a method of this name, in use or not."""
+    return bool(_entries_of(kind, name, packages_installed()))
+
+
+def require_named(kind: Kind, name: str, where: str) -> None:
+    """Raises ConfigError unless a plug-in in use has this name. Nothing is imported."""
+    if target_of(kind, name) is None:
+        raise not_in_use(kind, name, where)
+
+
+def refuse_unknown(kind: Kind, name: str, ours: Iterable[str], where: str) -> ConfigError:
+    """Build, and do not raise, the ConfigError for a name that is neither built in nor a plug-in's.
+
+    ours: names of the built-in ones. where: key of the experiment.
+    """
+    if is_target(name) or is_offered(kind, name):
+        return not_in_use(kind, name, where)
+    allowed = known(kind, ours)
+    return ConfigError(f"{where}: found {name!r}{nearest(name, allowed)}; allowed: {', '.join(allowed)}")
+
+
 def known(kind: Kind, ours: Iterable[str]) -> list[str]:
-    """All usable names of a kind, sorted: built-in ones (ours) and installed plug-ins."""
-    return sorted({*ours, *(entry.name for entry in entry_points(group=GROUPS[kind]))})
+    """All usable names of a kind, sorted: built-in ones (ours), and those of plug-ins in use."""
+    return sorted({*ours, *(entry.name for entry in _entries(kind, in_use().packages))})
 
 
-@lru_cache(maxsize=64)
 def sources_of(target: str) -> dict[str, Path]:
-    """The plug-in's source: path from the import folder -> file, every .py file of its top-level package.
+    """The plug-in's source: path from the import folder -> file, all code of its top-level package.
 
     Raises ConfigError when the module is not there, or has no source.
     """
@@ -141,15 +346,14 @@ def sources_of(target: str) -> dict[str, Path]:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        raise ConfigError(
-            f"{target!r}: no module {module!r}; install the package that has it, or put its folder on "
-            "PYTHONPATH"
-        )
+        raise ConfigError(f"{target!r}: no module {module!r}; install the package that has it")
     found: dict[str, Path] = {}
     if spec.submodule_search_locations is not None and top != OURS:
         for location in map(Path, spec.submodule_search_locations):
             found |= {
-                f"{top}/{path.relative_to(location).as_posix()}": path for path in location.rglob("*.py")
+                f"{top}/{path.relative_to(location).as_posix()}": path
+                for path in location.rglob("*")
+                if path.suffix in _CODE and _CACHES not in path.parts
             }
     elif spec.origin is not None and spec.origin.endswith(".py"):
         path = Path(spec.origin)
@@ -160,8 +364,7 @@ def sources_of(target: str) -> dict[str, Path]:
 
 
 def fingerprint(target: str) -> str:
-    """SHA-256 of the plug-in's source, file by file in the order of their names."""
-    _require_allowed(target)
+    """SHA-256 of the source of a plug-in in use, file by file in the order of their names."""
     return _hash_of(target)
 
 
@@ -170,7 +373,7 @@ def _hash_of(target: str) -> str:
     if target.startswith(f"{PROGRAM}:"):
         # of a notebook or a script there is no package that a site could install
         try:
-            return hashlib.sha256(inspect.getsource(load("strategy", target, target)).encode()).hexdigest()
+            return hashlib.sha256(inspect.getsource(in_use().objects[target]).encode()).hexdigest()
         except (OSError, TypeError) as error:
             raise ConfigError(
                 f"{target!r}: its source cannot be read ({error}); put it into a module"

@@ -3,6 +3,7 @@
 Each says what every sample of a batch costs, and whether that follows from the sample alone.
 """
 
+import inspect
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -235,10 +236,9 @@ def classification(config: LearnerConfig) -> Loss:
     if named.name not in LOSSES:
         where = "learner.classification"
         made = plugins.load("loss", named.name, f"{where}.name")
-        loss = keywords.build(made, named.name, named.options, f"{where}.options")
-        if not isinstance(loss, Loss):
+        if not (inspect.isclass(made) and issubclass(made, Loss)):
             raise ConfigError(f"{where}.name: {named.name} is no subclass of {Loss.__module__}.Loss")
-        return loss
+        return keywords.build(made, named.name, named.options, f"{where}.options")
     keys: dict[str, Any] = {}
     if named.name == "balanced_softmax":
         keys = {"scale": named.scale, "sign": named.sign}

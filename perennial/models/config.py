@@ -12,9 +12,11 @@ from perennial.models.feature_maps.config import (
     ChoiceConfig,
     ExpansionConfig,
     FeatureMapConfig,
+    ModelMapConfig,
     PretrainedConfig,
     ProjectionConfig,
     RandomMapConfig,
+    RunLayout,
 )
 
 Norm = Literal["none", "group", "batch"]
@@ -42,13 +44,13 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
 def _network(name: str) -> str:
     if name not in NETWORKS and not is_target(name):
         allowed = known("model", NETWORKS)
-        raise ValueError(f"allowed: {', '.join(allowed)}, or module:Class{nearest(name, allowed)}")
+        raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
     return name
 
 
 def _backbone(name: str) -> str:
     if name in (*COMPOSITE, "features", "pretrained"):
-        raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}, or module:Class")
+        raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}")
     return _network(name)
 
 
@@ -216,3 +218,9 @@ class EncoderConfig(Block):
         if (self.sha256 is None) != (self.file is None):
             raise ValueError("sha256 goes with file; it is written down when an experiment file is read")
         return self
+
+
+# a finished run's network is described by a `model` block itself
+for _described in (RunLayout, ModelMapConfig):
+    _described.model_rebuild()
+ModelConfig.model_rebuild(force=True)

@@ -1,8 +1,7 @@
 """Builds the model that the `model` block of an experiment describes."""
 
-from collections.abc import Mapping
+import inspect
 from math import prod
-from typing import Any
 
 from torch import nn
 
@@ -13,6 +12,7 @@ from perennial.models.config import BACKBONES, CONVOLUTIONAL, EncoderConfig, Mod
 from perennial.models.digest_encoders import build_encoder
 from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.feature_maps.config import RunLayout
 from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.incremental import IncrementalModel
@@ -78,15 +78,11 @@ def build_model(
     return IncrementalModel(backbone, width, num_classes, rows, dropout=config.dropout)
 
 
-def network_of(layout: Mapping[str, Any]) -> IncrementalModel:
-    """A finished run's network without its weights. layout: as feature_maps/finished_run.py reads it."""
+def network_of(layout: RunLayout) -> IncrementalModel:
+    """A finished run's network without its weights."""
+    encoder = layout.encoder or EncoderConfig()
     return build_model(
-        ModelConfig.model_validate(layout["model"]),
-        tuple(layout["inputs"]["shape"]),
-        layout["classes"],
-        layout["seed"],
-        EncoderConfig.model_validate(layout["encoder"]).layout,
-        with_weights=False,
+        layout.model, layout.inputs.shape, layout.classes, layout.seed, encoder.layout, with_weights=False
     )
 
 
@@ -114,9 +110,11 @@ def _plugin(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Modul
     """Somebody else's network, and its attribute `width`. Raises ConfigError when it is none."""
     name = config.backbone_name
     network = plugins.load("model", name, "model.name")
+    if not (inspect.isclass(network) and issubclass(network, nn.Module)):
+        raise ConfigError(f"model.name: {name} is no network; allowed: a subclass of torch.nn.Module")
     module = keywords.build(network, name, config.options, "model.options", first=(input_shape,))
     width = getattr(module, "width", None)
-    if not isinstance(module, nn.Module) or not isinstance(width, int) or width < 1:
+    if not isinstance(width, int) or width < 1:
         raise ConfigError(
             f"model.name: {name} is no network for features; allowed: an nn.Module, made from the input "
             "shape, whose attribute `width` is the number of features of one sample"

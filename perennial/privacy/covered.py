@@ -1,6 +1,6 @@
 """What shows of a site's data without a charge to its ledger.
 
-A path is `Message.field`. `python -m benchmarks.twins` gives two copies of a site, which differ in
+A path is `Message.field`. `tests/twins` gives two copies of a site, which differ in
 one record, the same requests: what differs in their answers is covered by a charge or listed here, or it
 fails.
 """

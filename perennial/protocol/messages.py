@@ -289,8 +289,10 @@ class StatisticsReply(Stamp):
     """SHA-256 of the feature maps that were used."""
     statistics: Tensors
     """`gram`: the sum of products of every two features; `sums`: of the features of each class; `counts`: of
-    samples of each class. Integers. Without noise, sums over fewer samples than features reveal the space in
-    which these lie, and features of images can be turned back into pictures."""
+    samples of each class. Integers. In place of `gram` without noise: `factor` and `order`, computed from
+    it alone, whose product rounds to it, or `planes`, its bytes compressed. Without noise, sums over fewer
+    samples than features reveal the space in which these lie, and features of images can be turned back
+    into pictures."""
     statement: str = at_most(LONGEST_REASON, default="")
     """What the site signs of these sums (privacy/signed_sums.py), a JSON object; '' where none is asked."""
 

@@ -8,6 +8,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from perennial.config.run import CohortPlan, RunSettings
+from perennial.foundation import plugins
 from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating
 from perennial.server.control import ALIVE
@@ -61,8 +62,9 @@ def serve(
     from perennial.server.assembly import run_to_the_end
 
     settings = RunSettings.from_run_config(context.run_config)
-    experiment = settings.load()
-    torch.set_num_threads(settings.threads)
-    folder = settings.folder(experiment)
-    with sole_owner(folder, f"server of {experiment.name}"), beating(folder / ALIVE):
-        return run_to_the_end(grid, experiment, settings, folder, engine, listener, cohort)
+    with plugins.using(plugins.listed(settings.plugins)):
+        experiment = settings.load()
+        torch.set_num_threads(settings.threads)
+        folder = settings.folder(experiment)
+        with sole_owner(folder, f"server of {experiment.name}"), beating(folder / ALIVE):
+            return run_to_the_end(grid, experiment, settings, folder, engine, listener, cohort)

@@ -207,7 +207,8 @@ class Analytic(IncrementalStrategy):
 
         able: whether the server has each site's own sums. of: sums to use in place of all.
         """
-        self.cross_site = judged.block_or_none(of or self._plain, classes) if able else {}
+        judge = self.settings.judge(self.chosen[max(self.chosen)] if self.chosen else None)
+        self.cross_site = judged.block_or_none(of or self._plain, classes, judge) if able else {}
 
     def summary_blocks(self) -> dict[str, Any]:
         """Blocks of summary.json: the sums, the feature maps, the shrinkage, and the cross-site table."""

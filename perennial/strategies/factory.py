@@ -22,20 +22,21 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
 
     Raises ConfigError naming the key, what was found and what is allowed.
     """
-    target = STRATEGIES.get(name) or plugins.target_of("strategy", name)
-    if target is None and name in REMOVED:
+    if name in STRATEGIES:
+        strategy = plugins.load_ours(STRATEGIES[name])
+    elif name in REMOVED:
         raise ConfigError(f"{where}.name: found {name!r}, which is gone; use median (docs/robustness.md)")
-    if target is None:
+    elif plugins.target_of("strategy", name) is None:
         raise plugins.refuse_unknown("strategy", name, STRATEGIES, f"{where}.name")
-    strategy = plugins.load("strategy", target, f"{where}.name")
-    if not inspect.isclass(strategy) or not issubclass(strategy, IncrementalStrategy):
-        raise ConfigError(
-            f"{where}.name: {target} is no strategy; allowed: a subclass of "
-            "perennial.strategies.base.IncrementalStrategy"
-        )
-    if name not in STRATEGIES:
+    else:
+        strategy = plugins.load("strategy", name, f"{where}.name")
         # what a plug-in asks of sites stands beside its keys, for the sites
         parameters = {key: value for key, value in parameters.items() if key != "asks"}
+    if not inspect.isclass(strategy) or not issubclass(strategy, IncrementalStrategy):
+        raise ConfigError(
+            f"{where}.name: {name} is no strategy; allowed: a subclass of "
+            "perennial.strategies.base.IncrementalStrategy"
+        )
     return keywords.build(strategy, name, parameters, where, convert=_converted)
 
 

@@ -19,7 +19,9 @@ from benchmarks.compared_rules import (
     Krum,
     TrimmedMean,
 )
+from benchmarks.table import ROOT
 from perennial.config.run import APP_ROOT, RunSettings
+from perennial.foundation.plugins import using
 from perennial.protocol.messages import TrainRequest
 
 HAND = torch.tensor([(1.0, 2.0), (1.2, 1.8), (0.8, 2.2), (1.1, 2.1), (10.0, -10.0)], dtype=torch.float64)
@@ -47,9 +49,9 @@ def test_the_attackers_foresee_the_model_of_the_next_round(
     monkeypatch.setattr(dishonest, "AdaptiveClient", Watched)
     changes = ["tasks={count: 1, rounds: 3}", "data.partition.alpha=100", f"strategy.name={strategy}"]
     path = str(APP_ROOT / "experiments" / "robust_digits.yaml")
-    dishonest.attacked_run(
-        RunSettings(path, json.dumps(changes), runs=str(tmp_path), device="cpu"), "adaptive"
-    )
+    settings = RunSettings(path, json.dumps(changes), runs=str(tmp_path), device="cpu")
+    with using([ROOT]):
+        dishonest.attacked_run(settings, "adaptive")
     assert sorted(seen) == [2, 3]
     for arrays, expected in seen.values():
         assert all(torch.allclose(arrays[name], expected[name], atol=1e-6) for name in expected)

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
+from benchmarks.decisions import Estimate
 from benchmarks.grid import jobs
 from benchmarks.paper_claims import Claim, judge
 from benchmarks.paper_tables import PAPERS, UNTESTED, paper_of, papers_table
-from benchmarks.power import Estimate
 from benchmarks.table import EXPERIMENTS, tables
 from perennial.config.experiment import load_experiment
 

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from flwr.app import Context, RecordDict
 
-from benchmarks.attacked_hospital import template_policy
 from perennial.client.app import app as client_app
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
@@ -17,6 +16,7 @@ from perennial.config.simulation import simulated_site_names
 from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.server.app import serve
+from tests.attacked_hospital import template_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 IID = "data.partition={kind: iid}"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.attacked_hospital import Hospital
 from perennial.client import site as site_module
 from perennial.client.record_figures import record_figures
 from perennial.client.record_sets import (
@@ -26,6 +25,7 @@ from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
+from tests.attacked_hospital import Hospital
 from tests.budgets import budget_for
 
 SPLIT_KEY = "0" * 64

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
 from perennial.cli.check import check_command
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
 from perennial.client.secure_state import SecureState, own_identity
@@ -21,6 +20,7 @@ from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Attempt
+from tests.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
 
 EXPERIMENT: dict[str, Any] = {
     "name": "demand",

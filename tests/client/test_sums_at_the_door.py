@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.attacked_hospital import Hospital
 from perennial.cli.check import check_command
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest
+from tests.attacked_hospital import Hospital
 
 SUMS: dict[str, Any] = {
     "model": {"name": "features", "features": [{"name": "random", "width": 12}]},

@@ -1,10 +1,10 @@
 """The auditor's page is the code's own account of what leaves a site."""
 
-from benchmarks.what_leaves import PAGE, page
+from tests.what_leaves import PAGE, page
 
 
 def test_the_page_is_what_the_messages_say() -> None:
-    assert PAGE.read_text() == page(), "run: python -m benchmarks.what_leaves"
+    assert PAGE.read_text() == page(), "run: python -m tests.what_leaves"
 
 
 def test_every_field_is_explained() -> None:

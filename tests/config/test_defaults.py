@@ -23,7 +23,7 @@ RECORDED: dict[str, dict[str, dict[str, Any]]] = json.loads(
 
 def of_strategy(name: str) -> dict[str, Any]:
     """Defaults by key, as JSON has them."""
-    keys = inspect.signature(plugins.load("strategy", STRATEGIES[name], "strategy.name")).parameters
+    keys = inspect.signature(plugins.load_ours(STRATEGIES[name])).parameters
     found = {key: one.default for key, one in keys.items() if one.default is not inspect.Parameter.empty}
     return json.loads(json.dumps(found))
 

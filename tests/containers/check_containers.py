@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.loopback import digit_folders, free_ports
-from benchmarks.split_keys import split_key_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.summary import hashes_of
+from tests.loopback import digit_folders, free_ports
+from tests.split_keys import split_key_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.loopback import bound_by_permissions, digit_folders
 from tests.containers.check_containers import EXPERIMENT
+from tests.loopback import bound_by_permissions, digit_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = 1000

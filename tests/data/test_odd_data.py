@@ -24,7 +24,7 @@ def read_table(path: Path, text: str, **block: object) -> Source:
     ("header", "row", "column"),
     [
         ("age,size,label", '{0}.5,"{0},5",{1}', "column 'size' holds numbers with a comma such as"),
-        ("age;size;label", "{0}.5;{0},5;{1}", "column 'age' holds numbers with a point such as"),
+        ("age;size;label", "1.{0:03};{0},5;{1}", "column 'age' holds numbers with a point such as"),
     ],
 )
 def test_a_column_with_another_decimal_sign_does_not_become_categories(

@@ -78,6 +78,7 @@ def test_the_page_s_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("pydicom", reason="the extra dicom is not installed")
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody's"))
     commands = [line for kind, text in BLOCKS if kind == "sh" for line in text.strip().splitlines()]
     assert len(commands) >= 10
     for line in commands:
@@ -86,7 +87,7 @@ def test_the_page_s_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         quick = QUICK.get(Path(arguments[1]).name, []) if arguments[0] == "run" else []
         if "--against" in arguments:
             # two models of a few records: whether one is as good is not this page's matter
-            judged = CliRunner().invoke(app, [*arguments, "--key", "judge.key"])
+            judged = CliRunner().invoke(app, arguments)
             assert judged.exit_code in (0, 1) and "Signed: " in Path("runs/skin/card.md").read_text()
             continue
         told = call(*arguments, *quick)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.loopback import ENTERED, Deployment, digit_folders, free_ports
-from benchmarks.split_keys import split_key_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.privacy.receipts import ReceiptBook, read_receipt_key
 from perennial.server.summary import hashes_of
 from tests.live_pages import until
+from tests.loopback import ENTERED, Deployment, digit_folders, free_ports
+from tests.split_keys import split_key_of
 
 SITES = ["graz", "linz"]
 CLASSES = [f"digit-{digit}" for digit in range(10)]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.loopback import ENTERED, QuickDeployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.live.guard import allowed_hosts
@@ -20,6 +19,7 @@ from perennial.live.hospital import HospitalPages
 from perennial.server.fault_kinds import KINDS
 from perennial.server.faults import Fault
 from tests.live_pages import ask, operator_pages, room_for, served, until
+from tests.loopback import ENTERED, QuickDeployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SITES = ["site-0", "site-1"]

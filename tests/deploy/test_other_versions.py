@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 import perennial
-from benchmarks.loopback import Deployment, digit_folders
 from perennial.protocol.stamp import VERSION
 from tests.connect_proxy import connect_proxy
 from tests.deploy.test_deployment import EXPERIMENT
+from tests.loopback import Deployment, digit_folders
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 

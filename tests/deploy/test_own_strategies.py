@@ -4,17 +4,16 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks.loopback import ROOT, Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.summary import hashes_of
 from tests.extend_pages import MODULES
+from tests.loopback import ROOT, Deployment
 
 SITES = ["site-0", "site-1"]
 EXPERIMENT: dict[str, Any] = {
@@ -40,7 +39,10 @@ TRUSTING = {
 
 
 class Own(Deployment):
-    """A federation whose operator has every module of the page, and whose hospitals have the loss alone."""
+    """A federation whose operator has a folder of every module of the page, and names it in deploy.yaml.
+
+    Its hospitals have installed the loss alone.
+    """
 
     def __init__(self, modules: dict[str, str], patch: pytest.MonkeyPatch) -> None:
         super().__init__(SITES)
@@ -49,30 +51,29 @@ class Own(Deployment):
             (self.folder / f"{name}-modules").mkdir()
             for module, code in held.items():
                 (self.folder / f"{name}-modules" / f"{module}.py").write_text(code)
-        for name, place in dict.fromkeys(SITES, "hospital").items() | {("superlink", "operator")}:
-            self.environment[name] = {"PYTHONPATH": self._path(place)}
-
-    def perennial(self, *arguments: str | Path, fails: bool = False) -> str:
-        """A command, with the modules of who types it."""
-        at_site = arguments[0] == "site"
-        self._patch.setenv("PYTHONPATH", self._path("hospital" if at_site else "operator"))
-        return super().perennial(*arguments, fails=fails)
-
-    def _path(self, place: str) -> str:
-        return os.pathsep.join([str(ROOT), str(self.folder / f"{place}-modules")])
+        facts = self.folder / "hospital-modules" / "my_loss-1.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-loss\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text("[perennial.losses]\nfocal = my_loss:Focal\n")
+        installed = os.pathsep.join([str(ROOT), str(self.folder / "hospital-modules")])
+        self.environment |= {site: {"PYTHONPATH": installed} for site in SITES}
+        self._patch.setenv("PYTHONPATH", installed)
 
 
 @pytest.fixture(scope="module")
 def federation() -> Iterator[Own]:
     with pytest.MonkeyPatch.context() as patch, Own(MODULES, patch) as deployment:
         deployment.init()
+        federation = deployment.operator / "deploy.yaml"
+        content = yaml.safe_load(federation.read_text())
+        content["plugins"] = [str(deployment.folder / "operator-modules")]
+        federation.write_text(yaml.safe_dump(content))
         deployment.start_superlink()
         for site in SITES:
             deployment.make_site(site)
             deployment.edit_site(site, data=None, policy=TRUSTING)
             deployment.deploy("register", site)
         deployment.start_sites()
-        patch.syspath_prepend(str(deployment.folder / "operator-modules"))
         yield deployment
 
 
@@ -105,7 +106,8 @@ def test_what_is_ones_own_gives_the_bits_of_one_process_at_real_sites(federation
     assert federation.wait_for_run(name, seconds=300) == "finished:completed", federation.logs()
     folder = federation.operator / "state" / "runs" / name
     there = json.loads((folder / "summary.json").read_text())
-    here = run_in_process(RunSettings(str(experiment), runs=str(federation.folder / "here")))
+    named, runs = str(federation.folder / "operator-modules"), str(federation.folder / "here")
+    here = run_in_process(RunSettings(str(experiment), runs=runs, plugins=named))
     assert there["engine"] == "grpc" and hashes_of(there) == hashes_of(here)
     assert there["rounds"] == 2
     if name == "set":

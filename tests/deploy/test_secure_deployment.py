@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.disturbances import Running
-from benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
+from tests.loopback import Deployment
 
 SITES = ["site-0", "site-1", "site-2"]
 EXPERIMENT: dict[str, Any] = {
@@ -67,10 +66,9 @@ def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process(
 
         deployment.prepare(experiment, edit)
         deployment.start_sites()
-        running = Running(deployment, {})
-        running.submit()
+        deployment.submit()
         assert deployment.wait_for_run("hospitals", seconds=600) == "finished:completed", deployment.logs()
-        there = json.loads((running.run_folder / "summary.json").read_text())
+        there = json.loads((deployment.run_folder / "summary.json").read_text())
         assert there["engine"] == "grpc"
         assert there["model_sha256"] == here["model_sha256"]
         assert there["federated_accuracy"] == here["federated_accuracy"]

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.disturbances import Running
-from benchmarks.loopback import Deployment
+from tests.loopback import Deployment
 
 SITES = ["site-0", "site-1", "site-2"]
 EXPERIMENT = {
@@ -36,10 +35,9 @@ def test_signed_sums_of_real_sites_convince_who_brings_their_node_keys() -> None
         policy = {"answers": ["statistics"], "require_privacy": "none", "max_epsilon": None, "min_samples": 1}
         deployment.prepare(path, lambda site: {"data": None, "policy": policy})
         deployment.start_sites()
-        running = Running(deployment, {})
-        running.submit()
+        deployment.submit()
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
-        run = running.run_folder
+        run = deployment.run_folder
         certificate = Path(deployment.perennial("certify", run).split()[-1])
         keys = deployment.folder / "keys.txt"
         node_keys = [(deployment.operator / "sites" / f"{name}.pub").read_text().split() for name in SITES]
@@ -96,10 +94,9 @@ def test_real_sites_choose_again_when_one_has_withdrawn() -> None:
         policy = {"answers": answers, "require_privacy": "none", "max_epsilon": None, "min_samples": 1}
         deployment.prepare(path, lambda site: {"data": None, "policy": policy})
         deployment.start_sites()
-        running = Running(deployment, {})
-        running.submit()
+        deployment.submit()
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
-        folder = running.run_folder
+        folder = deployment.run_folder
         token = json.loads((folder / "events.jsonl").read_text().splitlines()[0]).get("run")
         token = token or next((deployment.folder / "site-1").rglob("statements.json")).parent.name
         said = deployment.perennial("site", "withdraw", deployment.site_file("site-1"), "--run", token)

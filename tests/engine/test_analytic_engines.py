@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.disturbances import Running
 from benchmarks.flower_simulation import FlowerSimulation
-from benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
+from tests.loopback import Deployment
 
 SITES = ["site-0", "site-1"]
 MAPS = [{"name": "random", "width": 40}, {"name": "patches", "filters": 6, "size": 4, "grid": 2}]
@@ -74,13 +73,12 @@ def test_deployed_sites_give_the_sums_and_the_model_of_the_in_process_engine(
         policy = {"answers": ["train", "evaluate", "statistics"]}
         deployment.prepare(experiment, lambda site: {"data": None, "policy": policy})
         deployment.start_sites()
-        running = Running(deployment, {})
-        running.submit()
+        deployment.submit()
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
-        there = json.loads((running.run_folder / "summary.json").read_text())
+        there = json.loads((deployment.run_folder / "summary.json").read_text())
         assert there["engine"] == "grpc"
         same(there, here)
-        kept = sorted(path.name for path in (running.run_folder / "statistics").glob("*.safetensors"))
+        kept = sorted(path.name for path in (deployment.run_folder / "statistics").glob("*.safetensors"))
         alone = strategy["head"] == "gaussian"
         assert len(kept) == (len(SITES) * EXPERIMENT["tasks"]["count"] if alone else 0)
         for name in SITES:

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.continuity import Running
 from benchmarks.flower_simulation import FlowerSimulation
-from benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
+from tests.loopback import Deployment
 
 SITES = ["site-0", "site-1"]
 EXPERIMENT: dict[str, Any] = {
@@ -63,4 +62,4 @@ def test_deployed_sites_stop_where_the_in_process_engine_stops() -> None:
         deployment.start_sites()
         deployment.deploy("submit", experiment)
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
-        compare(Running(deployment, {}).run_folder, here, "grpc")
+        compare(deployment.run_folder, here, "grpc")

@@ -183,7 +183,7 @@ def test_networks_go_through_export_and_onnx(name: str, tmp_path: Path) -> None:
 def test_sums_of_a_transformer_s_384_features_stay_below_a_megabyte(
     name: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What a run counts of a site's message: both tokens of a small ViT, or components of a larger one's."""
+    """The most that a site's message has: both tokens of a small ViT, or components of a larger one's."""
     path = experiment(written(name, tmp_path), tmp_path)
     content = yaml.safe_load(path.read_text())
     content["model"] |= more
@@ -193,5 +193,5 @@ def test_sums_of_a_transformer_s_384_features_stay_below_a_megabyte(
     model: Any = build_model(settings.load().model, (3, 24, 40), 3, 1, with_weights=False)
     assert model.backbone.width == 384
     sites, form = 2, SumsForm(384 + 1)
-    assert summary["bytes_up"] == sites * form.bytes(3) == sites * 603_704
+    assert form.bytes(3) == 603_704 and summary["bytes_up"] < sites * form.bytes(3)
     assert form.bytes(100) < 1e6

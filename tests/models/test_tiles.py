@@ -91,8 +91,10 @@ def test_files_are_read_at_the_largest_size_that_a_map_asks_for() -> None:
     assert size_to_read([network, patches(image_size=64, tiles=6)]) == (128, 192)
     assert size_to_read([network, patches()]) is None
     assert size_to_read([]) is None
-    layout = {"name": "model", "file": "x", "sha256": "0" * 64, "layout": {}}
-    assert size_to_read([network, ModelMapConfig.model_validate(layout)]) is None
+    inputs = {"shape": (1, 8, 8), "mean": (0.0,), "std": (1.0,)}
+    layout = {"name": "learnt", "model": {"name": "mlp"}, "seed": 1, "classes": 2, "inputs": inputs}
+    learnt = {"name": "model", "file": "x", "sha256": "0" * 64, "layout": layout}
+    assert size_to_read([network, ModelMapConfig.model_validate(learnt)]) is None
 
 
 # an experiment on a folder of large images

@@ -13,9 +13,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.attacked_hospital import BASE, Hospital, template_policy
-from benchmarks.distinguishing import audit
-from benchmarks.hostile_server import SAMPLE, counted_pixels
 from perennial.client.policy import check_evaluation
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
@@ -36,6 +33,9 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.privacy_claim import open_channels
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible, wilson
 from perennial.strategies.round.queries import check_counts
+from tests.attacked_hospital import BASE, Hospital, template_policy
+from tests.distinguishing import audit
+from tests.hostile_server import SAMPLE, counted_pixels
 
 NOISED = {"federated": True, "noise_multiplier": 4.0}
 HEAD = {"name": "analytic", "head": "ridge", "shrinkage": 0.1, "standardise": False}

@@ -8,16 +8,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.secure_sites import (
-    RUN,
-    MaskedFederation,
-    attempt_of,
-    random_values,
-    run_attempt,
-    signed,
-    subject_of,
-    trust_all,
-)
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.privacy.secure.graph import Graph, regular
 from perennial.privacy.secure.keys import agree, derive, fingerprint, new_secret
@@ -27,6 +17,16 @@ from perennial.privacy.secure.roster import Peer, peers_hash, roster_hash
 from perennial.privacy.secure.server_session import ServerSession
 from perennial.privacy.secure.shamir import PRIME, join, split
 from perennial.privacy.secure.site_session import SiteSession
+from tests.secure_sites import (
+    RUN,
+    MaskedFederation,
+    attempt_of,
+    random_values,
+    run_attempt,
+    signed,
+    subject_of,
+    trust_all,
+)
 
 
 def _all(federation: MaskedFederation) -> list[list[str]]:

@@ -9,7 +9,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.deployed_site import DeployedSite
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainRequest
@@ -17,6 +16,7 @@ from perennial.protocol.parcel import LARGEST, PARCEL, is_parcel, opened, parcel
 from perennial.protocol.tensors import Tensors, pack, unpack
 from perennial.server.forwarding_grid import ForwardingGrid
 from perennial.server.parcels import ParcelGrid
+from tests.deployed_site import DeployedSite
 
 
 def sent(record: RecordDict) -> RecordDict:

@@ -9,8 +9,6 @@ import yaml
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
-from benchmarks.attacked_hospital import BASE, SITE, Hospital, template_policy
-from benchmarks.hostile_server import SAMPLE
 from perennial.cli.main import app as command
 from perennial.client.app import app as client_app
 from perennial.client.identity import identify
@@ -28,6 +26,8 @@ from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import DescribeRequest
 from perennial.protocol.stamp import VERSION
 from perennial.server.app import serve
+from tests.attacked_hospital import BASE, SITE, Hospital, template_policy
+from tests.hostile_server import SAMPLE
 
 MEASURED: dict[str, Any] = {
     "privacy": SAMPLE | {"noise_multiplier": 2.0},

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.deployed_site import RUN, DeployedSite
 from perennial.client import request_count
 from perennial.client.quota import clean
 from perennial.client.state import SiteState
 from perennial.foundation.files import make_folder, one_at_a_time, size_of, sole_owner
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import FinishTaskRequest, Refusal, TrainRequest
+from tests.deployed_site import RUN, DeployedSite
 from tests.redteam.test_ledger_rollback import update
 
 

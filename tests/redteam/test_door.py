@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.attacked_hospital import POLICIES, RUN, Hospital
 from perennial.client import door
 from perennial.client import time_limit as time_limit_module
 from perennial.client.floor import withheld
@@ -25,6 +24,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
+from tests.attacked_hospital import POLICIES, RUN, Hospital
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))

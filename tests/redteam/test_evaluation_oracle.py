@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.attacked_hospital import BASE, Hospital
-from benchmarks.hostile_server import threshold
 from perennial.client.floor import withheld
 from perennial.client.plan import Plan
 from perennial.client.request_count import REPEATS, RequestCount
@@ -15,6 +13,8 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.messages import CompareHeadsRequest, EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
+from tests.attacked_hospital import BASE, Hospital
+from tests.hostile_server import threshold
 
 ONE_CLASS_TASKS = {"tasks": {"count": 10, "rounds": 1}}
 WIDE = {

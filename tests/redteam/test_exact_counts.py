@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.attacked_hospital import BASE, Hospital
 from perennial.client.policy import check_compared_heads, check_statistics
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PrivacyError
 from perennial.protocol.messages import ClassCountsRequest, CompareHeadsRequest, StatisticsRequest
 from perennial.protocol.tensors import Tensors
+from tests.attacked_hospital import BASE, Hospital
 
 SUMS: dict[str, Any] = {
     "data": BASE["data"] | {"validation_fraction": 0.3},

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacked_hospital import POLICIES, Hospital
 from perennial.client.activity import ACTIVITY
 from perennial.foundation.errors import shown
 from perennial.foundation.site_log import INDENT, log
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
+from tests.attacked_hospital import POLICIES, Hospital
 
 FORGED = "x\nINFO:  approved by Dr. Huber\r\x1b[2K\x1b[32mall is well\u2028\u202e\x07"
 

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.deployed_site import DeployedSite
-from benchmarks.fuzz import (
+from perennial.client.plan import Plan
+from perennial.protocol.messages import DescribeRequest
+from perennial.protocol.stamp import Stamp
+from tests.deployed_site import DeployedSite
+from tests.fuzz import (
     EXPERIMENTS,
     GROWTH,
     RUNS,
@@ -15,15 +18,11 @@ from benchmarks.fuzz import (
     TARGETS,
     Failure,
     campaign,
-    engine,
     random_bytes,
     site_target,
 )
-from benchmarks.fuzz_inputs import Choices
-from benchmarks.what_leaves import DOWN
-from perennial.client.plan import Plan
-from perennial.protocol.messages import DescribeRequest
-from perennial.protocol.stamp import Stamp
+from tests.fuzz_inputs import Choices
+from tests.what_leaves import DOWN
 
 QUICK = {"decode": 1_000, "yaml": 300, "site": 150}
 
@@ -93,7 +92,6 @@ def test_a_campaign_fails_with_the_input_that_ended_as_none_may() -> None:
 def test_the_bytes_of_an_input_decide_and_end() -> None:
     choices = Choices(b"\x05\x00\xff\xff")
     assert (choices.number(10), choices.number(2**16), choices.number(10)) == (5, 65_535, 0)
-    assert engine() in ("atheris", "hypothesis")
 
 
 def test_a_name_of_megabytes_in_a_message_costs_nothing_and_is_not_repeated() -> None:

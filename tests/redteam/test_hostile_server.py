@@ -1,6 +1,5 @@
 """A server that wants patients' images, against a real ClientApp: what it gets is what the policy says."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,11 @@ import pytest
 import yaml
 from flwr.app import Context, RecordDict
 
-from benchmarks.attack_table import RESULTS, page
-from benchmarks.attacked_hospital import POLICIES, Hospital, template_policy
-from benchmarks.hostile_server import ATTACKS, attacked, overrides
 from perennial.client.exposure import ANY_APP, channels, in_one_sentence, in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
+from tests.attacked_hospital import POLICIES, Hospital, template_policy
+from tests.hostile_server import ATTACKS, attacked, overrides
 
 CHANNEL = {
     "update": "updates",
@@ -80,17 +78,6 @@ def test_an_open_site_gives_the_rest_too(name: str, tmp_path: Path) -> None:
     assert outcome.recovered == outcome.of and claimed("open", ATTACKS[name].channel)
 
 
-def test_no_recorded_recovery_contradicts_what_site_check_says() -> None:
-    rows = json.loads(RESULTS.with_suffix(".json").read_text())
-    assert {(row["policy"], row["attack"]) for row in rows} == {(p, a) for p in POLICIES for a in ATTACKS}
-    assert RESULTS.with_suffix(".md").read_text() == page(rows), "run benchmarks.attack_table"
-    for row in rows:
-        if row["recovered"]:
-            assert claimed(row["policy"], row["channel"]), row
-        if row["policy"] == "template":
-            assert row["recovered"] == 0
-
-
 def verdict(policy: SitePolicy) -> str:
     """The line about single images, which follows the one sentence."""
     sentence, line = [*in_words(policy)][:2]
@@ -112,6 +99,13 @@ def test_site_check_speaks_of_the_policy_and_not_by_heart() -> None:
     assert verdict(SitePolicy.model_validate(central)).endswith("YES, by updates, counts of right answers")
     named = {"min_samples": 20, "answers": ["digest"], "below_floor": ["digest"]}
     assert verdict(SitePolicy.model_validate(named)).endswith("YES, by digests")
+
+
+def test_a_large_budget_or_delta_is_no_protection() -> None:
+    strong = {"require_privacy": "sample", "max_epsilon": 10.0, "delta": 1e-5}
+    for changes, images in (({}, False), ({"max_epsilon": 11.0}, True), ({"delta": 0.01}, True)):
+        policy = SitePolicy.model_validate(strong | changes)
+        assert any(channel.recovers for channel in channels(policy)) == images
 
 
 def test_a_site_that_runs_any_app_gives_everything_and_is_told(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from threading import Thread
 
 import pytest
 
-from benchmarks.ledger_length import write_ledger
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy import ledger_lines
 from perennial.privacy.entries import Entry
@@ -310,13 +309,6 @@ def test_the_recorded_ledgers_cost_as_the_page_says() -> None:
         assert row["releases_after"] == row["lines"] + row["charges"]
     for row in (rows[0], rows[-1]):
         assert f"{1000 * row['median_seconds']:.0f} ms in " in page and f"{row['lines']:,}" in page
-
-
-def test_the_measured_ledgers_are_what_charges_would_have_left(tmp_path: Path) -> None:
-    ledger = write_ledger(tmp_path / "state", 300)
-    assert len(ledger.entries()) == 300, "the chain, the totals and the tip fit"
-    ledger.charge(update())
-    assert ledger.cost(1e-5, "rdp").releases == 301
 
 
 def test_an_edit_far_back_is_found_within_as_many_charges_as_the_ledger_has_pieces(tmp_path: Path) -> None:

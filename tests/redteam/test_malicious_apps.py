@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import malicious_apps as corpus
 from perennial.config.approval import read_approvals
 from perennial.config.site import SiteConfig
 from perennial.deploy.application import stage_application
 from perennial.deploy.approval import approve, read_offer
 from perennial.deploy.review import asked_in_words
 from perennial.foundation.errors import ConfigError
+from tests import malicious_apps as corpus
 
 HEAVY = 2**20
 """Bytes of a file that only the slow test reads."""

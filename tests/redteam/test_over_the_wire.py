@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.loopback import Deployment
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.superlink import CONNECTION, flwr_json
 from perennial.foundation.files import replace_file
+from tests.loopback import Deployment
 
 SITES = ["graz", "linz"]
 EXPERIMENT: dict[str, Any] = {

@@ -12,7 +12,6 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from benchmarks.attacked_hospital import RUN, SITE, Hospital
 from perennial.cli.main import app as command
 from perennial.client.app import app as client_app
 from perennial.client.identity import Identity
@@ -31,6 +30,7 @@ from perennial.protocol.receipts import LedgerReceipt, LedgerTip
 from perennial.protocol.tensors import Tensors
 from perennial.server.faults import WENT_BACK, WENT_ON, Fault, of_note
 from perennial.server.receipts import ReceiptGrid
+from tests.attacked_hospital import RUN, SITE, Hospital
 
 NODE = 1
 OPEN = {"answers": ["train", "evaluate"], "max_repeats": 1000}

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from benchmarks.attacked_hospital import Hospital
-from benchmarks.secure_sites import RUN, MaskedFederation, attempt_of, subject_of
 from perennial.client import time_limit
 from perennial.client.request_count import REPEATS
 from perennial.client.secure_state import SecureState
@@ -27,6 +25,8 @@ from perennial.protocol.secure_messages import (
     ShareRequest,
     VoteRequest,
 )
+from tests.attacked_hospital import Hospital
+from tests.secure_sites import RUN, MaskedFederation, attempt_of, subject_of
 
 SECURE = {"secure": {"least": 3, "assumed_colluders": 0}}
 KEYS = {"peers": ["a"], "peer_identities": ["0" * 64], "peer_ciphers": ["0" * 64]}

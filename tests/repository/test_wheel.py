@@ -32,7 +32,9 @@ EXPERIMENT: dict[str, Any] = {
 }
 STAGE = (
     "import sys; from pathlib import Path; from perennial.deploy.application import stage_application\n"
-    "print(stage_application(Path(sys.argv[1]), [], 'staged', Path(sys.argv[2])).digest)"
+    "from perennial.foundation.plugins import listed, using\n"
+    "with using(listed(','.join(sys.argv[3:]))):\n"
+    "    print(stage_application(Path(sys.argv[1]), [], 'staged', Path(sys.argv[2])).digest)"
 )
 SPAWNED = """
 from pathlib import Path
@@ -69,12 +71,14 @@ class Fresh:
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
         return (done.stdout + done.stderr).strip()
 
-    def flwr_run(self, experiment: str, work: Path) -> dict[str, Any]:
+    def flwr_run(self, experiment: str, work: Path, plugins: str = "") -> dict[str, Any]:
         """The summary of `flwr run` of the app that the wheel makes of an experiment, on Ray's workers."""
-        self.python("-c", STAGE, experiment, work / "apps")
+        self.python("-c", STAGE, experiment, work / "apps", plugins)
         app = work / "apps" / "staged"
         with FlowerSimulation(work / "simulation", app, self.binaries, beside=self.folder) as simulation:
-            done = simulation.run(EXPERIMENT["data"]["sites"], {"runs": str(work / "runs")})
+            done = simulation.run(
+                EXPERIMENT["data"]["sites"], {"runs": str(work / "runs"), "plugins": plugins}
+            )
             found = [*(work / "runs").glob("*/summary.json")]
             assert found, done.output + simulation.log()
         return json.loads(found[0].read_text())
@@ -203,13 +207,16 @@ def test_a_plug_in_package_is_installed_and_used_by_name(
     installed(fresh.binaries / "python", wheel)
     path = fresh.folder / "median.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, "name": "median", "strategy": "stepped_median"}))
-    assert "ok" in fresh.python(fresh.binaries / "perennial", "check", "median.yaml")
-    fresh.python(fresh.binaries / "perennial", "run", "median.yaml")
+    refused = fresh.python(fresh.binaries / "perennial", "check", "median.yaml", fails=True)
+    assert f"pass --plugins {MODULE};" in refused
+    named = ("--plugins", MODULE)
+    assert "ok" in fresh.python(fresh.binaries / "perennial", "check", "median.yaml", *named)
+    fresh.python(fresh.binaries / "perennial", "run", "median.yaml", *named)
     stored = yaml.safe_load((fresh.folder / "runs" / "median" / "experiment.yaml").read_text())
     assert stored["strategy"]["name"] == f"{MODULE}:Median"
     assert list(stored["plugins"]) == [f"{MODULE}:Median"]
     summary = json.loads((fresh.folder / "runs" / "median" / "summary.json").read_text())
-    there = fresh.flwr_run("median.yaml", tmp_path)
+    there = fresh.flwr_run("median.yaml", tmp_path, MODULE)
     assert (there["engine"], there["model_sha256"]) == ("ray", summary["model_sha256"])
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.golden import BUDGET, STATES, messages, write_experiment
 from perennial.cli.main import app
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
@@ -16,6 +15,7 @@ from perennial.foundation.errors import StateError
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.record_book import RecordBook, as_ids
 from perennial.server.run_record import read_events, read_run, read_summary
+from tests.golden_states import BUDGET, STATES, messages, write_experiment
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 RELEASES = sorted(path for path in GOLDEN.iterdir() if path.is_dir())

@@ -53,7 +53,7 @@ def test_no_strategy_is_known_by_name_outside_its_room_and_the_registry() -> Non
 
 @pytest.mark.parametrize("name", sorted(ASKS))
 def test_a_strategy_reads_what_the_registry_says(name: str) -> None:
-    strategy = plugins.load("strategy", STRATEGIES[name], "strategy.name")
+    strategy = plugins.load_ours(STRATEGIES[name])
     declared = strategy.asks.model_copy(update={"single_updates": "", "counts_alike": False})
     assert declared == ASKS[name].model_copy(update={"single_updates": "", "counts_alike": False})
 
@@ -85,7 +85,7 @@ def test_a_plug_in_never_counts_as_one_whose_sum_is_enough() -> None:
 
 
 def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "curious.py").write_text(
         "from perennial import FedAvg\n"
@@ -93,14 +93,14 @@ def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(
         "class Curious(FedAvg):\n"
         "    asks = Asks(measurements=('train_accuracy',))\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     content = {**CONTENT, "strategy": {"name": "class_weighted_head", "base": "curious:Curious"}}
-    resolved = Experiment.model_validate(content).model_dump(mode="json")
+    with plugins.using([tmp_path]):
+        resolved = Experiment.model_validate(content).model_dump(mode="json")
     assert resolved["strategy"]["base"]["asks"] == {"measurements": ["train_accuracy"]}
     # a site reads this, and imports nothing for it
     del sys.modules["curious"]
     plan = Plan(Experiment.model_validate(resolved), Registry(("a", "b"), TaskSchedule((0, 1, 2), (1, 1))))
     assert plan.measurements == ("label_counts", "train_accuracy")
     assert "curious" not in sys.modules
-    with pytest.raises(ValueError, match=r"strategy\.asks"):
+    with plugins.using([tmp_path]), pytest.raises(ValueError, match=r"strategy\.asks"):
         Experiment.model_validate({**content, "strategy": {"name": "curious:Curious", "asks": {}}})

@@ -13,7 +13,6 @@ from flwr.common.serde_utils import metadata_from_proto, metadata_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from benchmarks.loopback import Deployment
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
@@ -21,6 +20,7 @@ from perennial.engine.run import run_in_process
 from perennial.protocol.tensors import TensorArray
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
+from tests.loopback import Deployment
 
 EXPERIMENT: dict[str, Any] = {
     "name": "wire",

@@ -24,12 +24,11 @@ EXPERIMENT: dict[str, Any] = {
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the import path that holds the pages' modules, under the names that their settings use."""
+    """A folder that holds the pages' modules, under the names that their settings use."""
     assert len(MODULES) == len(SETTINGS) == len(EXAMPLES)
     for name, code in MODULES.items():
         (tmp_path / f"{name}.py").write_text(code)
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
@@ -51,7 +50,7 @@ def written(folder: Path, changes: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("number", range(len(EXAMPLES)), ids=EXAMPLES)
 def test_an_example_of_the_page_runs_by_its_name(modules: Path, number: int) -> None:
     path = written(modules, SETTINGS[number])
-    summary = run(path, runs=modules / "runs", device="cpu").summary
+    summary = run(path, runs=modules / "runs", device="cpu", plugins=[modules]).summary
     # three times what a guess is worth
     assert summary["average_incremental_accuracy"] > 3 / len(summary["classes"])
 
@@ -59,7 +58,7 @@ def test_an_example_of_the_page_runs_by_its_name(modules: Path, number: int) -> 
 def test_a_key_that_a_method_of_ones_own_does_not_have_is_named(modules: Path) -> None:
     path = written(modules, {"strategy": {"name": "my_median:Median", "stepp": 1}})
     with pytest.raises(PerennialError, match="stepp"):
-        run(path, runs=modules / "runs", device="cpu")
+        run(path, runs=modules / "runs", device="cpu", plugins=[modules])
 
 
 def test_the_examples_are_short() -> None:

@@ -2,17 +2,18 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from benchmarks.late_sites import simulated_time
 from perennial.baselines.cyclic_weight_transfer import CyclicWeightTransfer
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
@@ -23,6 +24,7 @@ from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainRep
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round import exchange as exchange_module
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, describe_error
 
@@ -52,6 +54,26 @@ CLUSTERS = {
     "layers": 1,
 }
 Client = Callable[[Message, Context], Message]
+
+
+class SimulatedTime:
+    """Stands in for the module `time`: only waiting takes time, and it takes none of ours."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
+@contextmanager
+def simulated_time() -> Iterator[None]:
+    """The exchange with the sites reads a simulated clock."""
+    with patch.object(exchange_module, "time", SimulatedTime()):
+        yield
 
 
 class LateGrid(InProcessGrid):

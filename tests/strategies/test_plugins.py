@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from benchmarks.flower_simulation import FlowerSimulation
+from perennial import load_run, run
 from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
@@ -30,10 +31,9 @@ from tests.plugin_package import CODE, EXPERIMENT, MODULE, install
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = install(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(str(folder))
-    plugins.sources_of.cache_clear()
-    yield folder
+    with plugins.using([MODULE]):
+        yield folder
     sys.modules.pop(MODULE, None)
-    plugins.sources_of.cache_clear()
 
 
 def written(folder: Path, name: str = "experiment", **changes: Any) -> Path:
@@ -85,9 +85,9 @@ def test_a_plug_in_inside_one_of_ours(installed: Path, tmp_path: Path) -> None:
         ({"strategy": {"name": "stepped_median", "step": "far"}}, "strategy.step: found 'far'"),
         ({"strategy": {"name": "stepped_median", "step": -1}}, "step: found -1"),
         ({"strategy": {"name": "steped_median"}}, "found 'steped_median' .did you mean 'stepped_median'"),
-        ({"strategy": {"name": "no_such:Thing"}}, "no module 'no_such'"),
-        ({"strategy": {"name": f"{MODULE}:Mediam"}}, "no 'Mediam' .did you mean 'Median'"),
-        ({"strategy": {"name": f"{MODULE}:Wide"}}, "is no strategy"),
+        ({"strategy": {"name": "no_such:Thing"}}, "'no_such:Thing', which is code of somebody else"),
+        ({"strategy": {"name": f"{MODULE}:Mediam"}}, f"Mediam' .did you mean '{MODULE}:Median'"),
+        ({"strategy": {"name": f"{MODULE}:Wide"}}, f"{MODULE} offers as a strategy: stepped_median"),
         ({"model": {"name": "wide", "options": {"feature": 3}}}, "model.options: unknown key 'feature'"),
         ({"model": {"name": f"{MODULE}:Focal"}}, "model"),
         ({"model": {"name": "mlp", "options": {"features": 3}}}, "options"),
@@ -142,13 +142,88 @@ def test_an_app_holds_no_code_and_a_site_names_its_plug_ins(installed: Path, tmp
         read_offer(app.fab, named)
 
 
-def test_two_packages_with_one_name_are_refused(installed: Path, tmp_path: Path) -> None:
+def test_a_package_that_nobody_named_changes_nothing(installed: Path, tmp_path: Path) -> None:
     facts = installed / "second-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: second\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[perennial.strategies]\nstepped_median = second:Median\n")
-    with pytest.raises(ConfigError, match="several packages offer it: median_plugin:Median, second:Median"):
+    points = "[perennial.strategies]\nstepped_median = second:Median\nother = second:Other\n"
+    (facts / "entry_points.txt").write_text(points)
+    assert load_experiment(written(tmp_path)).strategy.name == f"{MODULE}:Median"
+    with pytest.raises(ConfigError, match="pass --plugins second;"):
+        load_experiment(written(tmp_path, strategy={"name": "other"}))
+    # nor may it say what a package that is in use offers
+    (facts / "entry_points.txt").write_text(points.replace("second:Median", f"{MODULE}:Middle"))
+    with pytest.raises(ConfigError, match="several plug-ins have it"):
         load_experiment(written(tmp_path))
+
+
+def test_a_folder_offers_what_its_modules_define(tmp_path: Path) -> None:
+    folder = tmp_path / "methods"
+    (folder / "perennial").mkdir(parents=True)
+    (folder / "perennial" / "__init__.py").write_text("raise SystemExit('read as Perennial')\n")
+    (folder / "json.py").write_text("class Median: ...\n")
+    (folder / "mine_of_folder.py").write_text(f"from subprocess import getoutput\nimport os\n{CODE}")
+    path = written(tmp_path, data={"source": "mine_of_folder:blobs", "sites": 3})
+    content = yaml.safe_load(path.read_text())
+    names = {"source": "blobs", "model": "Wide", "classification": "Focal", "strategy": "Median"}
+    content["model"]["name"] = f"mine_of_folder:{names['model']}"
+    content["learner"]["classification"]["name"] = f"mine_of_folder:{names['classification']}"
+    for name, words in (
+        ("mine_of_folder:Median", None),
+        ("mine_of_folder:getoutput", "defines no 'getoutput'"),
+        ("mine_of_folder:os", "defines no 'os'"),
+        ("mine_of_folder:blobs", "is no strategy"),
+        ("json:Median", "has the name of a module that is there already"),
+        ("perennial:Median", "nobody named it"),
+        ("perennial.strategies.fedavg:FedAvg", "nobody named it"),
+        ("subprocess:Popen", "nobody named it"),
+    ):
+        path.write_text(yaml.safe_dump({**content, "strategy": {"name": name}}))
+        settings = RunSettings(str(path), name=name.replace(":", "-"), runs=str(tmp_path), device="cpu")
+        with plugins.using([folder]):
+            if words is None:
+                assert load_experiment(path).strategy.name == name
+            else:
+                with pytest.raises(PerennialError, match=words):
+                    run_in_process(settings)
+    assert str(folder) not in sys.path
+
+
+def test_a_stored_run_opens_without_its_plug_ins_and_goes_on_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "methods"
+    folder.mkdir()
+    (folder / "kept_methods.py").write_text(CODE)
+    path = written(tmp_path, strategy={"name": "kept_methods:Median"}, model={"name": "mlp", "hidden": [4]})
+    text = path.read_text().replace("source: blobs", "source: digits").replace("name: focal", "name: ce")
+    content = yaml.safe_load(text)
+    del content["data"]["options"], content["learner"]["classification"]["options"]
+    content["model"] = {"name": "kept_methods:Wide"}
+    path.write_text(yaml.safe_dump(content))
+    run_folder = run(path, runs=tmp_path / "runs", device="cpu", plugins=[folder]).folder
+    opened = load_run(run_folder)
+    assert opened.experiment.strategy.name == "kept_methods:Median"
+    assert set(opened.experiment.plugins) == {"kept_methods:Median", "kept_methods:Wide"}
+    with pytest.raises(PerennialError, match="pass --plugins FOLDER"):
+        _ = opened.model
+    with plugins.using([folder]):
+        assert load_run(run_folder).model.classes
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(PerennialError, match="pass --plugins FOLDER"):
+        _ = load_run(run_folder).model
+
+
+def test_nothing_is_in_use_where_nobody_named_anything(installed: Path) -> None:
+    with plugins.restored(plugins.InUse()):
+        assert plugins.in_use().packages == {}
+        with (
+            pytest.raises(ConfigError, match="which is no installed package with plug-ins"),
+            plugins.using(["subprocess"]),
+        ):
+            raise AssertionError
+    with plugins.only({}), pytest.raises(ConfigError, match="only site.yaml"), plugins.using([MODULE]):
+        raise AssertionError
 
 
 def test_names_of_ours_are_found_in_one_place() -> None:
@@ -167,7 +242,7 @@ def test_methods_by_name_under_flwr_run(
     path = written(tmp_path)
     here = run_in_process(RunSettings(str(path), runs=str(tmp_path / "here"), device="cpu"))
     with FlowerSimulation(tmp_path / "simulation") as simulation:
-        run = simulation.run(3, {"experiment": str(path), "runs": str(tmp_path / "there")})
+        run = simulation.run(3, {"experiment": str(path), "runs": str(tmp_path / "there"), "plugins": MODULE})
         summary = tmp_path / "there" / "plugged" / "summary.json"
         assert summary.exists(), run.output + simulation.log()
     there = json.loads(summary.read_text())

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.disturbances import Running
-from benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
+from tests.loopback import Deployment
 
 SITES = ["site-0", "site-1"]
 HOPS = 4
@@ -45,18 +44,17 @@ def test_a_deployed_ring_comes_to_the_simulated_bits() -> None:
         here = run_in_process(RunSettings(str(experiment), runs=str(deployment.folder / "here")))
         deployment.prepare(experiment, lambda site: {"data": None})
         deployment.start_sites()
-        running = Running(deployment, {})
-        running.submit()
+        deployment.submit()
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
 
-        there = json.loads((running.run_folder / "summary.json").read_text())
+        there = json.loads((deployment.run_folder / "summary.json").read_text())
         assert there["engine"] == "grpc"
         assert there["model_sha256"] == here["model_sha256"]
         assert there["contribution"] == here["contribution"]
         assert there["ring"] == here["ring"]
         rounds = [
             [event["details"]["turns"] for event in journal(run) if event["event"] == "round"]
-            for run in (running.run_folder, deployment.folder / "here" / "hospitals")
+            for run in (deployment.run_folder, deployment.folder / "here" / "hospitals")
         ]
         assert rounds[0] == rounds[1]
         released = {

@@ -9,7 +9,6 @@ import torch
 import yaml
 from flwr.app import Message
 
-from benchmarks.distinguishing import audit
 from perennial.client.policy import check_statistics
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.secure_words import share_of_noise
@@ -21,6 +20,7 @@ from perennial.privacy.discrete_gaussian import SecureWords
 from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
 from perennial.server.certification import merge
 from perennial.server.withdrawal import withdraw
+from tests.distinguishing import audit
 from tests.privacy.test_shared_noise import exact_epsilon
 from tests.strategies.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
 from tests.strategies.test_secure_runs import Killed, events, gone, serve_dying, serve_file

@@ -29,6 +29,31 @@ WITHIN_SHRINKAGE = 0.05
 
 
 @dataclass(frozen=True)
+class Judge:
+    """The ridge head by which sites judge each other: that of the run, as far as it is one.
+
+    places: (k,) indices of the features that it sees; None: all. shrinkage: None is chosen by generalised
+    cross-validation, without the site that is judged.
+    """
+
+    places: Tensor | None = None
+    shrinkage: float | None = None
+
+    def seen(self, sums: Sums) -> Sums:
+        """The sums of the features that the head sees."""
+        return sums if self.places is None else sums.of_features(self.places)
+
+    def shrinkage_of(self, sums: Sums) -> float:
+        """The shrinkage for these sums. Raises DataError if they have no ridge solution."""
+        if self.shrinkage is not None:
+            return self.shrinkage
+        return best_by_gcv(sums, LAMBDAS)
+
+
+EVERYTHING = Judge()
+
+
+@dataclass(frozen=True)
 class SiteRow:
     """One site, judged by heads that are solved from the other sites' sums.
 
@@ -112,8 +137,8 @@ def turned(sums: Sums, basis: Tensor | None) -> Sums:
     return Sums(gram, rows, sums.counts, sums.constant)
 
 
-def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
-    """Compare sites by their sums, each over all tasks together.
+def cross_site(sites: Mapping[str, Sums], judge: Judge = EVERYTHING) -> CrossSite:
+    """Compare sites by their sums, each over all tasks together, of the features that `judge` sees.
 
     In the heads that judge, no site counts as more records than the median site: one that multiplies its sums
     would make the others' model its own, and they would seem to contradict it. For the same reason sites are
@@ -125,7 +150,7 @@ def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
     """
     if len(sites) < 3:
         raise DataError(f"cross-site table: found {len(sites)} sites, allowed three or more")
-    first = table = _table(sites)
+    first = table = _table(sites, judge)
     left, marked = dict(sites), {}
     while found := _marked(table.rows):
         worst = min(found, key=lambda name: (table.rows[name].skill or 0.0, table.given.get(name, 0.0)))
@@ -133,11 +158,11 @@ def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
         del left[worst]
         if len(left) < 3:
             break
-        table = _table(left)
+        table = _table(left, judge)
     return replace(first, marked=marked)
 
 
-def _table(sites: Mapping[str, Sums]) -> CrossSite:
+def _table(sites: Mapping[str, Sums], judge: Judge) -> CrossSite:
     """The table, with nobody marked."""
     names = sorted(sites)
     most = median(float(each.counts.sum()) for each in sites.values())
@@ -151,7 +176,7 @@ def _table(sites: Mapping[str, Sums]) -> CrossSite:
         rows[name] = SiteRow(None, None, {})
         if not _is_known(sites[name], known):
             continue
-        shrinkage = best_by_gcv(others, LAMBDAS)
+        shrinkage = judge.shrinkage_of(others)
         head = ridge(others, shrinkage)
         apart = error_on(head, sites[name], known)
         assert apart is not None

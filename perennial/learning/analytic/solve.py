@@ -81,6 +81,11 @@ class Sums:
             self.constant,
         )
 
+    def of_features(self, places: Tensor) -> "Sums":
+        """The sums of some of the features, (k,) indices, with the constant."""
+        kept = torch.cat([places, torch.tensor([len(self.gram) - 1])])
+        return replace(self, gram=self.gram[kept][:, kept], sums=self.sums[:, kept])
+
     @property
     def least_penalty(self) -> float:
         """The least penalty that ridge uses: about the largest eigenvalue of the noise."""

@@ -54,7 +54,7 @@ class SumsForm:
         return {"gram": (products,), "sums": (classes, self.width), "counts": (classes,)}
 
     def bytes(self, classes: int) -> int:
-        """Size of the sums over so many classes, as they are sent and stored."""
+        """Size of the sums over so many classes as they are stored; a message has fewer (compact.py)."""
         return 8 * sum(math.prod(shape) for shape in self.shapes(classes).values())
 
 

@@ -2,13 +2,23 @@
 
 import operator
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
-from perennial.foundation.block import Block
+from perennial.foundation.block import Block, FiniteBlock
 from perennial.foundation.tiling import grid_of
 from perennial.models.feature_maps.packages import PACKAGES
+
+if TYPE_CHECKING:
+    from perennial.models.config import EncoderConfig, ModelConfig
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -106,6 +116,44 @@ class PretrainedConfig(Block):
         return self
 
 
+class LearntInputs(FiniteBlock):
+    """Inputs of a finished run's network. shape: of a sample. mean, std: of (x - mean) / std."""
+
+    shape: tuple[Size, ...] = Field(min_length=1, max_length=3)
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class RunLayout(Block):
+    """Settings of a finished run that decide its layers and inputs, and its name.
+
+    classes: rows of its head. encoder: of the digests, which digest_two_branch has inside.
+    """
+
+    name: str
+    model: "ModelConfig"
+    seed: int = Field(ge=0)
+    classes: int = Field(ge=1, le=65_536)
+    inputs: LearntInputs
+    encoder: "EncoderConfig | None" = None
+
+    @model_validator(mode="after")
+    def _learnt_features(self) -> "RunLayout":
+        if self.model.name == "features":
+            raise ValueError("layout.model: a run on fixed maps, which learnt no features; allowed: its maps")
+        return self
+
+    @field_validator("encoder", mode="before")
+    @classmethod
+    def _none_if_empty(cls, found: object) -> object:
+        return found or None
+
+    @field_serializer("encoder", mode="wrap")
+    def _empty_if_none(self, found: object, handler: SerializerFunctionWrapHandler) -> object:
+        # {} in the file of a run without digests
+        return handler(found) if found is not None else {}
+
+
 class ModelMapConfig(Block):
     """What the network of a finished run of this project sees in a sample, before its classifier.
 
@@ -116,7 +164,7 @@ class ModelMapConfig(Block):
     name: Literal["model"]
     file: str | None = None
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    layout: dict[str, Any] | None = None
+    layout: RunLayout | None = None
 
     @model_validator(mode="after")
     def _file_is_known(self) -> "ModelMapConfig":
@@ -195,7 +243,7 @@ def map_in_words(config: FeatureMapConfig) -> str:
         return f"patches of two public photographs (CC BY 2.0), of the public seed {config.seed}"
     if isinstance(config, ModelMapConfig):
         assert config.layout is not None
-        name = config.layout["name"]
+        name = config.layout.name
         return (
             f"the network of the finished run {name!r}, which learnt from its sites; SHA-256 {config.sha256}"
         )

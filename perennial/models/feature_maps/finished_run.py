@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD
-from perennial.models.feature_maps.config import ModelMapConfig
+from perennial.models.feature_maps.config import ModelMapConfig, RunLayout
 from perennial.models.feature_maps.weights import known_content, tensors_in
 from perennial.models.incremental import IncrementalModel, below, load_complete
 
-NetworkOf = Callable[[Mapping[str, Any]], IncrementalModel]
+NetworkOf = Callable[[RunLayout], IncrementalModel]
 """Makes the network of a layout, without weights, as models/factory.py does."""
-LAYOUT = ("name", "model", "seed", "classes", "inputs", "encoder")
-"""Settings of a run that decide its layers and inputs, and its name."""
 
 
 class FinishedRun(nn.Module):
@@ -45,7 +43,7 @@ class FinishedRun(nn.Module):
 
 
 def layout_of(path: Path) -> dict[str, Any]:
-    """The layout of a finished run's network, read from its model file: the values of LAYOUT.
+    """The layout of a finished run's network, read from its model file: the keys of RunLayout.
 
     Raises ConfigError naming the file if it is no such file, or its model cannot serve as a map.
     """
@@ -65,12 +63,18 @@ def layout_of(path: Path) -> dict[str, Any]:
             )
         encoder = (settings.get("digests") or {}).get("encoder", {})
         taken = {key: inputs[key] for key in ("shape", "mean", "std")}
-        values = settings["name"], settings["model"], settings["seed"], len(classes), taken, encoder
+        return {
+            "name": settings["name"],
+            "model": settings["model"],
+            "seed": settings["seed"],
+            "classes": len(classes),
+            "inputs": taken,
+            "encoder": encoder,
+        }
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"model.features: {path}: not the model.safetensors of a finished run ({error})"
         ) from error
-    return dict(zip(LAYOUT, values, strict=True))
 
 
 def build_finished_run(
@@ -82,25 +86,25 @@ def build_finished_run(
     """
     layout = config.layout
     assert layout is not None and config.sha256 is not None
-    learnt = tuple(layout["inputs"]["shape"])
+    learnt = layout.inputs.shape
     if learnt != tuple(shape):
         raise ConfigError(
-            f"model.features: run {layout['name']!r} learnt from samples of shape {learnt}, "
+            f"model.features: run {layout.name!r} learnt from samples of shape {learnt}, "
             f"and the data has shape {shape}; allowed: the same"
         )
     network = network_of(layout)
-    about = f"finished run {json.dumps(layout, sort_keys=True)}"
+    about = f"finished run {json.dumps(layout.model_dump(mode='json'), sort_keys=True)}"
     module = FinishedRun(network, shape, about)
     for name in ("mean", "std"):
         constants = getattr(module, name)
-        constants.data.copy_(torch.tensor(layout["inputs"][name]).view(constants.shape))
+        constants.data.copy_(torch.tensor(getattr(layout.inputs, name)).view(constants.shape))
     if with_weights:
         try:
             load_complete(network, _tensors_of(config.file, config.sha256))
         except StateError as error:
-            raise ConfigError(f"model.features: the file of run {layout['name']!r}: {error}") from error
+            raise ConfigError(f"model.features: the file of run {layout.name!r}: {error}") from error
     network.requires_grad_(False)
-    return module.eval(), {"run": layout["name"], "sha256": config.sha256}
+    return module.eval(), {"run": layout.name, "sha256": config.sha256}
 
 
 @lru_cache(maxsize=2)

@@ -42,7 +42,7 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
         "## Data\n\n" + _data(run),
         "## How well it works\n\n" + _works(run.measures),
         *(["## Judged outside the federation\n\n" + judged] if (judged := _judged_outside(folder)) else []),
-        "## Privacy\n\n" + _privacy(run),
+        "## Privacy\n\n" + _privacy(run, images=len(saved.inputs.shape) == 3),
         "## Limits\n\n" + _limits(run, saved, folder),
         "## What it is\n\n" + _hashes(run, folder),
     ]
@@ -59,6 +59,8 @@ def _what(run: Run, saved: SavedModel) -> str:
         takes = f"{kind} images of {height} x {width} pixels"
     else:
         takes = f"rows of {len(inputs.columns or ()) or inputs.shape[0]} columns"
+        if inputs.columns:
+            takes += f" ({', '.join(map(_plain, inputs.columns))})"
     names = ", ".join(map(_plain, saved.classes))
     started = "" if run.started is None else f" on {run.started:%d %B %Y}"
     return (
@@ -169,12 +171,13 @@ def _judged_outside(folder: Path) -> str:
     return markdown_table(columns, rows, "lrrrr") if rows else ""
 
 
-def _privacy(run: Run) -> str:
+def _privacy(run: Run, *, images: bool) -> str:
     epsilon = run.summary.epsilon
     if epsilon is None:
         said = TABLE[UPDATES, "clear"].verdict()
-        images = f"single images for {LYING}, from {UPDATES} in the clear: {said}"
-        return f"None by differential privacy; {images}."
+        records = "images" if images else "rows"
+        told = f"single {records} for {LYING}, from {UPDATES} in the clear: {said}"
+        return f"None by differential privacy; {told}."
     if epsilon.value is None or epsilon.claim is None:
         return "Updates were clipped, but no noise was added: epsilon is infinite."
     lines = [

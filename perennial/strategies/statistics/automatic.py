@@ -15,6 +15,7 @@ from torch import Tensor
 
 from perennial.config.analytic import DEFAULT_SHRINKAGE, MOST_CANDIDATES
 from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.cross_site import Judge
 from perennial.learning.analytic.solve import NEVER, LinearHead, Sums, gaussian, ridge, within_class
 from perennial.models.feature_maps.fixed import places_of
 from perennial.strategies.statistics.heads import HeadSettings
@@ -66,10 +67,17 @@ class AutomaticHead(HeadSettings):
         candidate = self.candidates[int(shrinkage)]
         places = places_of(self.widths, candidate.maps)
         solve = {"gaussian": gaussian, "ridge": _ridge, "ridge, classes alike": _alike}[candidate.kind]
-        head = solve(_part(sums, places), candidate.shrinkage)
+        head = solve(sums.of_features(places), candidate.shrinkage)
         weight = torch.zeros(len(head.bias), len(sums.gram) - 1, dtype=torch.float64)
         weight[:, places] = head.weight
         return LinearHead(weight, head.bias)
+
+    def judge(self, shrinkage: float | None) -> Judge:
+        """The ridge head of the maps that the chosen candidate sees."""
+        if shrinkage is None or not self.widths:
+            return Judge()
+        # standardised, a column that is rare at the others outweighs all of them at a site that has it
+        return Judge(places_of(self.widths, self.candidates[int(shrinkage)].maps))
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
         """The number of the candidate that validation samples prefer. Raises as ranked() does."""
@@ -149,12 +157,6 @@ class AutomaticHead(HeadSettings):
 def _smoothed(values: list[float]) -> list[float]:
     padded = [values[0], *values, values[-1]]
     return [(a + 2 * b + c) / 4 for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
-
-
-def _part(sums: Sums, places: Tensor) -> Sums:
-    """The sums of some of the features, with the constant."""
-    kept = torch.cat([places, torch.tensor([len(sums.gram) - 1])])
-    return replace(sums, gram=sums.gram[kept][:, kept], sums=sums.sums[:, kept])
 
 
 def _ridge(sums: Sums, shrinkage: float) -> LinearHead:

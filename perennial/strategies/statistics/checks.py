@@ -3,6 +3,7 @@
 import torch
 
 from perennial.foundation.errors import ProtocolError
+from perennial.learning.analytic.compact import read_compact
 from perennial.learning.analytic.possible import DEVIATIONS, Deviations, fault_of, fault_under_noise
 from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID
@@ -17,6 +18,7 @@ def read_statistics(tensors: Tensors, form: SumsForm, classes: range) -> Statist
 
     Raises ProtocolError naming the tensor that is missing, unknown, of another shape or another type.
     """
+    tensors = Tensors(read_compact(tensors, form, classes))
     shapes = form.shapes(len(classes))
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != shapes:

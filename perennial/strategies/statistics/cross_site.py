@@ -6,8 +6,10 @@ from typing import Any
 
 from perennial.foundation.errors import DataError
 from perennial.learning.analytic.cross_site import (
+    EVERYTHING,
     LEAST_RECORDS,
     WIDEST,
+    Judge,
     basis_of,
     class_differences,
     cross_site,
@@ -26,31 +28,34 @@ def work(sites: int, width: int) -> float:
     return sites * sites * used**3 / 3 + (10 * width**3 if width > WIDEST else 0)
 
 
-def sums_by_site(kept: KeptSums, classes: range) -> dict[str, Sums]:
-    """site -> its sums of all tasks, projected if they have more than WIDEST features.
+def sums_by_site(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Sums]:
+    """site -> its sums of all tasks, of the features that `judge` sees, projected to WIDEST if they are more.
 
     One site's sums are in memory at a time beside the projected ones. Raises DataError if there are none;
     StateError if a site's own sums were not kept.
     """
     if kept.total is None:
         raise DataError("cross-site table: no site has sent sums yet")
-    basis = basis_of(Sums.of(kept.total.over(classes)))
+    basis = basis_of(judge.seen(Sums.of(kept.total.over(classes))))
     found: dict[str, Sums] = {}
     for site in kept.sites:
         own = kept.of_site(site, classes)
         if own is not None and own.samples:
-            found[site] = turned(Sums.of(own), basis)
+            found[site] = turned(judge.seen(Sums.of(own)), basis)
     return found
 
 
-def block_of(kept: KeptSums, classes: range) -> dict[str, Any]:
+def block_of(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
     """The `cross_site` block of summary.json. Raises DataError if it cannot be made.
 
     sites: site -> {apart, skill, given, marked, benefit: {other: share}, classes: {label: {t, effect}}}; t
     and effect are medians over the other sites that have the class.
     """
-    sites = sums_by_site(kept, classes)
-    table = cross_site(sites)
+    sites = sums_by_site(kept, classes, judge)
+    assert kept.total is not None
+    width = kept.total.width - 1 if judge.places is None else len(judge.places)
+    # what was projected has neither the run's features nor, so, its shrinkage
+    table = cross_site(sites, judge if width <= WIDEST else EVERYTHING)
     by_class = _differences(sites)
     return {
         "features": table.features,
@@ -68,12 +73,12 @@ def block_of(kept: KeptSums, classes: range) -> dict[str, Any]:
     }
 
 
-def block_or_none(kept: KeptSums, classes: range) -> dict[str, Any]:
+def block_or_none(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
     """The `cross_site` block; {} if it cannot be made, as for weighted sums, which are kept elsewhere."""
     if kept.folder is None:
         return {}
     try:
-        return block_of(kept, classes)
+        return block_of(kept, classes, judge)
     except (DataError, LinAlgError):
         return {}
 

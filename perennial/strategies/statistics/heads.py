@@ -8,6 +8,7 @@ from pydantic import Field
 
 from perennial.config.analytic import GAMMAS, LAMBDAS, shrinkage_of
 from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.cross_site import Judge
 from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, best_by_gcv, gaussian, ridge
 from perennial.strategies.statistics.statistics_round import StatisticsRound
@@ -106,6 +107,10 @@ class HeadSettings:
         if self.head == "gaussian":
             return gaussian(sums, shrinkage, self.prior)
         return ridge(sums, shrinkage, self.standardise)
+
+    def judge(self, shrinkage: float | None) -> Judge:
+        """The ridge head by which sites judge each other. shrinkage: of the run's head; None: it has none."""
+        return Judge() if self.head != "ridge" or self.standardise else Judge(None, shrinkage)
 
     def without_asking(self, sums: Sums) -> float:
         """The given shrinkage, or the one by gcv. Raises ConfigError if validation samples should choose."""

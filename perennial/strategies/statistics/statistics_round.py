@@ -70,9 +70,10 @@ class StatisticsRound:
         weights: of the classes, for class-balanced sums; None: plain ones.
         """
         message = self._request(task, weights)
+        read: dict[int, Statistics] = {}
 
         def check(reply: StatisticsReply) -> None:
-            self._check(reply, task, classes, weights)
+            read[id(reply)] = self._read(reply, task, classes, weights)
 
         found = self._asked(sites)
         requests = [(site, node, message) for site, node in found.items()]
@@ -80,7 +81,7 @@ class StatisticsRound:
             self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self.dropped, check
         )
         for site, reply in replies:
-            found = read_statistics(reply.statistics, self.form, classes)
+            found = read.pop(id(reply))
             if weights is not None or self._signed(site, reply, found):
                 yield site, found
 
@@ -167,12 +168,15 @@ class StatisticsRound:
                 message = self._request(task, None)
                 awaited.ask(self.grid, self.exchange, site, node, message, self.request.deadline)
 
+        read: dict[int, Statistics] = {}
+
         def check(entry: Pending, reply: StatisticsReply) -> None:
-            self._check(reply, entry.request.of_task, classes_of(entry.request.of_task), None)
+            task = entry.request.of_task
+            read[id(reply)] = self._read(reply, task, classes_of(task), None)
 
         deadline = self.request.deadline
         for site, reply in awaited.arrived(self.grid, self.exchange, deadline, check, self.dropped):
-            found = read_statistics(reply.statistics, self.form, classes_of(reply.of_task))
+            found = read.pop(id(reply))
             if self._signed(site, reply, found):
                 yield reply.of_task, site, found
 
@@ -203,7 +207,10 @@ class StatisticsRound:
         self.statements[reply.of_task, site] = statement
         return True
 
-    def _check(self, reply: StatisticsReply, task: int, classes: range, weights: list[int] | None) -> None:
+    def _read(
+        self, reply: StatisticsReply, task: int, classes: range, weights: list[int] | None
+    ) -> Statistics:
+        """Return a reply's sums. Raises ProtocolError if no samples can have them."""
         if (reply.of_task, reply.features) != (task, self.features):
             raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
         found = read_statistics(reply.statistics, self.form, classes)
@@ -211,6 +218,7 @@ class StatisticsRound:
             check_noised(found, self.noise)
         else:
             check_exact(found, weights)
+        return found
 
     def class_counts(self, sites: Sequence[str], task: int, classes: range) -> dict[str, list[int]]:
         """Ask sites for counts: site -> its training samples of each of the task's classes."""

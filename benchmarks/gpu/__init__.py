@@ -1,1 +1,0 @@
-"""What a box with a GPU is asked to measure, and how everything that it needs gets there."""

@@ -1,0 +1,138 @@
+"""A hospital's first hour with its own table or images: nothing is lost, and nothing false is said."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from perennial import load_run
+from perennial.cli.init import init_command
+from perennial.cli.main import app
+from perennial.data.survey import survey
+from perennial.foundation.errors import ConfigError
+from tests.data.test_hospital_images import write_dicom
+from tests.data.test_hospital_tables import read, write
+
+HEADER = "age,chol,sex,diagnosis,hospital"
+
+
+def heart(folder: Path, rows: int = 240) -> Path:
+    """A table of three hospitals, one of which alone measures `chol`."""
+    generator = np.random.default_rng(0)
+    lines = []
+    for row in range(rows):
+        ill, site = generator.random() < 0.5, "ABC"[row % 3]
+        chol = f"{generator.normal(200 + 40 * ill, 30):.0f}" if site == "A" else ""
+        age, sex = generator.normal(50 + 12 * ill, 8), "fm"[int(generator.random() < 0.4 + 0.3 * ill)]
+        lines.append(f"{age:.1f},{chol},{sex},{'ill' if ill else 'well'},{site}")
+    path = folder / "heart.csv"
+    path.write_text("\n".join([HEADER, *lines]) + "\n")
+    return path
+
+
+def invoke(*arguments: object, status: int | None = 0) -> str:
+    done = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+    assert status is None or done.exit_code == status, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hour")
+    invoke("init", heart(folder), "--output", folder / "first")
+    invoke("run", folder / "first" / "experiment.yaml", "--runs", folder / "runs")
+    return folder / "runs" / "heart"
+
+
+def test_a_verdict_is_signed_in_an_empty_home(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    data = heart(tmp_path, rows=900)
+    told = invoke("evaluate", run, data, "--against", run, "--margin", "0.2", status=None)
+    assert "PASSED" in told and "Signed: " in (run / "card.md").read_text()
+    assert [path.name for path in (tmp_path / "home").rglob("judge.key")] == ["judge.key"]
+
+
+def test_sites_are_judged_by_what_the_run_chose(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    chosen = summary["cross_site"]
+    assert chosen["features"] < 20, "random features that were not chosen judge nobody"
+    for name, row in chosen["sites"].items():
+        assert row["skill"] > 0.1 and row["marked"] is None, name
+
+
+def test_the_card_of_a_table_names_its_columns_and_speaks_of_rows(run: Path) -> None:
+    invoke("card", run)
+    card = (run / "card.md").read_text()
+    assert "rows of 3 columns (age, chol, sex)" in card and "image" not in card
+
+
+def test_the_onnx_file_says_that_it_takes_raw_rows_and_names_each_number(run: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    invoke("export", run, "--output", tmp_path, "--onnx")
+    properties = {
+        each.key: json.loads(each.value) for each in onnx.load(tmp_path / "model.onnx").metadata_props
+    }
+    assert "raw values" in properties["input"] and "do neither before" in properties["input"]
+    names = properties["names"]
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    assert len(names) == session.get_inputs()[0].shape[1] == 7
+    assert names[:2] == ["age", "age is missing (0 or 1)"] and "sex = f (0 or 1)" in names
+    # by these words alone, without any scaling, the file answers as `predict` does
+    rows = tmp_path / "two.csv"
+    rows.write_text("age,chol,sex\n71.5,260,m\n40,,f\n")
+    values = np.array([[71.5, 0, 260, 0, 0, 1, 0], [40, 0, np.nan, 1, 1, 0, 0]], dtype=np.float32)
+    stated = session.run(None, {session.get_inputs()[0].name: values})[0]
+    told = load_run(run).model.predict([rows])
+    assert stated.tolist() == [pytest.approx([*each.probabilities.values()], abs=1e-5) for each in told]
+
+
+def test_init_that_stops_leaves_no_file_and_asks_nothing_where_files_are(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("age,label\n" + "".join(f"{20 + i},{'ab'[i % 2]}\n" for i in range(40)))
+    with pytest.raises(ConfigError, match="site"):
+        init_command(table, tmp_path / "out", "no name of a site")
+    assert not list((tmp_path / "out").glob("*"))
+    init_command(table, tmp_path / "out", "")
+
+    def ask(question: str, allowed: object) -> str:
+        raise AssertionError(f"asked {question} before it looked for files")
+
+    for folder in ("A/mel", "A/nv", "B/bcc"):
+        (tmp_path / "skin" / folder).mkdir(parents=True)
+        (tmp_path / "skin" / folder / "1.png").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"experiment\.yaml: exists already"):
+        init_command(tmp_path / "skin", tmp_path / "out", "", ask=ask)
+
+
+def test_dicom_images_have_their_own_size_and_files_without_a_window_are_asked_about(tmp_path: Path) -> None:
+    pixels = np.arange(96 * 96, dtype=np.int16).reshape(96, 96)
+    window = {"WindowCenter": 40, "WindowWidth": 400}
+    for label in ("ill", "well"):
+        for index in range(4):
+            write_dicom(
+                tmp_path / "ct" / label / f"{index}.dcm", pixels + index, **window if index % 2 else {}
+            )
+    found = survey(tmp_path / "ct")
+    assert set(found.sizes) == {(96, 96)}
+    assert [each.key for each in found.questions] == ["window"]
+    assert "4 of 8 DICOM files" in found.questions[0].text
+    init_command(tmp_path / "ct", tmp_path / "out", "", ask=lambda question, allowed: "yes")
+    assert yaml.safe_load((tmp_path / "out" / "experiment.yaml").read_text())["data"]["window"] == "full"
+
+
+def test_a_point_that_can_be_no_thousand_is_read_among_decimal_commas(tmp_path: Path) -> None:
+    rows = "".join(f"{40 + i}.0;{i},5;{'ab'[i % 2]}\n" for i in range(30))
+    source = read(write(tmp_path, f"age;dose;label\n{rows}"))
+    assert source.columns == {"age": "numeric", "dose": "numeric"}
+    assert source.train.x[:3, 0].tolist() == [40, 41, 42] and source.train.x[:3, 2].tolist() == [
+        0.5,
+        1.5,
+        2.5,
+    ]
+    assert survey(tmp_path / "table.csv").ignored == {}
