@@ -48,7 +48,7 @@ def gone(process: int) -> bool:
 
 
 def test_a_process_that_ends_gracefully_unasked_ends_all_with_a_reason(start) -> None:  # type: ignore[no-untyped-def]
-    parent, other = start("print('terminated gracefully')")
+    parent, other = start("import time; time.sleep(0.5)")
     assert parent.wait(30) == 70 and gone(other)
     assert "the SuperNode ended with status 0: the key is revoked" in parent.communicate()[1]
 
