@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from perennial.deploy import stock
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder
+from perennial.deploy.processes import supervise
 from perennial.foundation.errors import StateError
 
 CONNECTION = "federation"
@@ -39,6 +41,8 @@ def start_superlink(folder: OperatorFolder) -> None:
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
     folder.derive_settings()
+    if stock.speaks_http():
+        supervise(*stock.superlink_processes(folder), lambda: "")
     command = superlink_command(folder)
     os.execve(command[0], command, superlink_environment(folder))
 

@@ -189,8 +189,8 @@ def _of_site(state: "HospitalState") -> Iterator[Fault]:
 
 def _obstacle(site: str, state: "HospitalState") -> Fault:
     """Why the SuperLink does not answer, as far as this machine can tell."""
-    from perennial.deploy.admission import CLOCK, CONNECTED, REVOKED, UNREGISTERED
     from perennial.deploy.handshake import CERTIFICATE_EXPIRED, SET_CLOCK
+    from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 
     words = state.obstacle
     known = {

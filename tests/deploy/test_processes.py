@@ -29,7 +29,7 @@ def start() -> Iterator[object]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
-        return process, int(process.stdout.readline())
+        return process, int(process.stdout.readline().split()[-1])
 
     yield begin
     for process in started:

@@ -14,7 +14,7 @@ from perennial.client.consent import pause, read_consent, require_consent, resum
 from perennial.config.site import load_site_config
 from perennial.config.site_edit import stop_answering
 from perennial.deploy.certificates import make_authority
-from perennial.deploy.supernode_process import ALIVE, ANSWERED
+from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError
 from perennial.foundation.heartbeat import beating, renew
 from perennial.live.guard import allowed_hosts
