@@ -96,7 +96,7 @@ def _start(
 
 
 def _copy(stream: BinaryIO) -> None:
-    """Write each line of a process to the log: with its time, without colours; not that a request was answered."""
+    """Write each line of a process to the log: with its time, without colours, but no answered request."""
     for line in stream:
         plain = _COLOUR.sub(b"", line)
         if not _ANSWERED.search(plain):
