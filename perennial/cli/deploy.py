@@ -127,7 +127,6 @@ def stage(
 
 
 @app.command()
-@app.command()
 def submit(
     experiment: ExperimentFile,
     overrides: Overrides = None,

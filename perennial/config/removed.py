@@ -47,7 +47,6 @@ SITE: dict[str, Removed] = {
     "policy.max_seconds": Removed(3600, _FIXED),
     "policy.max_bytes": Removed(2**30, _FIXED),
     "other_code": Removed([], "An app carries no code; install code as a plug-in (`plugins`)."),
-SITE: dict[str, Removed] = {
     "receipts": Removed(None, "ledger_tip, a file outside state_dir that every site has by default"),
 }
 """Dotted path in site.yaml -> what became of it."""
