@@ -57,8 +57,8 @@ FLEET = {
     b"/v1/fleet/confirm-message-received": 64 * KIB,
 }
 """Every path that passes, and the most bytes of its body. A site registers at the operator, not by itself."""
-ADMISSION = b"/admission"
-"""Answered here, to a site that checks its key: 204, or 401 with the reason."""
+ADMISSION, SIGN_OFF = b"/admission", b"/sign-off"
+"""Answered here, to a registered site: is a SuperNode connected with its key; its own SuperNode is gone."""
 ACTIVATE, DEACTIVATE, PULL = (
     f"/v1/fleet/{call}" for call in ("activate-node", "deactivate-node", "pull-messages")
 )
@@ -72,9 +72,10 @@ LOOKS = (0.1, 1.0)
 """Seconds between two looks for a message: a tenth of the time since the node's last one, within these."""
 TRIES, FIRST_WAIT = 4, 0.2
 """An answer 500, as from a busy database, is asked for again: tries, and seconds before the second one."""
-GONE = 15.0
+GONE = 40.0
 """Seconds without a request after which a site's earlier SuperNode is taken for dead, if a new one comes."""
-SILENT = 20.0
+SILENT = 40.0
+"""Seconds without a request after which a site is silent: while its app works, it beats every 20 to 27."""
 PROTOBUF = "application/protobuf"
 
 
@@ -82,14 +83,12 @@ PROTOBUF = "application/protobuf"
 class Seen:
     """One site's node as its requests show it. last: time of its newest answer; 0 before the first.
 
-    waiting: questions for messages that wait here. activated: Flower's answer to its activation, which is
-    also the body that deactivates it.
+    waiting: questions for messages that wait here.
     """
 
     last: float = 0.0
     message: float = 0.0
     waiting: int = 0
-    activated: bytes = b""
 
 
 class Refusal(Exception):
@@ -107,6 +106,7 @@ class Keys:
         self._folder, self._stamp = folder, -1.0
         self._names: dict[bytes, str] = {}
         self.states: dict[str, str] = {}
+        self.nodes: dict[str, str] = {}
 
     def name(self, key: bytes) -> str:
         """The site that has a public key (PEM). Raises Refusal for a key that is not registered."""
@@ -125,7 +125,9 @@ class Keys:
         stamp = max([sites.stat().st_mtime, *(path.stat().st_mtime for path in sites.iterdir())])
         if stamp == self._stamp:
             return
-        self.states = {name: record.state for name, record in self._folder.sites().items()}
+        records = self._folder.sites()
+        self.states = {name: record.state for name, record in records.items()}
+        self.nodes = {name: record.node for name, record in records.items()}
         names = {}
         for name in self.states:
             key = serialization.load_ssh_public_key(self._folder.public_key(name).read_bytes())
@@ -161,7 +163,7 @@ class Gateway:
         """Answer one request; one that may not pass is answered here, and the SuperLink never sees it."""
         try:
             path = request.scope.get("raw_path", b"")
-            if path not in FLEET and path != ADMISSION:
+            if path not in FLEET and path not in (ADMISSION, SIGN_OFF):
                 raise Refusal(404, "not found")
             if request.method != "POST":
                 raise Refusal(405, "method not allowed")
@@ -169,9 +171,12 @@ class Gateway:
                 raise Refusal(404, "not found")
             name = self._authenticated(request.headers)
             if path == ADMISSION:
-                return Response(status_code=204)
+                return PlainTextResponse("free" if self._silent_since(name) is not None else "connected")
+            if path == SIGN_OFF:
+                await self._sign_off(name, request.headers)
+                return PlainTextResponse("free")
             body = await _read(request, FLEET[path])
-            return await self._pass(path.decode("ascii"), name, body, request.headers)
+            return await self._pass(path.decode("ascii"), name, body, request)
         except Refusal as refusal:
             return PlainTextResponse(f"{refusal}\n", refusal.status)
         except ClientDisconnect:
@@ -198,14 +203,14 @@ class Gateway:
             raise Refusal(401, CLOCK)
         return name
 
-    async def _pass(self, path: str, name: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        seen = self.seen[name]
+    async def _pass(self, path: str, name: str, body: bytes, request: Request) -> Response:
+        seen, headers = self.seen[name], request.headers
         passed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
         passed["content-type"] = headers.get("content-type", PROTOBUF)
         if path == ACTIVATE:
             reply = await self._activate(name, seen, body, passed)
         elif path == PULL:
-            reply = await self._pull(seen, body, passed)
+            reply = await self._pull(seen, body, passed, request)
         else:
             reply = await self._ask(path, body, passed)
         if reply.is_success:
@@ -217,19 +222,26 @@ class Gateway:
     async def _activate(self, name: str, seen: Seen, body: bytes, headers: dict[str, str]) -> httpx.Response:
         """Let a node in; where only its killed predecessor stands in the way, sign off for that first."""
         reply = await self._ask(ACTIVATE, body, headers)
-        if not reply.is_success and seen.activated and not seen.waiting and time.time() - seen.last > GONE:
-            await self._ask(DEACTIVATE, seen.activated, headers)
+        if not reply.is_success and not seen.waiting and time.time() - seen.last > GONE:
+            await self._sign_off(name, headers)
             reply = await self._ask(ACTIVATE, body, headers)
             log.info("%s: an earlier SuperNode had not signed off; a new one takes its place", name)
-        if reply.is_success:
-            seen.activated = reply.content
-        elif reply.status_code < 500:
+        if not reply.is_success and reply.status_code < 500:
             log.warning("%s is not let in: %s", name, shown(reply.text, 300))
             raise Refusal(reply.status_code, CONNECTED)
         return reply
 
-    async def _pull(self, seen: Seen, body: bytes, headers: dict[str, str]) -> httpx.Response:
-        """Hold a question for messages until there is one, or HOLD seconds have passed."""
+    async def _sign_off(self, name: str, headers: Mapping[str, str]) -> None:
+        """Tell the SuperLink that the node of a site is gone, with what the site itself has signed."""
+        node = int(self._keys.nodes[name])
+        signed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
+        await self._ask(DEACTIVATE, node_body(node), signed | {"content-type": PROTOBUF})
+        self.seen[name] = Seen()
+
+    async def _pull(
+        self, seen: Seen, body: bytes, headers: dict[str, str], request: Request
+    ) -> httpx.Response:
+        """Hold a question until there is a message, HOLD seconds have passed, or nobody asks any more."""
         until = time.monotonic() + HOLD
         seen.waiting += 1
         try:
@@ -242,7 +254,7 @@ class Gateway:
                     self._arrived = asyncio.Event()
                     arrived.set()
                     return reply
-                if not reply.is_success or time.monotonic() > until:
+                if not reply.is_success or time.monotonic() > until or await request.is_disconnected():
                     return reply
                 seen.last = time.time()
                 wait = min(LOOKS[1], max(LOOKS[0], (time.time() - seen.message) / 10))
@@ -338,6 +350,15 @@ def listed_runs(data: bytes) -> dict[str, FlowerRun]:
         words = [status[part].decode() for part in (1, 2) if status.get(part)]
         found[str(run[1])] = FlowerRun(":".join(words), run.get(5, b"").decode(), settings.get("name", ""))
     return dict(sorted(found.items(), key=lambda item: item[0]))
+
+
+def node_body(node: int) -> bytes:
+    """Flower's DeactivateNodeRequest: its first field is the node's id."""
+    body = bytearray(b"\x08")
+    while node > 127:
+        body.append(node & 127 | 128)
+        node >>= 7
+    return bytes([*body, node])
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

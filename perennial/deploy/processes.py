@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Thread
 from types import FrameType
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from perennial.deploy.warm import RESTART
 
@@ -34,17 +34,18 @@ def supervise(
     environment: Mapping[str, str],
     explain: Callable[[], str],
     meanwhile: Callable[[], None] | None = None,
-) -> NoReturn:
-    """Run processes until one of them ends or this one is asked to; then end them all, and this process.
-
-    Exit status 0 after SIGTERM or SIGINT, else ENDED, although Flower's own processes end with 0 when they
-    are shut out.
+) -> int:
+    """Run processes until one of them ends or this one is asked to; then end them all.
 
     Args:
         commands: command line of each process by name, in the order in which they start.
         environment: of all of them.
         explain: called when one ended by itself; returns why, in a sentence for the log, or ''.
         meanwhile: called in a thread of its own, every EVERY seconds.
+
+    Returns:
+        The status for os._exit(), since a thread may wait: 0 after SIGTERM or SIGINT, else ENDED, although
+        Flower's own processes end with 0 when they are shut out.
     """
     asked: list[int] = []
 
@@ -68,8 +69,7 @@ def supervise(
         log.error("%s ended with status %s%s", ended, running[ended].returncode, f": {why}" if why else "")
     _end(running.values())
     logging.shutdown()
-    # the thread may be in a request
-    os._exit(0 if asked else ENDED)
+    return 0 if asked else ENDED
 
 
 def _repeat(work: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from perennial.deploy.handshake import Unreachable
-from perennial.deploy.reasons import CLOCK, REASONS
+from perennial.deploy.reasons import CLOCK, CONNECTED, REASONS
 from perennial.deploy.warm import SOCKET, write_stand_in
 from perennial.foundation.errors import StateError, shown
 from perennial.foundation.files import make_folder, replace_file
@@ -115,7 +115,7 @@ def check_admission(
 ) -> None:
     """Prove to the operator's gateway that this site holds its key, within SECONDS.
 
-    connected: whether this site's own SuperNode runs, so that one is expected to be connected (1.39 tells).
+    connected: whether this site's own SuperNode runs, so that one is expected to be connected.
     Raises StateError that says why it would not let the site in, and what to do; Unreachable if it does not
     answer.
     """
@@ -123,13 +123,22 @@ def check_admission(
         from perennial.deploy import admission
 
         return admission.check_admission(address, authority, key, connected)
+    if _ask_gateway("admission", address, authority, key) == "connected" and not connected:
+        raise StateError(f"{address}: {CONNECTED}")
+
+
+def sign_off(address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Tell the gateway that this site's last SuperNode is gone. Raises StateError or Unreachable."""
+    _ask_gateway("sign-off", address, authority, key)
+
+
+def _ask_gateway(what: str, address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> str:
     context = ssl.create_default_context(cafile=authority)
-    request = urllib.request.Request(
-        f"https://{address}/admission", data=b"", headers=signed_headers(key), method="POST"
-    )
+    headers = signed_headers(key)
+    request = urllib.request.Request(f"https://{address}/{what}", data=b"", headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS, context=context):
-            return
+        with urllib.request.urlopen(request, timeout=SECONDS, context=context) as reply:
+            return reply.read(100).decode()
     except urllib.error.HTTPError as refusal:
         said = refusal.read(4096).decode(errors="replace").strip()
         if said in (*REASONS, CLOCK):

@@ -42,7 +42,7 @@ def start_superlink(folder: OperatorFolder) -> None:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
     folder.derive_settings()
     if stock.speaks_http():
-        supervise(*stock.superlink_processes(folder), lambda: "")
+        os._exit(supervise(*stock.superlink_processes(folder), lambda: ""))
     command = superlink_command(folder)
     os.execve(command[0], command, superlink_environment(folder))
 

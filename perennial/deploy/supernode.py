@@ -16,11 +16,11 @@ from perennial.deploy.certificates import Validity, read_validity
 from perennial.deploy.handshake import Unreachable, check_handshake
 from perennial.deploy.health import check_health
 from perennial.deploy.keys import fingerprint, public_line, read_node_key
-from perennial.deploy.predecessor import left_node, place
+from perennial.deploy.predecessor import left_node, note_node, place
 from perennial.deploy.processes import supervise
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import sole_owner
-from perennial.foundation.heartbeat import renew
+from perennial.foundation.heartbeat import beating, renew
 from perennial.foundation.site_log import log
 from perennial.privacy.signed_sums import certify
 
@@ -121,11 +121,14 @@ def check_superlink(setup: SiteSetup) -> None:
 
 def deregister_dead_node(setup: SiteSetup) -> None:
     """Sign off from the SuperLink for this site's last SuperNode if it was killed. Raises Unreachable."""
-    if not stock.speaks_http() and (node := left_node(setup.config.state_dir)) is not None:
+    if (node := left_node(setup.config.state_dir)) is not None:
+        key = read_node_key(setup.path(setup.connection.key))
+        address, authority = setup.connection.superlink, setup.path(setup.connection.ca)
+        if stock.speaks_http():
+            return stock.sign_off(address, authority, key)
         from perennial.deploy.admission import sign_off
 
-        key = read_node_key(setup.path(setup.connection.key))
-        sign_off(setup.connection.superlink, setup.path(setup.connection.ca), key, node)
+        sign_off(address, authority, key, node)
 
 
 def _run_stock(setup: SiteSetup, path: Path, explain: Callable[[], str]) -> NoReturn:
@@ -134,15 +137,16 @@ def _run_stock(setup: SiteSetup, path: Path, explain: Callable[[], str]) -> NoRe
     commands, environment = stock.supernode_processes(setup, path)
 
     def meanwhile() -> None:
-        renew(state / ALIVE)
         try:
             check_superlink(setup)
         except (StateError, ConfigError):
             return
         renew(state / ANSWERED)
 
-    with sole_owner(place(state), "the SuperNode"):
-        supervise(commands, environment, explain, meanwhile)
+    with sole_owner(place(state), "the SuperNode"), beating(state / ALIVE):
+        note_node(state, 0)
+        status = supervise(commands, environment, explain, meanwhile)
+    os._exit(status)
 
 
 def ports_in_words(connection: Connection) -> str:
@@ -204,4 +208,4 @@ def start_supernode(path: Path) -> None:
         "FLWR_TELEMETRY_ENABLED": "0",
         "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-    supervise({"the SuperNode": command}, environment, explain)
+    os._exit(supervise({"the SuperNode": command}, environment, explain))

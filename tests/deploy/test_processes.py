@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 PARENT = """
-import logging, sys
+import logging, os, sys
 from perennial.deploy.processes import supervise
 logging.basicConfig(format="%(message)s")
 code = sys.argv[1]
 long = [sys.executable, "-c", "import os, sys, time; print(os.getpid(), flush=True); time.sleep(60)"]
-supervise({"other": long, "the SuperNode": [sys.executable, "-c", code]}, {}, lambda: "the key is revoked")
+commands = {"other": long, "the SuperNode": [sys.executable, "-c", code]}
+status = supervise(commands, {}, lambda: "the key is revoked")
+os._exit(status)
 """
 
 

@@ -97,7 +97,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     keys = {name: make_node_key() for name in (*NAMES, "stranger")}
     for name in NAMES:
         folder.add_site(name, public_line(keys[name]))
-    folder.write_site("graz", SiteRecord(state="registered", node="1"))
+    folder.write_site("graz", SiteRecord(state="registered", node=str(2**64 - 7)))
     folder.write_site("linz", SiteRecord(state="revoked", node="2"))
     world = World(folder, keys)
     client = httpx.AsyncClient(
@@ -203,7 +203,7 @@ def test_no_second_request_is_smuggled_in_a_body(world: World, lengths: bytes) -
 
 
 def test_without_the_key_of_a_registered_site_there_is_nothing(world: World) -> None:
-    for path in (*sorted(ALLOWED), *OTHERS, "/admission"):
+    for path in (*sorted(ALLOWED), *OTHERS, "/admission", "/sign-off"):
         assert world.post(path, None).status_code in (401, 403, 404)
         assert world.post(path, "stranger").status_code in (401, 403, 404)
     assert UNREGISTERED in world.post("/admission", "stranger").text
@@ -229,7 +229,7 @@ def test_a_clock_that_differs_is_told(world: World, monkeypatch: pytest.MonkeyPa
 def test_a_site_checks_its_key_by_the_same_words(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perennial.deploy.stock.speaks_http", lambda: True)
     address = f"127.0.0.1:{world.port}"
-    check_admission(address, world.authority, world.keys["graz"])
+    check_admission(address, world.authority, world.keys["graz"], connected=True)
     with pytest.raises(StateError, match="revoked this site's key"):
         check_admission(address, world.authority, world.keys["linz"])
 
@@ -262,15 +262,22 @@ def test_a_question_waits_for_its_message_and_a_busy_database_is_asked_again(wor
 
 
 def test_a_killed_supernode_makes_room_for_the_next_and_a_live_one_does_not(world: World) -> None:
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
     assert world.gateway is not None
-    world.answers += [Response(b"node 7"), Response(b"connected", 409)]
-    assert world.post("/v1/fleet/activate-node").content == b"node 7"
+    world.answers += [Response(b"node 1"), Response(b"connected", 409)]
+    assert world.post("/v1/fleet/activate-node").content == b"node 1"
+    assert world.post("/admission").text == "connected"
     again = world.post("/v1/fleet/activate-node")
     assert again.status_code == 409 and again.text.strip() == CONNECTED
     world.gateway.seen["graz"].last -= 60
     world.answers += [Response(b"connected", 409), Response(b""), Response(b"node 8")]
     assert world.post("/v1/fleet/activate-node").content == b"node 8"
-    assert ("POST", "/v1/fleet/deactivate-node", b"node 7") in world.reached
+    gone = ("POST", "/v1/fleet/deactivate-node", DeactivateNodeRequest(node_id=2**64 - 7).SerializeToString())
+    assert gone in world.reached
+    world.reached.clear()
+    assert world.post("/sign-off").text == "free", "the site itself knows that its last one was killed"
+    assert world.reached == [gone] and world.post("/admission").text == "free"
 
 
 def test_who_is_connected_is_what_was_seen(world: World) -> None:
