@@ -266,7 +266,8 @@ def _with_images(files: Sequence[Path], found: Survey) -> Survey:
         questions.append(
             Suspicion(
                 f"{len(masks)} images look like masks of others, the first {masks[0]}: to find where "
-                "something lies (segmentation) is not done, and they would be images of their class; take them out"
+                "something lies (segmentation) is not done, and they would be images of their class; take "
+                "them out"
             )
         )
     if plain:
