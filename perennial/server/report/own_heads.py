@@ -67,9 +67,9 @@ def _sentences(site: str, each: OwnHead, classes: list[str]) -> list[str]:
     found, kept = each.balanced("personal"), each.balanced("federated")
     if found is not None and kept is not None and found < kept - SELDOMER:
         said.append(
-            f"{site}: the personal head follows the hospital's own class frequencies and finds rare classes less "
-            f"often: {100 * found:.0f} % in the mean over classes, the federated model {100 * kept:.0f} %. Where "
-            "rare classes matter most, use the federated model."
+            f"{site}: the personal head follows the hospital's own class frequencies and finds rare classes "
+            f"less often: {100 * found:.0f} % in the mean over classes, the federated model "
+            f"{100 * kept:.0f} %. Where rare classes matter most, use the federated model."
         )
     for name in each.missing:
         label = classes.index(name) if name in classes else -1
