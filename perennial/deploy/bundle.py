@@ -23,7 +23,6 @@ SEALED_KEY = "node.key.sealed"
 SUMS = "SHA256SUMS"
 AUTHORITIES = "ca.crt"
 PUBLISHER = "publisher.pub"
-RECEIPTS = "receipts.pub"
 OFFERED = re.compile(rf"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab({re.escape(SUFFIX)})?")
 REPLACED = ("GUIDE.md",)
 """Templates that a newer bundle may replace: nothing there runs or decides anything."""
@@ -53,8 +52,6 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
         files[SEALED_KEY] = sealed.read_bytes()
     if folder.publisher_public.exists():
         files[PUBLISHER] = folder.publisher_public.read_bytes()
-    if folder.receipts_public.exists():
-        files[RECEIPTS] = folder.receipts_public.read_bytes()
     for path in sorted([*folder.apps.glob("*.fab"), *folder.apps.glob(f"*.fab{SUFFIX}")]):
         files[f"offered/{path.name}"] = path.read_bytes()
     sums = [f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in sorted(files.items())]
@@ -71,7 +68,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
     """Unpack a bundle into a site's folder; returns the names of the files that were written.
 
     A bundle's checksums come from whoever made it, so they protect against damage alone. What it may write is
-    a closed list: the templates of a site, ca.crt, publisher.pub, receipts.pub, a sealed key, and apps on
+    a closed list: the templates of a site, ca.crt, publisher.pub, a sealed key, and apps on
     offer with their signatures, which run only once they are approved. Templates that say what runs
     (site.yaml, .env, compose.yaml, ...) are kept when they are there already, as keys are, so that a newer
     bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided. passphrase: opens
@@ -87,7 +84,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
         key = unseal(files[SEALED_KEY], passphrase, f"{bundle}: {SEALED_KEY}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     # a publisher's key that came with the app it vouches for would vouch for nothing
-    kept = (_templates("site").keys() | {PUBLISHER, RECEIPTS}) - set(REPLACED)
+    kept = (_templates("site").keys() | {PUBLISHER}) - set(REPLACED)
     written = []
     for path, data in files.items():
         target = folder / path
@@ -200,7 +197,7 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
 
 def _inside(member: tarfile.TarInfo, bundle: Path) -> str:
     """The path of a member below the bundle's folder. Raises ConfigError for one that no bundle has."""
-    named = {*_templates("site"), AUTHORITIES, PUBLISHER, RECEIPTS, SEALED_KEY, SUMS}
+    named = {*_templates("site"), AUTHORITIES, PUBLISHER, SEALED_KEY, SUMS}
     folder, _, path = member.name.partition("/")
     plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.size >= 0
     if not plain or folder in ("", ".", "..") or not (path in named or OFFERED.fullmatch(path)):

@@ -34,7 +34,7 @@ from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
-from perennial.foundation.registered import NODES, RECEIPTS_KEY, write_registered
+from perennial.foundation.registered import NODES, write_registered
 from perennial.foundation.tokens import made_token
 from perennial.server.control import CONTROL
 
@@ -87,9 +87,7 @@ class OperatorFolder:
         self.publisher_key = self.path / "authority" / "publisher.key"
         self.publisher_public = self.path / "authority" / "publisher.pub"
         self.certificates = self.path / "certificates"
-        self.receipts_public = self.certificates / "receipts.pub"
         self.state = self.path / "state"
-        self.receipts_key = self.state / RECEIPTS_KEY
         self.apps = self.path / "apps"
 
     @property
@@ -211,7 +209,6 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     _write_federation(path, federation)
     folder = OperatorFolder(path)
     make_publisher_key(folder.publisher_key, folder.publisher_public)
-    make_publisher_key(folder.receipts_key, folder.receipts_public)
     # last, because it gives the certificates to the user of the containers; root may not write there then
     folder.renew_server(days)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)

@@ -51,7 +51,7 @@ TITLES = {
         "Withdraw from this run?",
         "This site takes no further part in it, for good: what it keeps of the run is removed here, and "
         "requests are refused. What had left before stays in the ledger. Its sums can be taken out of a "
-        "closed-form model exactly: send the operator the receipt in state_dir. A trained model cannot; it "
+        "closed-form model exactly: tell the operator. A trained model cannot; it "
         "would have to be trained again without this site.",
         "Withdraw",
     ),
