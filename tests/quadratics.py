@@ -51,7 +51,9 @@ class Federation:
 
     def __post_init__(self) -> None:
         correction = {"name": "fedprox", "mu": self.mu} if self.mu else None
-        self.learner = LearnerConfig.model_validate({"optimizer": {"lr": self.lr}, "correction": correction})
+        self.learner = LearnerConfig.model_validate(
+            {"preset": "none", "optimizer": {"lr": self.lr}, "correction": correction}
+        )
         experiment = SimpleNamespace(learner=self.learner, privacy=PrivacyConfig(), seed=1)
         self.strategy.attach(cast(RunContext, SimpleNamespace(experiment=experiment, sums=None)))
         self.strategy.begin_task(TaskStart(1, 1, range(1), self.arrays, tuple(sorted(self.optima))))

@@ -21,7 +21,7 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
     "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 300, "deadline": 300},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
 }
 OWN: dict[str, dict[str, Any]] = {
     "measured": {"strategy": {"name": "my_accuracy:ByAccuracy"}},

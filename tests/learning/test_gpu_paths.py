@@ -92,6 +92,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learner(**changes: Any) -> LearnerConfig:
     settings = {
+        "preset": "none",
         "epochs": 3,
         "batch_size": 8,
         "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},

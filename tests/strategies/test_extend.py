@@ -18,7 +18,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"epochs": 2, "optimizer": {"lr": 0.1}, "memory": {"per_class": 3}},
+    "learner": {"preset": "none", "epochs": 2, "optimizer": {"lr": 0.1}, "memory": {"per_class": 3}},
 }
 
 
