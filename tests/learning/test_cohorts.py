@@ -16,8 +16,8 @@ from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.classification import LOSSES, CrossEntropy
 from perennial.learning.cohort_training import Member, train_cohort
-from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Term
+from perennial.learning.site_method import GradientCorrection
 from perennial.learning.training import TrainingResult, train
 from perennial.models.config import CONVOLUTIONAL, ModelConfig
 from perennial.models.factory import build_model

@@ -25,9 +25,9 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning import classification, private_training
 from perennial.learning.batches import TrainingSet, shuffled
 from perennial.learning.cohort_training import Member, train_cohort
-from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.precision import autocast, use_products_of
 from perennial.learning.private_training import train_privately
+from perennial.learning.site_method import GradientCorrection
 from perennial.learning.steps import GraphedSteps, Steps, gpu_options, prepare_gpu
 from perennial.learning.training import TrainingResult, train
 from perennial.models.config import ModelConfig
