@@ -20,6 +20,7 @@ from perennial.cli.site import app as site
 from perennial.cli.steering import pause_run, resume_run, stop_run
 from perennial.cli.weights import weights
 from perennial.foundation.errors import ConfigError, PerennialError
+from perennial.foundation.installation import require_own_package
 from perennial.foundation.process_end import ends_in_one_go
 
 app = typer.Typer(
@@ -311,6 +312,7 @@ def main() -> None:
     """Entry point: prints a PerennialError as one message; any other error keeps its traceback."""
     with ends_in_one_go():
         try:
+            require_own_package()
             refuse_former(sys.argv[1:])
             app()
         except PerennialError as error:
