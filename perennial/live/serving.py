@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -27,11 +26,9 @@ def web_server(
     app: ASGIApp,
     host: str,
     port: int,
-    certificate: Path | None = None,
-    key: Path | None = None,
     listening: Callable[[], None] = lambda: None,
 ) -> uvicorn.Server:
-    """A web server, not yet started. It logs no request: addresses and forms may hold secrets.
+    """A web server, not yet started. It logs no request.
 
     listening: called once the server answers at its address.
     """
@@ -45,8 +42,6 @@ def web_server(
         server_header=False,
         proxy_headers=False,
         ws="none",
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=2,
     )
