@@ -1,11 +1,11 @@
 """The parts of a training request's settings, each checked by the class that says what may stand there."""
 
-import json
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from perennial.foundation.errors import ProtocolError
+from perennial.foundation.plain import read_object
 from perennial.protocol.messages import TrainRequest
 
 Part = TypeVar("Part")
@@ -17,11 +17,9 @@ def part_of_settings(request: TrainRequest, key: str, kind: type[Part] | TypeAda
     Raises ProtocolError naming the key that is wrong.
     """
     try:
-        settings: Any = json.loads(request.settings)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"TrainRequest: settings: not JSON ({error})") from error
-    if not isinstance(settings, dict):
-        raise ProtocolError(f"TrainRequest: settings: found {settings!r:.60}, allowed a JSON object")
+        settings = read_object(request.settings)
+    except ValueError as error:
+        raise ProtocolError(f"TrainRequest: settings: {error}") from error
     if key not in settings:
         return None
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
