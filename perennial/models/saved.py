@@ -33,7 +33,7 @@ class _StoredInputs(_Stored):
     stored: Literal["uint8", "float32"] | None = None
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    columns: dict[str, str | tuple[str, ...]] | None = None
+    columns: dict[str, str | list[str]] | None = None
     fill: tuple[float, ...] | None = None
 
     @model_validator(mode="after")
