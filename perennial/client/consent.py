@@ -13,6 +13,7 @@ from pathlib import Path
 
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file, size_of
+from perennial.foundation.plain import PlainObject
 
 PAUSED, WITHDRAWN = "paused.json", "withdrawn.json"
 HEX = set("0123456789abcdef")
@@ -91,7 +92,7 @@ def _receipt(state_dir: Path, run: str) -> Path | None:
     return path
 
 
-def _read(path: Path) -> dict[str, object]:
+def _read(path: Path) -> PlainObject:
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

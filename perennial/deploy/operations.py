@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from perennial.deploy.application import Application, read_application, stage_application
 from perennial.deploy.federation import OperatorFolder, SiteRecord
@@ -11,6 +10,7 @@ from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import one_at_a_time, replace_file
+from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import using
 from perennial.server.control import clear_request, read_request, write_request
 
@@ -208,7 +208,7 @@ def node_statuses(folder: OperatorFolder) -> dict[str, str]:
     return {node["node-id"]: node["status"] for node in nodes}
 
 
-def progress(folder: OperatorFolder, name: str) -> dict[str, Any]:
+def progress(folder: OperatorFolder, name: str) -> PlainObject:
     """The last event of a run's journal, or {} before the first."""
     path = folder.state / "runs" / name / "events.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []

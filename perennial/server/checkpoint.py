@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,7 @@ from torch import Tensor
 from perennial.foundation.disk_writes import DiskWrites
 from perennial.foundation.errors import StateError, shown
 from perennial.foundation.files import replace_file
-from perennial.foundation.plain import PlainObject, read_object, require_plain
+from perennial.foundation.plain import Plain, PlainObject, read_object, require_plain
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256
 from perennial.server.journal import Journal
@@ -36,6 +36,10 @@ BEFORE = "before.safetensors"
 DAMAGED = "damaged.safetensors"
 SCHEMA = 4
 _PROGRESS = TypeAdapter(Progress)
+if TYPE_CHECKING:
+    StrategyState = dict[str, Any]
+else:
+    StrategyState = dict[str, Tensor | Plain]
 CLASS_MEANS = "class_means"
 
 
@@ -43,7 +47,7 @@ class Standing(NamedTuple):
     """The part of a checkpoint about model and strategy, in the order of Checkpoint's last fields."""
 
     arrays: Mapping[str, Tensor]
-    strategy: dict[str, Any]
+    strategy: StrategyState
     class_means: Tensor | None
 
 
@@ -58,7 +62,7 @@ class Checkpoint:
     progress: Progress
     experiment: PlainObject
     arrays: Mapping[str, Tensor]
-    strategy: dict[str, Any]
+    strategy: StrategyState
     class_means: Tensor | None = None
 
 
@@ -253,17 +257,15 @@ def _read(path: Path) -> Checkpoint:
         return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
     try:
-        progress, experiment = (
-            _PROGRESS.validate_python(facts["progress"]),
-            require_plain(facts["experiment"]),
-        )
+        progress = _PROGRESS.validate_python(facts["progress"])
+        experiment, strategy = require_plain(facts["experiment"]), require_plain(facts["strategy"])
     except (KeyError, ValueError) as error:
         raise StateError(f"{path}: damaged: {shown(str(error), 500)}") from error
     return Checkpoint(
         progress,
         experiment,
         group("model/"),
-        {**facts["strategy"], **group("strategy/")},
+        {**strategy, **group("strategy/")},
         tensors.get(CLASS_MEANS),
     )
 

@@ -13,7 +13,7 @@ from flwr.app import Message
 from torch import Tensor
 
 from perennial.foundation.errors import REASON, ProtocolError, shown
-from perennial.foundation.plain import PlainObject, read_object
+from perennial.foundation.plain import Plain, PlainObject, read_object
 from perennial.protocol.fields import arrays_of, read_kind
 from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stack import Stack
@@ -35,7 +35,7 @@ class Admitted:
     base_round: int = 0
     """Round of the model that the site started from."""
     method: Mapping[str, Tensor] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Plain] = field(default_factory=dict)
     within_clip_norm: bool | None = None
     notes: tuple[str, ...] = ()
     """What was changed of it on its way in, for the journal."""
