@@ -47,8 +47,7 @@ UNTESTED = (
     Untested("feddig", "accuracies of table I", _SIZE, _LARGE.format("feddig_fashion_mnist_paper")),
     Untested(
         *("feddig", "its noise has epsilon 0.005", "refuted"),
-        "by arithmetic: [its page](methods/feddig.md#claims-of-the-paper-that-do-not-hold-and-what-is-done-"
-        "instead)",
+        "by arithmetic: [its page](methods/feddig.md#what-the-paper-gets-wrong)",
     ),
     Untested(
         *("incre_fl", "accuracies of tables 1 to 5", _SIZE),

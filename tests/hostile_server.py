@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from perennial.config.experiment import load_experiment
-from perennial.models.gradient_encoder import GradientEncoder
-from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import (
     DigestReply,
@@ -205,26 +203,6 @@ def threshold(arrays: dict[str, Tensor], pixel: int, level: float, label: int) -
     return arrays
 
 
-def prototypes(hospital: Hospital) -> Outcome:
-    """Gradients of one sample of each class, turned back into images by gradient inversion."""
-    order = {"noise": 0.0, "entropy_rise": 0.0}
-    settings = json.dumps({"prototypes": order})
-    request = TrainRequest(**hospital.stamp(), arrays=Tensors(hospital.arrays()), settings=settings)
-    reply = hospital.ask(request)
-    classes = hospital.stamp()["num_classes"]
-    if not isinstance(reply, TrainReply) or not reply.method:
-        return Outcome(0, classes, hospital.refusal)
-    encoder = GradientEncoder((1, 8, 8), classes, hospital.experiment.seed)
-    found = []
-    for row in range(len(next(iter(reply.method.values())))):
-        gradient = {name.removeprefix("prototypes/"): tensor[row] for name, tensor in reply.method.items()}
-        label = gradient["head.bias"].argmin()[None]
-        draw = torch.Generator().manual_seed(row)
-        made = invert_gradient(encoder, gradient, (1, 8, 8), draw, labels=label, steps=200)
-        found.append(made.images.flatten())
-    return Outcome(matched(torch.stack(found), hospital.images()), classes, hospital.refusal)
-
-
 def digests(hospital: Hospital) -> Outcome:
     """Digests of one sample each: the features of that sample, as the fixed encoder gives them."""
     from perennial.models.digest_encoders import build_encoder, encoder_hash
@@ -303,7 +281,6 @@ ATTACKS = {
     "counts, pixel by pixel": Attack(
         "evaluate", {"data": BASE["data"] | {"test_fraction": 0.02}}, counted_pixels
     ),
-    "gradients of prototypes": Attack("prototypes", {"strategy": "glfc"}, prototypes),
     "digests of one sample": Attack(
         "digest",
         {

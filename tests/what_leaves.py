@@ -8,14 +8,14 @@ import typing
 from pathlib import Path
 
 from perennial.privacy.exposure_table import ADVERSARIES, PROTECTIONS, TABLE
-from perennial.protocol import messages, receipts, secure_messages
+from perennial.protocol import messages, secure_messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import MEASUREMENTS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "what_leaves_a_site.md"
 MESSAGES = [
     message
-    for module in (messages, secure_messages, receipts)
+    for module in (messages, secure_messages)
     for message in vars(module).values()
     if getattr(message, "message_type", None) and message.__module__ == module.__name__
 ]

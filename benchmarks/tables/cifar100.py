@@ -8,7 +8,7 @@ from benchmarks.table import Row, Table, of
 EXPERIMENT, CLOSED_FORM = "pp_fcil_as_published", "analytic_cifar100_patches"
 TASKS, ROUNDS = 10, 20
 PP_FCIL, REPLAY = "PP-FCIL", "plain replay, balanced softmax"
-NETWORK = "benchmarks.resnet20:ResNet20"
+NETWORK = "resnet20"
 OPTIMIZER = "{name: sgd, lr: 0.02, momentum: 0.9, weight_decay: 0.0005, schedule: cosine}"
 LEARNER = (
     f"epochs: 1, batch_size: 32, optimizer: {OPTIMIZER}, classification: balanced_softmax, "
@@ -21,9 +21,9 @@ WHOLE = (
     "augmentation: {crop_padding: 4, flip: true}}"
 )
 CENTRAL = "evaluation.federated=false"
-PLAIN = (f"model={{name: '{NETWORK}'}}", f"learner={{{LEARNER}}}", "strategy=fedavg")
+PLAIN = (f"model={{name: {NETWORK}}}", f"learner={{{LEARNER}}}", "strategy=fedavg")
 FULL = (
-    f"model={{name: dual_backbone, backbone: '{NETWORK}'}}",
+    f"model={{name: dual_backbone, backbone: {NETWORK}}}",
     f"learner={{{LEARNER}, distillation: {{weight: 1.0, temperature: 2.0}}, "
     "contrastive: {weight: 0.1, temperature: 0.1}}",
     # no validation samples are held back, so quality is the training accuracy, as the abstract has it

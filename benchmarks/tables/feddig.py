@@ -140,9 +140,6 @@ TABLES = {
         "FedDig, digits, everybody leaves: when to stop, how many steps, and noise without mixing",
         [
             Row("FedDig", "feddig_digits"),
-            Row("a round counts only if held-out digests gain", "feddig_digits", ("strategy.held_out=5",)),
-            Row("a site's number of steps", "feddig_digits", ("strategy.recall_epochs=auto",)),
-            Row("both", "feddig_digits", ("strategy.held_out=5", "strategy.recall_epochs=auto")),
             *[
                 Row(
                     f"1 sample in a digest, {name}",
@@ -153,17 +150,6 @@ TABLES = {
             ],
         ],
         measures=LAST,
-        claims=[
-            Claim(
-                "higher by a stopping rule (ours)",
-                "a round counts only if held-out digests gain",
-                "FedDig",
-                SEQUENTIAL,
-            ),
-            Claim(
-                "higher by a site's number of steps (ours)", "a site's number of steps", "FedDig", SEQUENTIAL
-            ),
-        ],
         seeds=TEN_SEEDS,
     ),
     "feddig_classes_digits": Table(
@@ -261,11 +247,6 @@ TABLES = {
             ],
             Row("4, not spread", "feddig_digits", (*SHORT_DIGESTS, TOGETHER)),
             Row("4, mixed at random", "feddig_digits", (*SHORT_DIGESTS, TOGETHER, RANDOM)),
-            Row(
-                "4, drawn weights (Dirichlet 1)",
-                "feddig_digits",
-                (*SHORT_DIGESTS, "digests.weight_alpha=1.0"),
-            ),
             Row(
                 "4, published noise, nominal epsilon 0.005 (1600 for a sample, were its scale public)",
                 "feddig_digits",

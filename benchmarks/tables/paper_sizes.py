@@ -59,7 +59,6 @@ TABLES = {
                 ("ring", ()),
                 ("FedAvg", ("strategy=fedavg",)),
                 ("FedAvg, equal work", ("strategy=fedavg", f"learner.epochs={sites}")),
-                ("SplitFed v2", ("strategy={name: splitfed, version: v2}",)),
             )
         ],
         measures=MEAN_LAST,

@@ -91,13 +91,6 @@ def _averaged(label: str, *changes: str) -> Row:
     return Row(label, "fedavg_dirichlet_digits", changes)
 
 
-def _side_by_side(rings: int, rounds: int) -> Row:
-    """Sub-rings of 10 sites; a round is 10 / rings turns one after the other."""
-    label = f"{rings} sub-rings, {rounds} rounds" if rings > 1 else f"one ring, {rounds} rounds"
-    strategy = f"strategy={{name: parallel_rings, rings: {rings}}}"
-    return _averaged(label, strategy, f"tasks.rounds={rounds}")
-
-
 def _of_skin(label: str, *changes: str) -> Row:
     return Row(label, "tricon_sf_ham10000", ("strategy=fedavg", *changes))
 
@@ -198,8 +191,6 @@ TABLES = {
             _averaged(EQUAL_WORK, "learner.epochs=10"),
             _averaged("FedProx", "learner.correction={name: fedprox, mu: 0.01}"),
             _averaged("FedDisco", "strategy=feddisco"),
-            _averaged("SplitFed V1", "strategy={name: splitfed, version: v1}"),
-            _averaged("SplitFed V2", "strategy={name: splitfed, version: v2}"),
             _averaged(SCAFFOLD, SGD, "strategy=scaffold"),
             _averaged("FedAvg, plain SGD", SGD),
             Row(SGD_RING, "tricon_sf_digits", (SGD, ONE_SEGMENT)),
@@ -207,16 +198,13 @@ TABLES = {
         measures=ROUNDS,
         note=(
             "Adam with learning rate 0.001, but for the three rows that say otherwise: SCAFFOLD's control "
-            "variates are of plain SGD, here with learning rate 0.1. SplitFed V1 gives both parts the "
-            "same weights and is FedAvg; its bytes and those of V2 are of whole models, where the real "
-            "protocol sends activations of every batch. A run that never reaches 85 % counts with all its "
+            "variates are of plain SGD, here with learning rate 0.1. "
+            "A run that never reaches 85 % counts with all its "
             "rounds."
         ),
         claims=(
             _beats("the ring over FedProx", FOUR, "FedProx"),
             _beats("the ring over FedDisco", FOUR, "FedDisco"),
-            _beats("the ring over SplitFed V1", FOUR, "SplitFed V1"),
-            _beats("the ring over SplitFed V2", FOUR, "SplitFed V2"),
             _beats("the ring over cyclic weight transfer", FOUR, "cyclic weight transfer"),
             _beats("the ring over SCAFFOLD, both with plain SGD", SGD_RING, SCAFFOLD),
         ),
@@ -229,27 +217,6 @@ TABLES = {
         note=(
             "At equal rounds; a round of the ring is as many optimiser passes over one model as there are "
             "sites."
-        ),
-    ),
-    "tricon_sf_parallel": Table(
-        "Digits, 10 sites, Dirichlet 0.5: sub-rings side by side, at equal rounds and at equal time",
-        [
-            _side_by_side(1, 10),
-            _side_by_side(2, 10),
-            _side_by_side(5, 10),
-            _averaged("FedAvg, 10 rounds"),
-            _averaged(f"{EQUAL_WORK}, 10 rounds", "learner.epochs=10"),
-            _side_by_side(2, 20),
-            _side_by_side(5, 50),
-            _averaged("FedAvg, 100 rounds", "tasks.rounds=100"),
-        ],
-        measures=ROUNDS,
-        note=(
-            "Time is counted in turns, of one local epoch, that follow one another: a round of R sub-rings "
-            "has 10 / R, one of FedAvg as many as it has local epochs. One ring, 2 sub-rings over 20 rounds, "
-            "5 over 50, FedAvg over 100, and FedAvg of 10 local epochs over 10, take 100 turns each. "
-            "`python -m benchmarks.ring_clock` measures the seconds of a round. A run that never "
-            "reaches 85 % counts with all its rounds."
         ),
     ),
     "tricon_sf_communication": Table(

@@ -149,19 +149,6 @@ def sign(
 
 
 @app.command()
-def receipts(folder: Folder = HERE) -> None:
-    """Make the key with which the server signs receipts of sites' ledgers; once, for an older federation."""
-    from perennial.deploy.federation import OperatorFolder, give_to_owner
-    from perennial.deploy.keys import fingerprint
-    from perennial.deploy.signing import make_publisher_key
-
-    operator = OperatorFolder(folder)
-    make_publisher_key(operator.receipts_key, operator.receipts_public)
-    give_to_owner(operator.path, operator.state)
-    typer.echo(f"receipts: {fingerprint(operator.receipts_public.read_bytes())} (a new bundle brings it)")
-
-
-@app.command()
 def submit(
     experiment: ExperimentFile,
     overrides: Overrides = None,

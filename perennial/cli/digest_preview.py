@@ -69,7 +69,7 @@ def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path)
     encoder = build_encoder(experiment.encoder, site.data.input_shape, experiment.seed)
     digests, guarantee = digests_of(site, encoder, task, SecureNoise())
     lines = _facts(site, experiment, task, digests, guarantee)
-    if len(site.data.input_shape) == 3 and experiment.digests.kind == "mixtures":
+    if len(site.data.input_shape) == 3:
         pictures = pictures_of(site, encoder, task, digests)
         output.mkdir(parents=True, exist_ok=True)
         draw_pictures(pictures, output / PICTURE)
@@ -98,8 +98,7 @@ def _facts(
     lines = [
         f"site {site.name} {lent} digests; task {task}: {len(digests.features)} digests of "
         f"{config.per_digest} samples, {length} numbers each",
-        f"labels as they would leave ({'noised' if config.kind == 'statistics' else config.labels}): "
-        f"{', '.join(held)}",
+        f"labels as they would leave ({config.labels}): {', '.join(held)}",
         f"noise: {config.protection}, scale {guarantee.scale:.4g}; a mixed feature is "
         f"{float(digests.features.abs().mean()):.4g} in the mean, noise included",
         f"epsilon of replacing one sample's features: {_figure(guarantee.epsilon)}"

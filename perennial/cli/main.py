@@ -187,14 +187,11 @@ def withdraw(
 @app.command(cls=WithPlugins)
 def certify(
     run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
-    version: Annotated[
-        int | None, typer.Option(help="round of an asynchronous run, whose head then is certified")
-    ] = None,
 ) -> None:
     """Write a certificate of a closed-form model: it follows from these signed sums, and nothing else."""
     from perennial.server.certification import certify as certify_run
 
-    typer.echo(certify_run(run, version))
+    typer.echo(certify_run(run))
 
 
 @app.command(cls=WithPlugins)

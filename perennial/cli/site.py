@@ -210,21 +210,18 @@ def clean(
 
 
 @app.command()
-def record_tip(path: SiteFile = Path("site.yaml")) -> None:
-    """Check the whole ledger, and record its tip where `ledger_tip` says; once, after that key was set."""
-    ledger = _ledger(path)
-    typer.echo(f"{ledger.record_tip()} releases; tip recorded in {ledger.elsewhere or ledger.beside}")
-
-
-@app.command()
 def restart_ledger(
     path: SiteFile = Path("site.yaml"),
-    although_older: Annotated[
-        bool, typer.Option(help="although the operator's receipt is of a longer ledger than the newest tip")
+    as_it_is: Annotated[
+        bool, typer.Option(help="the ledger is the newest one, and the file of ledger_tip was lost: note it")
     ] = False,
 ) -> None:
     """Begin a new ledger after one was lost, with the releases that the newest tip had counted."""
-    lost, carried = _ledger(path).restart(although_older=although_older)
+    ledger = _ledger(path)
+    if as_it_is:
+        typer.echo(f"{ledger.record_tip()} releases; noted in {ledger.elsewhere or ledger.beside}")
+        return
+    lost, carried = ledger.restart()
     typer.echo(f"{carried} releases carried over; what was left of the old ledger: {lost}")
 
 
@@ -249,12 +246,8 @@ def _show(offer: "Offer", site: "SiteConfig") -> None:
 def _ledger(path: Path) -> "Ledger":
     """The ledger of a site.yaml, with the files that witness it."""
     from perennial.config.site import load_site_config
-    from perennial.privacy.ledger import Ledger
-    from perennial.privacy.receipts import ReceiptBook
 
-    site = load_site_config(path)
-    receipts = ReceiptBook(site.receipts.file) if site.receipts is not None else None
-    return Ledger(site.state_dir, site.ledger_tip, receipts)
+    return load_site_config(path).ledger
 
 
 def _flower_home(site: Path) -> Path:

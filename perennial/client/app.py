@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 import perennial
@@ -47,7 +47,6 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.parcel import is_parcel, opened, parcelled
-from perennial.protocol.receipts import LedgerReceipt, LedgerTip
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 
@@ -100,16 +99,13 @@ def _answer(
         return Message(Error(RAISED, reason), reply_to=message)
 
     def act(identity: Identity) -> Message:
-        take_receipt(identity, message.content)
         if identity.deployed:
             check_bytes(identity.policy, message.content)
         request = expected.from_record(message.content)
         facts = {"run": _run_name(identity, context), "round": getattr(request, "round", 0)}
         speak_of(site=identity.name, **facts)
         with _watched(identity, request, context):
-            record = handle(identity, request).to_record()
-            attach_tip(identity, record)
-            return Message(record, reply_to=message)
+            return Message(handle(identity, request).to_record(), reply_to=message)
 
     return attempt(message, context, act)
 
@@ -264,43 +260,3 @@ def prepare(run_config: Mapping[str, Any]) -> None:
 
     with plugins.only({}):
         import_for(replace(RunSettings.from_run_config(run_config), plugins="").load())
-
-
-def take_receipt(identity: Identity, request: RecordDict) -> None:
-    """Keep the receipt beside a request, where this site keeps receipts; it binds the ledger from then on.
-
-    Raises ProtocolError when it is another site's or not the operator's, StateError when it cannot be kept.
-    """
-    settings = identity.receipts
-    if settings is None or (found := LedgerReceipt.beside(request)) is None:
-        return
-    from perennial.privacy.receipts import Receipt, ReceiptBook, read_receipt_key
-
-    receipt = Receipt(**vars(found))
-    if receipt.site != identity.name:
-        raise ProtocolError(f"receipt: found one of site {receipt.site!r}, this is {identity.name!r}")
-    if not receipt.holds(read_receipt_key(settings.key)):
-        raise ProtocolError("receipt: its signature is not that of the operator's key for receipts")
-    book = ReceiptBook(settings.file)
-    newest = book.newest()
-    if newest is None or receipt.lines >= newest.lines:
-        book.keep(receipt)
-
-
-def attach_tip(identity: Identity, reply: RecordDict) -> None:
-    """Put the tip of the ledger beside a reply, where this site keeps receipts and has charged anything."""
-    if identity.receipts is None:
-        return
-    mark = identity.ledger.mark()
-    if mark is not None:
-        from perennial.privacy.receipts import ReceiptBook
-
-        place, newest = mark
-        LedgerTip(
-            site=identity.name,
-            length=place.bytes,
-            lines=place.lines,
-            newest=newest,
-            last=place.last,
-            aside=ReceiptBook(identity.receipts.file).aside,
-        ).put_beside(reply)

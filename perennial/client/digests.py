@@ -12,7 +12,7 @@ from torch import Tensor
 from perennial.client.floor import check_floor
 from perennial.client.policy import check_digests
 from perennial.client.record_sets import choose
-from perennial.client.release import charge_entry, noise_source, word_source
+from perennial.client.release import charge_entry, noise_source
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
@@ -21,7 +21,6 @@ from perennial.models.digest_encoders import FeatureEncoder, build_encoder, enco
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
 from perennial.privacy.noise import NoiseSource
-from perennial.privacy.statistics_digests import drawn_digests
 from perennial.protocol.messages import DigestReply, DigestRequest
 from perennial.protocol.tensors import Tensors
 
@@ -78,9 +77,6 @@ def digests_of(
     check_floor(site.identity.policy, "digest", len(indices))
     features, labels = encode(site, encoder, indices), site.data.y[indices]
     generator = stream(site.experiment.seed, "digest-groups", site.name, task)
-    if config.kind == "statistics":
-        words = word_source(site, "digest-noise", task, kind=source.name)
-        return drawn_digests(features, labels, classes, config, generator, words)
     return make_digests(features, labels, classes, config, generator, source)
 
 

@@ -15,7 +15,6 @@ from perennial.privacy.exposure_table import (
     DIGESTS,
     HONEST,
     MEANS,
-    PROTOTYPES,
     SPARSITY,
     SUMS,
     TABLE,
@@ -44,7 +43,6 @@ ANSWER: dict[str, Answer] = {
     MEANS: "train",
     DIGESTS: "digest",
     SPARSITY: "sparsity",
-    PROTOTYPES: "train",
     SUMS: "statistics",
 }
 """What policy.answers must list for a channel to be open."""
@@ -126,7 +124,6 @@ def protections(policy: SitePolicy) -> dict[str, Protection]:
         MEANS: clear if bare and not budget else "noise" if demand == "client_local" else "shut",
         DIGESTS: digests,
         SPARSITY: beside,
-        PROTOTYPES: "clear" if bare and not budget and exempt(policy, "prototypes") else "shut",
         SUMS: sums,
     }
     largest, delta = STRONG

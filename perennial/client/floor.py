@@ -16,7 +16,6 @@ RELEASES: dict[Release, str] = {
     "class_means": "a class's sum",
     "digest": "a digest",
     "sparsity": "a sparsity vector",
-    "prototypes": "gradients of prototypes",
     "measurements": "a measurement",
     "statistics": "sums of features",
     "class_counts": "counts of samples",
@@ -35,15 +34,6 @@ def check_floor(policy: SitePolicy, release: Release, samples: int) -> None:
         raise PolicyRefusal(
             f"policy.min_samples: {RELEASES[release]} would be computed from fewer than "
             f"{policy.min_samples} samples"
-        )
-
-
-def check_single_samples(policy: SitePolicy, release: Release) -> None:
-    """Raises PolicyRefusal for what is computed from one sample each, unless the policy names it."""
-    if not exempt(policy, release):
-        raise PolicyRefusal(
-            f"policy.below_floor: {RELEASES[release]} come from one sample each, and give it back to whoever "
-            f"reads them; allowed where the policy lists {release!r}"
         )
 
 
@@ -74,12 +64,7 @@ def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within
 
 
 def samples_of_digest(config: DigestConfig) -> int:
-    """Effective number of samples in one digest: 1 / (sum of squared weights), rounded down.
-
-    Drawn weights can be all but one sample's, so they count as one.
-    """
-    if config.weight_alpha is not None:
-        return 1
+    """Effective number of samples in one digest: 1 / (sum of squared weights), rounded down."""
     if config.weights is None:
         return config.per_digest
     return int(1 / sum(weight**2 for weight in config.weights) + 1e-6)

@@ -13,7 +13,7 @@ from flwr.app import Context
 from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.config.site import ANSWERS, Receipts, SiteConfig, SitePolicy, StateLimits, load_site_config
+from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, StateLimits, load_site_config
 from perennial.data.config import DataConfig
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
@@ -30,7 +30,7 @@ class Identity:
     own_data: a deployed site's data block; None for a share of the experiment's data.
     shared_models: folder that simulated sites share for the models of earlier tasks; None for a folder in the
     site's own state.
-    ledger_tip, receipts, limits, plugins: as site.yaml says; a simulated site has none of them.
+    ledger_tip, limits, plugins: as site.yaml says; a simulated site has none of them.
     """
 
     name: str
@@ -43,7 +43,6 @@ class Identity:
     shared_models: Path | None = None
     deployed: bool = False
     ledger_tip: Path | None = None
-    receipts: Receipts | None = None
     limits: StateLimits | None = None
     gpu: str = ""
     plugins: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +61,6 @@ class Identity:
             own_data=config.data,
             deployed=True,
             ledger_tip=config.ledger_tip,
-            receipts=config.receipts,
             limits=config.state,
             gpu=",".join(config.gpu),
             plugins=config.plugins,
@@ -70,12 +68,15 @@ class Identity:
 
     @property
     def ledger(self) -> "Ledger":
-        """This site's ledger, with the files that witness it."""
-        from perennial.privacy.ledger import Ledger
-        from perennial.privacy.receipts import ReceiptBook
+        """This site's ledger, with the file elsewhere that witnesses it.
 
-        book = ReceiptBook(self.receipts.file) if self.receipts is not None else None
-        return Ledger(self.state_dir, self.ledger_tip, book)
+        Raises StateError when another site's ledger counts what leaves of these data.
+        """
+        from perennial.privacy.ledger import Ledger
+
+        own = self.own_data
+        data = None if own is None or own.path is None else Path(own.path)
+        return Ledger(self.state_dir, self.ledger_tip, data)
 
 
 @contextmanager
@@ -194,7 +195,7 @@ def identify(context: Context, beside: Context | None = None) -> Identity:
     identity = sites.identities[settings, partition] = Identity(
         names[partition],
         experiment,
-        SitePolicy(answers=list(ANSWERS), below_floor=["prototypes"]),
+        SitePolicy(answers=list(ANSWERS)),
         run_folder / "sites" / names[partition],
         settings.device,
         settings.threads,

@@ -7,19 +7,18 @@ then one Gaussian release hides the replacement of one sample (FedPerC's authors
 from collections.abc import Iterator
 from typing import get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from perennial.client.floor import check_floor
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import charge_entry, noise_source
 from perennial.client.site import Site
-from perennial.client.training_samples import Previous, training_indices
+from perennial.client.training_samples import training_indices
 from perennial.config import charges
-from perennial.foundation.errors import ConfigError, DataError, ProtocolError
+from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
-from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
-from perennial.models.vgg_front import vgg11_front, with_weights
+from perennial.models.sparsity import MODEL, VECTOR, Combine, SparsityPlan, zero_shares
 from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
 from perennial.privacy.entries import Entry
 from perennial.privacy.noise import add_noise
@@ -49,9 +48,9 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     entry = charges.sparsity(site.experiment, request.run, request.epsilon, request.delta)
     chosen, samples = choose(site, entry, indices), len(indices)
     indices = chosen.rows
-    network = _network(site, request, previous)
+    model, _ = site.models.load(request.num_classes, request.arrays, previous)
     data = site.samples(indices)
-    shares = zero_shares(network, _batches(data), plan.layers)
+    shares = zero_shares(model.eval(), _batches(data), plan.layers)
     # a mean over all, in which those left out count as nothing: how many these are must not scale the noise
     vector = plan.vector(shares) * (len(indices) / samples) if noised else plan.vector(shares)
     _release(site, request, vector, entry, chosen, samples)
@@ -70,23 +69,9 @@ def noise_std(length: int, samples: int, epsilon: float, delta: float) -> float:
     return sparsity_l2_sensitivity(length, samples) * gaussian_multiplier(epsilon, delta)
 
 
-def _network(site: Site, request: SparsityRequest, previous: Previous) -> nn.Module:
-    """What is looked at, in evaluation mode."""
-    if request.network == MODEL:
-        model, _ = site.models.load(request.num_classes, request.arrays, previous)
-        return model.eval()
-    if request.network != VGG:
-        raise ProtocolError(f"SparsityRequest: network: found {request.network!r}, allowed {MODEL} or {VGG}")
-    try:
-        front = with_weights(
-            vgg11_front(request.layers, site.data.input_shape, site.experiment.seed), request.arrays
-        )
-    except ConfigError as error:
-        raise ProtocolError(f"SparsityRequest: {error}") from error
-    return front.to(site.models.device)
-
-
 def _plan(request: SparsityRequest) -> SparsityPlan:
+    if request.network != MODEL:
+        raise ProtocolError(f"SparsityRequest: network: found {request.network!r}, allowed {MODEL}")
     if request.combine not in get_args(Combine):
         raise ProtocolError(
             f"SparsityRequest: combine: found {request.combine!r}, allowed {', '.join(get_args(Combine))}"

@@ -20,7 +20,6 @@ from perennial.client.floor import check_floor
 from perennial.client.measurements import measured
 from perennial.client.own_model import keep_own_layers, with_own_layers
 from perennial.client.policy import check_answer, check_update
-from perennial.client.prototypes import prototype_gradients
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import check_reply, noise_source, release_update
 from perennial.client.ring_turn import features_as_asked, segment_of, turn_of
@@ -51,8 +50,7 @@ class TrainingTurn:
     frozen model of the task before, or None if no term needs it. turn: the site's turn in a ring, or None.
     neighbours: measures for Bayesian accounting how far one record more would move the update. own: names of
     the layers that stay here.
-    prototypes: what is sent beside the update, if asked for. start: the tensors that the model holds, as they
-    were received.
+    start: the tensors that the model holds, as they were received.
     """
 
     site: Site
@@ -67,7 +65,6 @@ class TrainingTurn:
     own: list[str]
     turn: Turn | None
     neighbours: NeighbourDistances | None
-    prototypes: Tensors | None
     adversary: AdversaryKind | None
     start: Mapping[str, Tensor]
 
@@ -104,7 +101,6 @@ class TrainingTurn:
         else:
             arrays, model, flat = beside.start, beside.model, beside.flat
         correction = open_correction(site, request, flat)
-        prototypes = prototype_gradients(site, request, model, indices[: len(indices) - exemplars])
         adversary = _adversary(site)
         data = site.samples(indices, exemplars=exemplars)
         if adversary == "label_flip":
@@ -127,7 +123,6 @@ class TrainingTurn:
             neighbours=NeighbourDistances.of(
                 site.experiment, site.identity.state_dir, site.name, request.run, request.round
             ),
-            prototypes=prototypes,
             adversary=adversary,
             start=arrays,
         )
@@ -237,7 +232,6 @@ class TrainingTurn:
             **request.stamp_fields,
             update=Tensors({name: t.contiguous() for name, t in update.items() if name not in own}),
             **vars(released),
-            method=self.prototypes,
             metrics=json.dumps(metrics),
         )
         return check_reply(site, reply)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perennial.config.analytic import shrinkage_of, uncovered
+from perennial.config.analytic import uncovered
 from perennial.config.evaluation import require_calibration, require_covered_counts
 from perennial.config.learner import NO_LEARNER
 from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
@@ -20,27 +20,6 @@ def _learner(experiment: "Experiment") -> None:
         raise ValueError(
             f"learner: found one, but nothing is trained under strategy {strategy.name}; leave it out"
         )
-
-
-def _asynchronous(experiment: "Experiment") -> None:
-    """Sites answer whenever they can, which only sums of features allow."""
-    if not experiment.rounds.asynchronous:
-        return
-    strategy = experiment.strategy
-    keys = strategy.parameters
-    if isinstance(keys.get("base"), dict):
-        keys = keys["base"]
-    for refused, why in (
-        (strategy.trains, f"strategy {strategy.name} trains in rounds that all sites share"),
-        (experiment.secure is not None, "a masked sum waits for a whole cohort"),
-        (keys.get("head") == "balanced_ridge", "balanced_ridge weighs by the counts of all sites"),
-        (shrinkage_of(keys) == "validation", "shrinkage 'validation' asks all sites at once"),
-    ):
-        if refused:
-            raise ValueError(
-                f"rounds.asynchronous: found true, but {why}; allowed with analytic, heads gaussian and "
-                "ridge, and a shrinkage that no validation samples choose"
-            )
 
 
 def _release(experiment: "Experiment") -> None:
@@ -186,7 +165,7 @@ def _bounds(experiment: "Experiment") -> None:
 
 
 CHECKS: tuple[Callable[["Experiment"], None], ...] = (
-    *(_learner, _asynchronous, _release),
+    *(_learner, _release),
     *(require_covered_counts, require_calibration, require_validation),
     *(_masks, _sites, _pretraining, _class_means, _learnt_features),
     *(_patients, _precision, _bayesian_figure, _dual_backbone, _bounds),

@@ -18,13 +18,26 @@ class Removed(NamedTuple):
     instead: str
 
 
-EXPERIMENT: dict[str, Removed] = {}
+EXPERIMENT: dict[str, Removed] = {
+    "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
+    "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
+    "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
+    "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
+}
 """Dotted path in experiment.yaml -> what became of it. A whole section's default is a mapping."""
 
-STRATEGIES: dict[tuple[str, str], Removed] = {}
+STRATEGIES: dict[tuple[str, str], Removed] = {
+    ("digest_synthesis", "held_out"): Removed(0, "Set the number of rounds by `tasks.rounds`."),
+    ("serial_ring", "link"): Removed(None, "The summary counts bytes; divide them by the link's rate."),
+    ("clustered_personalisation", "batch_norm"): Removed("shared", "Name the layers in `personal`."),
+    ("clustered_personalisation", "channel_choice"): Removed("seeded", "`channels` are drawn by the seed."),
+    ("clustered_personalisation", "extractor"): Removed("global", "Vectors are of the global model."),
+}
 """(strategy, its key) -> what became of it, for a strategy alone and for one that is the base of another."""
 
-SITE: dict[str, Removed] = {}
+SITE: dict[str, Removed] = {
+    "receipts": Removed(None, "ledger_tip, a file outside state_dir that every site has by default"),
+}
 """Dotted path in site.yaml -> what became of it."""
 
 

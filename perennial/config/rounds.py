@@ -1,7 +1,5 @@
 """Who takes part in a round and how long the server waits, and the rounds of pre-training before task 1."""
 
-import operator
-
 from pydantic import Field
 
 from perennial.foundation.block import Block
@@ -21,9 +19,6 @@ class RoundsConfig(Block):
     """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
     join_timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
-    asynchronous: bool = Field(default=False, exclude_if=operator.not_)
-    """strategy analytic: a round ends as soon as some site has answered, and a task when all have, after
-    tasks.rounds rounds at most; requests are renewed, and answered whenever a site can."""
     max_skipped: int = Field(default=3, ge=1)
     """Attempts in a row without a quorum after which a simulation ends with an error (it can be resumed) and
     a deployed run rests. The round is asked again: none of those planned is used up."""

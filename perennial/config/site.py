@@ -1,5 +1,7 @@
 """site.yaml: the file of a hospital. It decides what the site answers, and no message can override it."""
 
+import os
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +16,7 @@ from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode, Unit
 
 if TYPE_CHECKING:
-    from perennial.privacy.ledger import Limit
+    from perennial.privacy.ledger import Ledger, Limit
 
 Answer = Literal["train", "evaluate", "measures", "digest", "sparsity", "statistics"]
 ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "measures", "digest", "sparsity", "statistics")
@@ -24,14 +26,13 @@ Release = Literal[
     "class_means",
     "digest",
     "sparsity",
-    "prototypes",
     "measurements",
     "statistics",
     "class_counts",
     "compare_heads",
 ]
 """What is computed from a site's data and leaves it."""
-Few = Literal["evaluate", "class_means", "digest", "sparsity", "prototypes", "measurements"]
+Few = Literal["evaluate", "class_means", "digest", "sparsity", "measurements"]
 """Those of them that a policy can let leave although they come from few samples."""
 
 
@@ -132,18 +133,6 @@ class StateLimits(Block):
     """Most that features of this site's samples take; of the maps, the longest unused goes first."""
 
 
-class Receipts(Block):
-    """The operator's receipts of this site's ledger, which the server returns signed.
-
-    Paths are relative to the folder of the file. The tip of the ledger then leaves beside each reply.
-    """
-
-    key: UsablePath = Path("receipts.pub")
-    """The operator's public key for receipts, from the bundle."""
-    file: UsablePath = Path("receipts/newest.json")
-    """Where the newest receipt is kept: outside state_dir, best on another disk."""
-
-
 class Connection(Block):
     """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
@@ -180,11 +169,10 @@ class SiteConfig(Block):
     """Processor threads for training; results repeat bit for bit with 1."""
     state_dir: UsablePath
     ledger_tip: UsablePath | None = None
-    """A file outside state_dir, best on another disk, in which the site notes how far its ledger went: a
-    ledger that was deleted, truncated or put back from an older copy is then noticed."""
-    receipts: Receipts | None = None
-    """Keep the operator's receipts, and release nothing when the ledger is shorter than the newest one says
-    or disagrees with it; None: there are none."""
+    """A file outside state_dir, best on another disk, in which the site notes the ledger's head hash: a
+    ledger that was deleted, truncated or put back from an older copy is then noticed. None: a file in the
+    user's state folder, ~/.local/state/perennial/ledgers. Whose data are counted by which ledger is noted
+    there too."""
     state: StateLimits = StateLimits()
     approvals: UsablePath = Path("approvals")
     """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
@@ -203,6 +191,20 @@ class SiteConfig(Block):
     def _keys_of_earlier_releases(cls, content: Any) -> Any:
         return drop_removed_from_site(content)
 
+    @property
+    def ledger(self) -> "Ledger":
+        """The site's ledger, with the file that witnesses it and the data that it counts."""
+        from perennial.privacy.ledger import Ledger
+
+        data = None if self.data is None or self.data.path is None else Path(self.data.path)
+        return Ledger(self.state_dir, self.ledger_tip, data)
+
+
+def tips_folder() -> Path:
+    """Where sites that name no `ledger_tip` note theirs: in the user's state folder, outside every site's."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "perennial" / "ledgers"
+
 
 def load_site_config(path: Path) -> SiteConfig:
     """The site in a YAML file; paths in it are taken from the file's folder.
@@ -215,16 +217,14 @@ def load_site_config(path: Path) -> SiteConfig:
         "state_dir": folder / site.state_dir.expanduser(),
         "approvals": folder / site.approvals.expanduser(),
     }
-    if site.ledger_tip is not None:
-        found["ledger_tip"] = folder / site.ledger_tip.expanduser()
-    if site.receipts is not None:
-        places = {key: folder / getattr(site.receipts, key).expanduser() for key in ("key", "file")}
-        if places["file"].resolve().is_relative_to(Path(str(found["state_dir"])).resolve()):
-            raise ConfigError(
-                f"{path}: receipts.file: found {places['file']}, which lies in state_dir; allowed a file "
-                "that is not lost or put back together with the ledger"
-            )
-        found["receipts"] = site.receipts.model_copy(update=places)
+    state_dir = (folder / site.state_dir.expanduser()).resolve()
+    tip = site.ledger_tip or tips_folder() / f"{sha256(str(state_dir).encode()).hexdigest()[:32]}.tip"
+    found["ledger_tip"] = tip = folder / tip.expanduser()
+    if tip.resolve().is_relative_to(state_dir):
+        raise ConfigError(
+            f"{path}: ledger_tip: found {tip}, which lies in state_dir; allowed a file that is not lost "
+            "or put back together with the ledger"
+        )
     if site.data is not None and site.data.path is not None:
         found["data"] = site.data.model_copy(update={"path": str(folder / Path(site.data.path).expanduser())})
     return site.model_copy(update=found)

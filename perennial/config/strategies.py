@@ -23,19 +23,24 @@ STRATEGIES = {
     "feddyn": "perennial.strategies.feddyn:FedDyn",
     "fednova": "perennial.strategies.fednova:FedNova",
     "scaffold": "perennial.strategies.scaffold:Scaffold",
-    "glfc": "perennial.baselines.glfc:Glfc",
     "target": "perennial.baselines.target:Target",
-    "splitfed": "perennial.baselines.splitfed:SplitFed",
-    "parallel_rings": "perennial.baselines.parallel_rings:ParallelRings",
     "serial_ring": "perennial.strategies.serial_ring:SerialRing",
-    "class_weighted_head": "perennial.strategies.class_weighted_head:ClassWeightedHead",
     "contribution": "perennial.strategies.contribution:Contribution",
     "layer_attention": "perennial.strategies.layer_attention:LayerAttention",
     "uniform_mean": "perennial.strategies.uniform_mean:UniformMean",
     "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
 }
-REMOVED = frozenset({"bucketing", "centred_clipping", "geometric_median", "krum", "trimmed_mean"})
-"""Rules of 0.1.0; benchmarks/compared_rules.py has them beside the median (docs/robustness.md)."""
+REMOVED = {
+    **dict.fromkeys(
+        ("bucketing", "centred_clipping", "geometric_median", "krum", "trimmed_mean"),
+        "use median (docs/robustness.md)",
+    ),
+    "glfc": "use fedavg, with the two parts of GLFC in `learner` (experiments/glfc_digits.yaml)",
+    "splitfed": "version v1 was fedavg; v2 has no successor",
+    "parallel_rings": "use serial_ring",
+    "class_weighted_head": "use its base alone",
+}
+"""Strategies of earlier releases, and what replaces each."""
 
 _HANDED_ON = "each turn hands a single site's model on"
 _IN_CLUSTERS = "clusters are formed from single sites' vectors"
@@ -61,11 +66,6 @@ ASKS: Mapping[str, Asks] = {
         clear_uploads=("label_counts",),
         single_updates="its weights compare the class counts of single sites",
     ),
-    "class_weighted_head": Asks(
-        measurements=("label_counts",),
-        clear_uploads=("label_counts",),
-        single_updates="its rows of the head weigh single sites by their class counts",
-    ),
     "multi_factor": Asks(
         measurements=("class_coverage", "held_out_accuracy", "train_accuracy", "classification_loss"),
         single_updates="its weights compare what single sites report",
@@ -82,9 +82,7 @@ ASKS: Mapping[str, Asks] = {
     "fedper": Asks(personal_layers=True, own_models=True),
     "pfa": Asks(personal_layers=True, own_models=True, sparsity=True),
     "serial_ring": Asks(settings={"turn": None}, segments=USUAL_SEGMENTS, single_updates=_HANDED_ON),
-    "parallel_rings": Asks(single_updates=_HANDED_ON),
     "cyclic_weight_transfer": Asks(single_updates=_HANDED_ON),
-    "glfc": Asks(settings={"prototypes": None}, clear_uploads=("gradients of SINGLE samples (prototypes)",)),
     "target": Asks(settings={"rehearsal": None}),
 }
 """A strategy that is not here asks for nothing beside its updates, each in the clear."""

@@ -98,6 +98,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
         written.append(path)
     keep_out_of_git(folder)
     (folder / "state").mkdir(exist_ok=True, mode=0o700)
+    (folder / "tip").mkdir(exist_ok=True, mode=0o700)
     (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
     prepare_apps(folder / "flower", folder / "approvals")
     if key is not None:

@@ -85,7 +85,6 @@ def of_run(state: RunState) -> Iterator[Fault]:
             yield Fault("quorum", run=run)
         if (full := _disk(state.folder)) is not None:
             yield Fault("disk_full" if full else "disk_low", run=run if full else "", deployed=deployed)
-    yield from state.behind.values()
     yield from of_marks(run, {site: row.marked for site, row in state.beside.items()})
     newest = state.learnt[-1] if state.learnt else None
     classes = dict(zip(state.class_names, newest.classes, strict=False)) if newest else {}

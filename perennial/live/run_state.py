@@ -12,7 +12,6 @@ from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.site_rows import SiteRow, site_rows
 from perennial.live.tail import Tail, number, numbers, plain, seconds, texts, whole
 from perennial.server.control import ALIVE
-from perennial.server.faults import Fault, of_note
 from perennial.server.journal import EVENTS
 from perennial.server.live_status import LIVE_STATUS
 from perennial.server.pauses import pause_in_words
@@ -100,8 +99,6 @@ class RunState:
     missing: set[str] = field(default_factory=set)
     refusing: dict[str, str] = field(default_factory=dict)
     """Site -> why, of connected sites that take no part, or whose refusal lets the run rest."""
-    behind: dict[str, Fault] = field(default_factory=dict)
-    """By site: its ledger is behind the operator's receipt."""
     rested_at: float = 0.0
     """When the journal last said who does not answer."""
     online: set[str] = field(default_factory=set)
@@ -281,9 +278,6 @@ class RunState:
                 )
             case "note":
                 self.notes.append((when, plain(event.get("text", ""))))
-                if (found := of_note(self.name, self.notes[-1][1])) is not None:
-                    self.behind.pop(found[0], None)
-                    self.behind |= {found[0]: found[1]} if found[1] is not None else {}
             case "run_finished" | "stopped" as kind:
                 self.ended_as = "stopped" if kind == "stopped" else "finished"
                 self.pause, self.pause_kind = "", ""

@@ -21,8 +21,6 @@ from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import size_of
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain
-from perennial.privacy.ledger import Ledger
-from perennial.privacy.receipts import ReceiptBook
 
 KEPT = 500
 """Newest requests that the page knows."""
@@ -194,9 +192,8 @@ class HospitalState:
 
     def _count(self) -> None:
         """The ledger's own figure, checked as for a release."""
-        kept, policy = self.config.receipts, self.config.policy
-        receipts = None if kept is None else ReceiptBook(kept.file)
-        ledger, self.ledger_problem = Ledger(self.config.state_dir, self.config.ledger_tip, receipts), ""
+        policy = self.config.policy
+        ledger, self.ledger_problem = self.config.ledger, ""
         try:
             self.epsilon = ledger.cost(policy.delta, "rdp", policy.unit).epsilon if ledger.started else 0.0
             self.records = record_figures(self.config.state_dir, policy.delta, policy.limit, policy.unit)

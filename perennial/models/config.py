@@ -23,13 +23,13 @@ from perennial.models.feature_maps.config import (
 Norm = Literal["none", "group", "batch"]
 Size = Annotated[int, Field(gt=0, le=65_536)]
 
-CONVOLUTIONAL = ("small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2")
-TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2")
+RESIDUAL = ("resnet20", "resnet18", "resnet34", "mobilenet_v2")
+CONVOLUTIONAL = ("small_cnn", "se_cnn", *RESIDUAL)
 COMPOSITE = ("dual_backbone", "digest_two_branch")
 BACKBONES = ("mlp", *CONVOLUTIONAL)
 NETWORKS = (*BACKBONES, *COMPOSITE, "features", "pretrained")
 """features: a linear head on fixed maps, which are not trained. pretrained: a network trained elsewhere."""
-FIRST_CHANNELS = {"se_cnn": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
+FIRST_CHANNELS = {"se_cnn": 16, "resnet20": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
 """Channels after the first convolution; small_cnn takes them from `channels`."""
 
 DigestEncoderName = Literal["random", "autoencoder", "mobilenet_v2"]
@@ -114,7 +114,7 @@ class ModelConfig(Block):
 
     @property
     def resolved_norm(self) -> Norm:
-        return self.norm or ("group" if self.backbone_name in TORCHVISION else "none")
+        return self.norm or ("group" if self.backbone_name in RESIDUAL else "none")
 
     @property
     def has_squeeze_excitation(self) -> bool:
@@ -182,7 +182,7 @@ class ModelConfig(Block):
             )
         if self.has_squeeze_excitation and min(self.channels) < 2:
             raise ValueError(f"key 'channels': found {self.channels}; channel attention allows 2 or more")
-        if self.norm == "none" and self.backbone_name in TORCHVISION:
+        if self.norm == "none" and self.backbone_name in RESIDUAL:
             raise ValueError(
                 f"key 'norm': found 'none', but {self.backbone_name} does not train without one; "
                 "allowed: group, batch"

@@ -17,6 +17,7 @@ from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.incremental import IncrementalModel
 from perennial.models.initialisation import seeded_initialisation
+from perennial.models.resnet20 import ResNet20
 from perennial.models.se_cnn import FEATURE_WIDTH, SECNN
 from perennial.models.small import MultilayerPerceptron, SmallCNN
 from perennial.models.torchvision_nets import mobilenet_v2, resnet
@@ -101,6 +102,8 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
         return SmallCNN(image_shape, config.channels, config.width, norm, attends), config.width
     if name == "se_cnn":
         return SECNN(image_shape, norm, attends), FEATURE_WIDTH
+    if name == "resnet20":
+        return ResNet20(image_shape, norm, attends), ResNet20.width
     if name == "mobilenet_v2":
         return mobilenet_v2(image_shape, norm, attends)
     return resnet(name, image_shape, norm, attends)

@@ -45,3 +45,17 @@ def empty_linear(inputs: int, outputs: int) -> nn.Linear:
     layer.weight = nn.Parameter(torch.empty(outputs, inputs))
     layer.bias = nn.Parameter(torch.empty(outputs))
     return layer
+
+
+def begin_as_shortcut(norm: nn.Module) -> None:
+    """Set the scale of a residual branch's last normalisation to 0, so that its block begins as its shortcut.
+
+    With every branch at full scale, ResNet-18 under group norms diverges at the rates of the papers' recipes.
+
+    Args:
+        norm: The branch's last normalisation layer. It is changed; nothing is drawn.
+
+    Source: Goyal et al. 2017 (arXiv 1706.02677), section 5.1.
+    """
+    assert isinstance(norm.weight, Tensor)
+    nn.init.zeros_(norm.weight)

@@ -35,16 +35,6 @@ def select_layers(patterns: Sequence[str], keys: Iterable[str]) -> tuple[str, ..
     return tuple(key for key in keys if key in chosen)
 
 
-def batch_norm_layers(keys: Iterable[str]) -> tuple[str, ...]:
-    """The keys of every layer that holds running statistics: its statistics, scale and offset.
-
-    Li et al. 2021 (FedBN, arXiv 2102.07623) keep them at the sites.
-    """
-    keys = tuple(keys)
-    modules = {key.removesuffix(STATISTICS) for key in keys if key.endswith(STATISTICS)}
-    return tuple(key for key in keys if key.rpartition(".")[0] in modules)
-
-
 def with_rows(own: Tensor, fresh: Tensor) -> Tensor:
     """`own` with the rows of `fresh` that it lacks, as for a classifier that gains classes.
 

@@ -16,19 +16,18 @@ from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError, DataError
 
-Combine = Literal["average", "concatenate", "last"]
+Combine = Literal["average", "last"]
 VECTOR = "sparsity"
 """Name of the vector among the tensors of a message."""
-MODEL, VGG = "model", "vgg11"
-"""The network whose layers are measured: the model that sites train, or the front of a VGG-11."""
+MODEL = "model"
+"""The network whose layers are measured: the one that sites train."""
 
 
 @dataclass(frozen=True)
 class SparsityPlan:
     """What is measured. channels: indices, the same in every layer. layers: number of first ReLU calls.
 
-    combine: "average" over the layers as published; "concatenate" keeps each layer's channels apart; "last"
-    takes the last of the layers alone.
+    combine: "average" over the layers as published; "last" takes the last of the layers alone.
     """
 
     channels: tuple[int, ...]
@@ -38,7 +37,7 @@ class SparsityPlan:
     @property
     def length(self) -> int:
         """Number of entries of the vector."""
-        return len(self.channels) * (self.layers if self.combine == "concatenate" else 1)
+        return len(self.channels)
 
     def fingerprint(self, model_sha256: str) -> str:
         """SHA-256 (hex) of the plan and the model: vectors with different ones cannot be compared."""
@@ -57,8 +56,7 @@ class SparsityPlan:
                 f"channels: found indices up to {max(self.channels, default=-1)}; the ReLU layers that are "
                 f"measured have {least} channels, so 0 to {least - 1} are allowed, and at least one"
             )
-        shares = torch.stack([layer[list(self.channels)] for layer in layers])
-        return shares.flatten() if self.combine == "concatenate" else shares.mean(dim=0)
+        return torch.stack([layer[list(self.channels)] for layer in layers]).mean(dim=0)
 
 
 def common_channels(model: nn.Module, sample: Tensor, layers: int, combine: Combine) -> int:

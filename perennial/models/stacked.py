@@ -149,16 +149,21 @@ def stack(
 def check_stacked(model: IncrementalModel, input_shape: tuple[int, ...]) -> None:
     """Raise ConfigError unless a stacked model gives the same answers as the model itself.
 
-    Layers decide whether there is a form; whether code between them mixes sites shows in the answers alone.
-    The model's values change.
+    Layers decide whether there is a form; whether code between them mixes sites shows in the answers alone,
+    or in shapes that do not fit. The model's values change: a 0, which would hide its layer, becomes a draw.
     """
     flat = FlatParameters(model.eval())
     network, sites = stack(model, flat, 2)
-    rows = torch.stack([flat.vector, 1.25 * flat.vector])
-    sites.load(rows)
     draw = torch.Generator().manual_seed(0)
+    drawn = torch.randn(flat.vector.shape, generator=draw).to(flat.vector)
+    vector = torch.where(flat.vector == 0, 0.1 * drawn, flat.vector)
+    rows = torch.stack([vector, 1.25 * vector])
+    sites.load(rows)
     inputs = [torch.rand((3, *input_shape), generator=draw).to(flat.vector) for _ in rows]
-    found = as_rows(network.eval()(side_by_side(inputs)), 2)
+    try:
+        found = as_rows(network.eval()(side_by_side(inputs)), 2)
+    except RuntimeError as error:
+        raise ConfigError(f"its code between layers fits one site alone: {error}") from error
     for site, (row, x) in enumerate(zip(rows, inputs, strict=True)):
         flat.vector.copy_(row)
         expected = model(x)

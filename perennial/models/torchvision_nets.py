@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from perennial.foundation.torchvision_import import torchvision
 from perennial.models.config import FIRST_CHANNELS, Norm
+from perennial.models.initialisation import begin_as_shortcut
 from perennial.models.normalisation import group_norm
 from perennial.models.se_cnn import SqueezeExcitation
 
@@ -28,7 +29,11 @@ def resnet(name: str, input_shape: tuple[int, int, int], norm: Norm, attends: bo
     Images below 64 pixels get a 3x3 first convolution of stride 1 and no pooling after it.
     """
     network = torchvision().models.ResNet(
-        _residual_block(), BLOCKS[name], num_classes=1, norm_layer=_norm_layer(norm)
+        _residual_block(),
+        BLOCKS[name],
+        num_classes=1,
+        norm_layer=_norm_layer(norm),
+        zero_init_residual=True,  # initialisation.begin_as_shortcut says why
     )
     colours = input_shape[0]
     channels = FIRST_CHANNELS[name]
@@ -52,6 +57,9 @@ def mobilenet_v2(input_shape: tuple[int, int, int], norm: Norm, attends: bool) -
     Images below 64 pixels get a first convolution of stride 1. Arguments as for resnet.
     """
     network = torchvision().models.mobilenet_v2(weights=None, num_classes=1, norm_layer=_norm_layer(norm))
+    for block in network.features:
+        if getattr(block, "use_res_connect", False):
+            begin_as_shortcut(block.conv[-1])
     channels = FIRST_CHANNELS["mobilenet_v2"]
     stride = 1 if _is_small(input_shape) else 2
     first = nn.Conv2d(input_shape[0], channels, 3, stride=stride, padding=1, bias=False)

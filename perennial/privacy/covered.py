@@ -44,10 +44,6 @@ UNCOVERED = (
         r"details are in this site's own log",
     ),
     Uncovered(
-        r"LedgerTip\..*",
-        "where the site keeps the operator's receipts: the length of its ledger, and a hash of its last line",
-    ),
-    Uncovered(
         r"DigestReply\.digests (shape|regrouped)",
         "how many digests a site lends, and which samples they mix, which follow the number of samples of "
         "the task: noise on digests hides a sample that is replaced by another one of its task",

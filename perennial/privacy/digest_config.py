@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 
 from perennial.foundation.block import Block
 
-DigestKind = Literal["mixtures", "statistics"]
 DigestProtection = Literal["none", "paper", "laplace", "gauss"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -15,29 +14,23 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class DigestConfig(Block):
     """What a site releases once for each task, for the server to keep.
 
-    kind: "mixtures" of samples' features, or features drawn from noised "statistics": sums of features and of
-    their products, which one Gaussian release covers with labels and counts (protection "gauss").
     per_digest: samples in one digest. mix: whose features are mixed, any samples' or those of one class.
-    weights: of the samples in a digest, None for equal ones. weight_alpha: draw them for each digest from a
-    symmetric Dirichlet distribution instead.
+    weights: of the samples in a digest, None for equal ones.
     protection: "laplace" and "gauss" size their noise by what one sample can change; "paper" is the published
-    scale largest / (sample_constant * epsilon), for reproduction, and its epsilon is not a guarantee.
+    scale largest / (20000 * epsilon), for reproduction, and its epsilon is not a guarantee.
     largest: public bound of a feature, to which features are cut; "paper" without it takes the largest
     feature of the site, which is itself private. norm: public bound of a sample's L2 norm ("gauss").
     labels: "public" sends them in the clear; "randomised" answers each with label_epsilon.
     """
 
-    kind: DigestKind = Field(default="mixtures", exclude_if="mixtures".__eq__)
     per_digest: int = Field(default=4, ge=1)
     mix: Literal["random", "within_class"] = "random"
     weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
-    weight_alpha: Positive | None = None
     protection: DigestProtection = "none"
     epsilon: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     largest: Positive | None = None
     norm: Positive | None = None
-    sample_constant: Annotated[int, Field(ge=1)] = 20000
     labels: Literal["public", "randomised"] = "public"
     label_epsilon: Positive | None = None
     noise_source: Literal["secure", "seeded"] = "secure"
@@ -46,8 +39,6 @@ class DigestConfig(Block):
     def _weights_mix(self) -> Self:
         if self.weights is None:
             return self
-        if self.weight_alpha is not None:
-            raise ValueError("weights and weight_alpha: allowed one of them")
         if len(self.weights) != self.per_digest or not math.isclose(sum(self.weights), 1, abs_tol=1e-6):
             raise ValueError(
                 f"weights: found {list(self.weights)}; allowed {self.per_digest} numbers (per_digest), 0 or "
@@ -76,24 +67,10 @@ class DigestConfig(Block):
             raise ValueError("mix within_class groups by the labels that labels: randomised is to hide")
         return self
 
-    @model_validator(mode="after")
-    def _statistics_are_noised(self) -> Self:
-        if self.kind == "mixtures":
-            return self
-        if self.protection != "gauss":
-            raise ValueError(f"kind statistics: found protection {self.protection!r}; allowed gauss")
-        mixed = self.per_digest != 1 or self.mix != "random" or self.weights is not None
-        if mixed or self.weight_alpha is not None or self.labels != "public":
-            raise ValueError(
-                "kind statistics draws single samples and their labels from noised sums; allowed: per_digest "
-                "1, without mix, weights, weight_alpha and labels"
-            )
-        return self
-
     @property
     def labels_in_the_clear(self) -> bool:
         """Whether what leaves tells a sample's label without noise."""
-        return self.labels == "public" and self.kind == "mixtures"
+        return self.labels == "public"
 
     @property
     def protects(self) -> bool:

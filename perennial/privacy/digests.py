@@ -24,6 +24,8 @@ from perennial.privacy.entries import Entry
 from perennial.privacy.noise import NoiseSource, add_laplace, add_noise
 
 EULER = 0.5772156649015329
+SAMPLE_CONSTANT = 20000
+"""S of the published scale: samples that the paper takes to be in one mean."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,9 @@ def form_groups(labels: Tensor, config: DigestConfig, generator: np.random.Gener
     return groups
 
 
-def draw_weights(count: int, config: DigestConfig, generator: np.random.Generator) -> Tensor:
-    """(count, S) float32 weights in each digest, rows sum to 1: equal, as configured, or drawn."""
+def expand_weights(count: int, config: DigestConfig) -> Tensor:
+    """(count, S) float32 weights in each digest, rows sum to 1: equal, or as configured."""
     size = config.per_digest
-    if config.weight_alpha is not None:
-        drawn = generator.dirichlet(np.full(size, config.weight_alpha), size=count)
-        return torch.from_numpy(drawn).float()
     row = torch.tensor(config.weights) if config.weights is not None else torch.full((size,), 1 / size)
     return row.expand(count, size)
 
@@ -98,7 +97,7 @@ def mix(
 ) -> Digests:
     """Mix digests without noise. features: (n, ...) float32; labels: (n,) int64 in 0 .. num_classes - 1."""
     groups = form_groups(labels.cpu(), config, generator)
-    weights = draw_weights(len(groups), config, generator)
+    weights = expand_weights(len(groups), config)
     place, share = groups.to(features.device), weights.to(features.device)
     one_hot = torch.nn.functional.one_hot(labels, num_classes).float()
     counts = torch.bincount(labels.cpu(), minlength=num_classes).tolist()
@@ -165,7 +164,7 @@ def guarantee_of(config: DigestConfig, length: int, largest: float, largest_weig
     scale, honest, delta, if_public = 0.0, math.inf, 0.0, None
     if config.protection == "paper":
         assert config.epsilon is not None
-        scale = largest / (config.sample_constant * config.epsilon)
+        scale = largest / (SAMPLE_CONSTANT * config.epsilon)
         if_public = change / scale if scale else math.inf
         honest = if_public if config.largest is not None else math.inf
     elif config.protection == "laplace":

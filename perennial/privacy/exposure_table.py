@@ -60,7 +60,7 @@ class Cell:
 
 
 UPDATES, COUNTS, MEANS = "updates", "counts of right answers", "sums for class means"
-DIGESTS, SPARSITY, PROTOTYPES = "digests", "sparsity vectors", "gradients of prototypes"
+DIGESTS, SPARSITY = "digests", "sparsity vectors"
 SUMS = "sums of features"
 _IMPRINT, _MASKED, _MODELS = "imprinted model", "masked sum, imprinted model", "difference of two models"
 _WORDS, _PIXELS, _BRIGHT = (
@@ -68,11 +68,7 @@ _WORDS, _PIXELS, _BRIGHT = (
     "counts, pixel by pixel",
     "class means, the brightest image",
 )
-_SILENCE, _ENCODED, _GRADIENT = (
-    "sparsity, the brightest image",
-    "digests of one sample",
-    "gradients of prototypes",
-)
+_SILENCE, _ENCODED = "sparsity, the brightest image", "digests of one sample"
 _SUMS, _MASKED_SUMS = "sums of one sample's features", "masked sums of features"
 
 
@@ -144,7 +140,6 @@ TABLE: dict[tuple[str, Protection], Cell] = {
             ("weak", True, ""),
             ("noise", False, f"noised {_SILENCE}"),
         ),
-        *_rows(PROTOTYPES, ("shut", False, _GRADIENT), ("clear", True, _GRADIENT)),
         *_rows(
             SUMS,
             ("shut", False, _SUMS),

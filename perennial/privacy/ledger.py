@@ -5,8 +5,7 @@ miss one that was. Lines only get added; each holds the SHA-256 of the line befo
 A tip (privacy/ledger_tip.py) says how far the ledger went. One is beside the ledger, and a site can have a
 second one elsewhere, on another disk. A ledger that lacks what a tip noted was deleted, truncated, changed
 or replaced by an older copy: then nothing may leave. A ledger that goes on after a tip is in order, because
-the line is written before the tips. If the ledger and both tips are put back together, only the operator
-can notice it, by the receipts (privacy/receipts.py) that a site can keep as a third witness.
+the line is written before the tips. That the ledger and both tips were put back together, nobody notices.
 
 A charge reads the tip, what was added since, and a fixed amount of older lines, in turn, so that it costs
 the same at any length.
@@ -26,6 +25,7 @@ from perennial.foundation.files import flush_folder, make_folder
 from perennial.privacy.composition import Cost, compose
 from perennial.privacy.config import AccountantName, Unit
 from perennial.privacy.entries import Entry
+from perennial.privacy.ledger_claim import require_own_data
 from perennial.privacy.ledger_lines import (
     CARRIED,
     REMEDY,
@@ -45,7 +45,6 @@ from perennial.privacy.ledger_tip import (
     listed,
     with_one_more,
 )
-from perennial.privacy.receipts import ReceiptBook
 from perennial.privacy.spending import Measure
 
 _LOCK_SECONDS = 60.0
@@ -67,17 +66,15 @@ class Limit:
 class Ledger:
     """The file ledger.jsonl in a site's state_dir, mode 0600, safe for several processes at once.
 
-    elsewhere: a file for a second tip, which the site chose; None: there is none. receipts: what the
-    operator has signed of earlier tips, apart from state_dir; None: nothing.
+    elsewhere: a file for a second tip, outside state_dir; None, at a simulated site: there is none. data: the
+    file or folder of the data that it counts, which no other ledger may count; None: not known.
     """
 
-    def __init__(
-        self, state_dir: Path, elsewhere: Path | None = None, receipts: ReceiptBook | None = None
-    ) -> None:
+    def __init__(self, state_dir: Path, elsewhere: Path | None = None, data: Path | None = None) -> None:
         self.path = state_dir / "ledger.jsonl"
         self.beside = state_dir / "ledger.tip"
         self.elsewhere = elsewhere
-        self.receipts = receipts
+        self.data = data
 
     def charge(self, entry: Entry, limit: Limit | None = None) -> None:
         """Record a release; when this returns, the line survives a power cut, and the release may leave.
@@ -87,6 +84,8 @@ class Ledger:
         Raises PrivacyError when the limit would be passed, StateError when the ledger is damaged, locked,
         older than a tip, or cannot be written (a full disk, say). After either, the release must not leave.
         """
+        if self.elsewhere is not None and self.data is not None:
+            require_own_data(self.elsewhere.parent, self.data, self.path.parent)
         with self._locked() as descriptor:
             contents = self._contents(descriptor)
             tip = contents.tip
@@ -142,36 +141,25 @@ class Ledger:
     def record_tip(self) -> int:
         """Check the whole ledger and write its tip in both places; returns the number of releases in it.
 
-        For a place that has no tip yet. Raises StateError when the ledger lacks what a tip or receipt has
-        noted.
+        For a place whose tip was lost. Raises StateError when the ledger lacks what another tip has noted.
         """
         with self._locked() as descriptor:
             for path in self._tips():
                 self._require_noted(descriptor, path, Tip.read(path))
-            self._require_receipt(descriptor)
             contents = read_on(descriptor, Tip(TipPosition(), {}), self.path)
             self._note(contents.tip)
             return contents.tip.releases
 
-    def restart(self, *, although_older: bool = False) -> tuple[Path, int]:
+    def restart(self) -> tuple[Path, int]:
         """Begin a new ledger with what the newest tip has counted, for a site that lost the old one.
 
-        although_older: also when the operator's newest receipt is of a longer ledger than the tip's. The
-        receipt then binds no more. Returns where what was left of the old one lies now, and how many releases
+        Returns where what was left of the old one lies now, and how many releases
         were carried over. Raises StateError without a tip: then nobody knows what was spent.
         """
         found = [tip for path in reversed(self._tips()) if (tip := Tip.read(path)) is not None]
         if not found:
             raise StateError(f"{self.path}: no tip was noted, so nothing is known of what was spent")
         tip = found[0]  # the one elsewhere, which nobody who can change the ledger can change, comes first
-        receipt = self.receipts.newest() if self.receipts is not None else None
-        if receipt is not None and receipt.lines > tip.mark.lines and not although_older:
-            raise StateError(
-                f"{self.path}: the newest tip is of line {tip.mark.lines}, and the operator's receipt of "
-                f"line {receipt.lines}, so that what was spent in between would be given back. Find a newer "
-                "tip or copy; or lower policy.max_epsilon by what was spent, which the operator's reports "
-                "of your runs say, and run this again with --although-older"
-            )
         lost = self.path.with_name(f"{self.path.name}.lost-{datetime.now(UTC):%Y%m%dT%H%M%S}")
         with self._locked() as descriptor:
             os.rename(self.path, lost)
@@ -183,8 +171,6 @@ class Ledger:
             addition.line({CARRIED: listed(tip.totals), "time": now}, tip.totals)
             self._append(descriptor, addition.data, 0)
             self._note(addition.tip)
-        if self.receipts is not None:
-            self.receipts.set_aside()
         return lost, tip.releases
 
     def cost(self, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None) -> Cost:
@@ -197,10 +183,8 @@ class Ledger:
 
     @property
     def started(self) -> bool:
-        """Whether there is a ledger, or a tip or receipt that says that there was one."""
-        if self.path.exists() or any(path.exists() for path in self._tips()):
-            return True
-        return self.receipts is not None and self.receipts.newest() is not None
+        """Whether there is a ledger, or a tip that says that there was one."""
+        return self.path.exists() or any(path.exists() for path in self._tips())
 
     def totals(self) -> Totals:
         """Number of releases by their guarantee."""
@@ -229,20 +213,15 @@ class Ledger:
         contents = replace(contents, tip=replace(contents.tip, checked=checked))
         if self.elsewhere is not None:
             noted = Tip.read(self.elsewhere)
-            if noted is None and contents.totals:
+            # a ledger of an earlier release has no tip elsewhere yet, and its own tip says so
+            if noted is None and contents.totals and (found is None or found.elsewhere):
                 raise StateError(
                     f"ledger_tip: no file {self.elsewhere}, although this site has released something, so "
-                    "nothing may leave. If you have just set this key, run `perennial site record-tip`. If "
-                    "the file was lost, make sure that the ledger is the newest one before you do"
+                    "nothing may leave. Put the file back; or make sure that the ledger is the newest one, "
+                    "and run `perennial site restart-ledger --as-it-is`"
                 )
             self._require_noted(descriptor, self.elsewhere, noted)
-        self._require_receipt(descriptor)
         return contents
-
-    def _require_receipt(self, descriptor: int) -> None:
-        """Raises StateError when the ledger lacks what the operator's newest receipt has witnessed."""
-        if self.receipts is not None and (newest := self.receipts.newest()) is not None:
-            self._require_noted(descriptor, self.receipts.path, newest.tip)
 
     def _require_noted(self, descriptor: int, place: Path, tip: Tip | None) -> None:
         """Raises StateError when the ledger lacks the newest line that a tip noted."""
@@ -263,6 +242,8 @@ class Ledger:
         """
         if self.elsewhere is not None:
             try:
+                make_folder(self.elsewhere.parent)
+                tip = replace(tip, elsewhere=True)
                 tip.write(self.elsewhere, durable=True)
             except StateError as error:
                 raise StateError(f"ledger_tip: {error}; without it the release must not leave") from error

@@ -59,13 +59,15 @@ class Tip:
     """A ledger up to a mark.
 
     totals: what was released until there. newest: bytes of the line before the mark, its newline included.
-    checked: how far the check of older lines has come; it begins again after the newest line.
+    checked: how far the check of older lines has come; it begins again after the newest line. elsewhere:
+    whether it was noted outside state_dir too.
     """
 
     mark: TipPosition
     totals: Totals
     newest: int = 0
     checked: TipPosition = TipPosition()
+    elsewhere: bool = False
 
     @property
     def releases(self) -> int:
@@ -82,7 +84,8 @@ class Tip:
                 raise ValueError(f"more than {LARGEST} bytes")
             values = json.loads(data)
             totals = from_listed(values["totals"])
-            return cls(_mark(values["mark"]), totals, _count(values["newest"]), _mark(values["checked"]))
+            checked, elsewhere = _mark(values["checked"]), bool(values.get("elsewhere"))
+            return cls(_mark(values["mark"]), totals, _count(values["newest"]), checked, elsewhere)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -97,6 +100,7 @@ class Tip:
             "newest": self.newest,
             "checked": vars(self.checked),
             "totals": listed(self.totals),
+            "elsewhere": self.elsewhere,
         }
         replace_file(path, json.dumps(values).encode(), durable=durable)
 

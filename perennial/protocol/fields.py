@@ -22,9 +22,6 @@ from perennial.protocol.tensors import Tensors, byte_count, filled, pack, unpack
 _FIELDS = "fields"
 _MESSAGE = "message"
 """Key of the message class in that record; no message may have a field of this name."""
-BESIDE_REPLY, BESIDE_REQUEST = "ledger", "receipt"
-"""Records that may travel beside any message (protocol/receipts.py), and are no fields of it."""
-_NO_FIELDS = (_FIELDS, BESIDE_REPLY, BESIDE_REQUEST)
 
 
 def bounded(low: float, high: float = math.inf, **kwargs: Any) -> Any:
@@ -155,7 +152,7 @@ class WireMessage:
             raise ProtocolError(f"expected a {cls.__name__}, found {found!r}")
         # a plain dictionary is looked at faster than a record
         scalars = dict(typing.cast(ConfigRecord, record[_FIELDS]).items())
-        present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n not in _NO_FIELDS]
+        present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n != _FIELDS]
         for name in present:
             if name not in layout:
                 raise ProtocolError(f"{cls.__name__}: unknown field {name!r:.80}{nearest(name, layout)}")

@@ -1,6 +1,6 @@
-"""Every message between the server and a site, except those of secure aggregation and of receipts.
+"""Every message between the server and a site, except those of secure aggregation.
 
-These are in secure_messages.py and receipts.py; what is in none of the three files does not leave a site.
+These are in secure_messages.py; what is in neither file does not leave a site.
 Units: bytes and losses are plain numbers; labels are positions in the class order.
 """
 
@@ -208,15 +208,15 @@ class SparsityRequest(NeedsPrevious):
 
     message_type = "query.sparsity"
     arrays: Tensors
-    """The network whose first ReLU layers are looked at: the global model, or the front of a VGG-11."""
+    """The global model, whose first ReLU layers are looked at."""
     network: str
-    """model or vgg11: what arrays are the tensors of."""
+    """model: what arrays are the tensors of."""
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)
     """Number of ReLU calls to measure, from the network's first on."""
     combine: str
-    """average, concatenate or last: how the layers become one vector."""
+    """average or last: how the layers become one vector."""
     epsilon: float | None = bounded(0, default=None)
     """Epsilon of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
     delta: float | None = bounded(0, 1, default=None)

@@ -10,7 +10,7 @@ import perennial
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.disk_writes import DiskWrites
-from perennial.foundation.registered import NODES, RECEIPTS_KEY
+from perennial.foundation.registered import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.learning.precision import use_products_of
@@ -22,7 +22,6 @@ from perennial.server.journal import Journal
 from perennial.server.parcels import ParcelGrid
 from perennial.server.position import Position
 from perennial.server.preflight import preflight
-from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import open_run_folder
 from perennial.server.summary import write_results
 
@@ -83,8 +82,6 @@ def run_to_the_end(
         registered = None
     if engine == "grpc":
         grid = ParcelGrid(grid)
-    if engine == "grpc" and (path.parents[1] / RECEIPTS_KEY).exists():
-        grid = ReceiptGrid(grid, path.parents[1], registered, journal.note)
     protected = experiment.privacy.enabled or experiment.secure is not None
     # a request is itself a release: it leaves when what it cost is on the disk, unless nothing leaves
     writes = DiskWrites() if engine == "in-process" and not protected else None

@@ -21,7 +21,6 @@ from perennial.protocol.certificates import Kind, Run, Values, issue
 from perennial.server.opened_run import OpenedRun
 from perennial.server.receipts import read_operator_key
 from perennial.strategies.statistics.kept import FOLDER, file_name
-from perennial.strategies.statistics.versions import FOLDER as VERSIONS
 
 OPERATOR_KEY = "operator.key"
 """Beside the folders of simulated runs; a deployment's operator signs with its key for receipts."""
@@ -35,20 +34,16 @@ NOT_UNDONE = (
 )
 
 
-def certify(folder: Path, version: int | None = None) -> Path:
-    """Write a certificate of a finished run's model, or of an asynchronous run's version; returns its path.
+def certify(folder: Path) -> Path:
+    """Write a certificate of a finished run's model; returns its path.
 
-    version: the round after which it stood. Raises ConfigError or StateError if it cannot be certified.
+    Raises ConfigError or StateError if it cannot be certified.
     """
     with sole_owner(folder, "certify"):
         run = OpenedRun.open(folder)
-        if version is None:
-            heads = run.saved.model.state_dict()
-            head = {name: heads[name] for name in ("head.weight", "head.bias")}
-            return certified(run, "run", "", head, run.strategy.chosen[max(run.strategy.chosen)])
-        head, facts = run.version(version)
-        given = {int(task): sites for task, sites in facts["given"].items()}
-        return certified(run, "version", str(version), head, facts["shrinkage"], given=given)
+        heads = run.saved.model.state_dict()
+        head = {name: heads[name] for name in ("head.weight", "head.bias")}
+        return certified(run, "run", "", head, run.strategy.chosen[max(run.strategy.chosen)])
 
 
 def merge(first: Path, second: Path, output: Path) -> Path:
@@ -119,8 +114,6 @@ def certified(
     statements = [found for one in runs for found in one.statements(given)]
     says = {"sums_sha256": run.total.sha256, "finished": run.model is not None}
     if record is not None:
-        for path in (run.folder / VERSIONS).glob("*.safetensors"):
-            path.unlink()
         says |= {name: value for name, value in record.items() if name not in ("receipt", "number")}
         says |= {"not_undone": list(NOT_UNDONE), "still_there": still_there(run.folder, since)}
     return issue(

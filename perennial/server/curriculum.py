@@ -197,8 +197,6 @@ class Curriculum:
 
     def _trains_on(self, task: int) -> bool:
         done = self.position.progress.round_in_task
-        if done and self.strategy.task_complete:
-            return False
         left = done < self.position.rounds(task)
         return left and not self._stopping.over and self.position.experiment.learner.trains_in(task)
 

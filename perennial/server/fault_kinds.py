@@ -126,9 +126,6 @@ failed: warning, hospital, ps
 invalid: warning, operator, ps
     A reply of {site} was not valid, and the server left it out.
     perennial deploy logs {run}, and ask the hospital
-receipts: warning, hospital, psr
-    The ledger of {site} is behind the operator's receipt.
-    put back a newer ledger, or perennial site restart-ledger
 contradicting: warning, operator, psr
     What {site} sends differs from the other sites'.
     ask the hospital; a mark has no cause, and another camera is enough
@@ -154,7 +151,7 @@ ledger_unreadable: critical, hospital, h
     The ledger of {site} cannot be read, so that nothing leaves.
     put state/ledger.jsonl back from a backup, or perennial site restart-ledger
 ledger_behind: critical, hospital, h
-    The ledger of {site} is behind its tip or receipt, so that nothing leaves.
+    The ledger of {site} is behind its tip, so that nothing leaves.
     put back a newer ledger, or perennial site restart-ledger
 site_disk_full: critical, hospital, h
     The disk of {site} is full.

@@ -12,8 +12,6 @@ from perennial.foundation.errors import ERROR, NO_ANSWER, NOT_APPROVED
 from perennial.server.fault_kinds import KINDS, Grade, Owner
 from perennial.server.run_record import Summary
 
-WENT_BACK, WENT_ON = "its ledger went back", "its ledger goes on"
-"""Of a note of the journal about a site's ledger."""
 WRONG_NAME = "it says it is site"
 """Of the reason why a node that says another site's name takes no part."""
 FORGETTING = 0.3
@@ -211,11 +209,3 @@ def of_marks(run: str, marks: Mapping[str, str]) -> Iterator[Fault]:
     for site, mark in marks.items():
         if mark:
             yield Fault("contradicting", site, run, shown_sentence(mark))
-
-
-def of_note(run: str, text: str) -> tuple[str, Fault | None] | None:
-    """(site, its fault or None if it ended) from a journal's note on a ledger; None for any other note."""
-    site, _, words = text.removeprefix("site ").partition(": ")
-    if not text.startswith("site ") or not words.startswith("its ledger "):
-        return None
-    return site, Fault("receipts", site, run) if words.startswith(WENT_BACK) else None

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
@@ -30,7 +29,6 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.cross_site import block_of
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
-from perennial.strategies.statistics.versions import version_facts, version_path
 
 
 @dataclass
@@ -123,13 +121,6 @@ class OpenedRun:
         """task -> hash of the site's present sums, as it signed them."""
         given = self.strategy.kept_sums.contributions_of(site)
         return {s.task: s.sha256 for s in self.statements({task: [site] for task in given})}
-
-    def version(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(head, facts) of an asynchronous run after round `number`. Raises StateError if there is none."""
-        path = version_path(self.folder, number)
-        if not path.exists():
-            raise StateError(f"{path}: there is no such version; a withdrawal removes those before it")
-        return load_file(path), version_facts(path)
 
     @property
     def classes(self) -> list[str]:

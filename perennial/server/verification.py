@@ -24,8 +24,6 @@ from perennial.strategies.analytic import Analytic
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.counted import counted_sums
 from perennial.strategies.statistics.kept import FOLDER, KeptSums, file_name
-from perennial.strategies.statistics.versions import FOLDER as VERSIONS
-from perennial.strategies.statistics.versions import version_facts
 
 SAME_MODEL = 1e-6
 """By how much a head solved again may differ, relative to its largest value: float32's own rounding."""
@@ -61,7 +59,7 @@ def verify(
     newest = (
         judged.number == last.number and judged.kind != "version" and bool(judged.says.get("finished", True))
     )
-    follows = _solved_again(judged, folder if sums is None else None, sums or folder / FOLDER, newest)
+    follows = _solved_again(judged, sums or folder / FOLDER, newest)
     if model is not None or (newest and (folder / GLOBAL_MODEL).exists()):
         _require_model(judged, model or folder / GLOBAL_MODEL)
     return [*_words(judged, follows, keys), *_said(judged)] + (
@@ -74,8 +72,8 @@ def verify(
     )
 
 
-def _solved_again(found: Certificate, run: Path | None, folder: Path, newest: bool) -> str:
-    """Add up the sums and solve; returns how the shrinkage is known. run: a run's folder, to look around."""
+def _solved_again(found: Certificate, folder: Path, newest: bool) -> str:
+    """Add up the sums and solve; returns how the shrinkage is known."""
     settings = Experiment.model_validate(found.runs[0].settings)
     for part in found.runs:
         own = Experiment.model_validate(part.settings)
@@ -96,7 +94,7 @@ def _solved_again(found: Certificate, run: Path | None, folder: Path, newest: bo
         own = {"sha256": statistics.sha256, "samples": statistics.samples}
         kept.total = statistics if kept.total is None else kept.total + statistics
         kept.contributions.setdefault(statement.task, {})[statement.site] = own
-    _require_nothing_else(found, run, folder, newest)
+    _require_nothing_else(found, folder, newest)
     head = {name: values.tensor for name, values in found.head.items()}
     solved, _ = strategy.solved_again(len(head["head.bias"]), found.shrinkage)
     _require_same(solved.tensors(), head, "certificate: its model")
@@ -110,7 +108,7 @@ def _of_shrinkage(strategy: Analytic, kept: KeptSums, classes: int, shrinkage: f
     return f"shrinkage {shrinkage:g}: follows from settings and sums"
 
 
-def _require_nothing_else(found: Certificate, run: Path | None, folder: Path, newest: bool) -> None:
+def _require_nothing_else(found: Certificate, folder: Path, newest: bool) -> None:
     """Raises StateError for sums of whom was withdrawn, old heads, and sums that nobody's statement names."""
     named = {file_name(statement.task, statement.site) for statement in found.of_sites}
     for path in sorted(folder.glob("*.safetensors")):
@@ -119,9 +117,6 @@ def _require_nothing_else(found: Certificate, run: Path | None, folder: Path, ne
             raise StateError(f"{path}: sums of {site}, which were withdrawn, are still here")
         if newest and path.name not in named:
             raise StateError(f"{path}: no statement in the certificate is of these sums")
-    for path in sorted((run / VERSIONS).glob("*.safetensors")) if run is not None else ():
-        if both := found.gone.keys() & set(version_facts(path).get("sites", ())):
-            raise StateError(f"{path}: a head that {sorted(both)[0]} is in is still here")
 
 
 def _require_model(found: Certificate, path: Path) -> None:

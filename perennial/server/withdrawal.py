@@ -25,7 +25,6 @@ from perennial.server.opened_run import OpenedRun
 from perennial.server.run_folder import CHECKPOINT
 from perennial.server.run_record import read_run
 from perennial.strategies.statistics.kept import FOLDER
-from perennial.strategies.statistics.versions import FOLDER as VERSIONS
 
 
 def withdraw(
@@ -121,7 +120,6 @@ def _remove_what_it_made(run: OpenedRun, site: str) -> None:
     whose = site if sums.sites else "*"
     for path in (
         folder / GLOBAL_MODEL,
-        *folder.glob(f"{VERSIONS}/*.safetensors"),
         *folder.glob(f"{CHECKPOINT}/previous-*"),
         *folder.glob(f"{FOLDER}/{whose}-task-*.safetensors"),
     ):

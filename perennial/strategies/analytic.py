@@ -36,9 +36,7 @@ from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrin
 from perennial.strategies.statistics.kept import FOLDER, KeptSums, require_room
 from perennial.strategies.statistics.map_choice import MapChoice
 from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
-from perennial.strategies.statistics.pending_requests import PendingRequests
 from perennial.strategies.statistics.statistics_round import StatisticsRound
-from perennial.strategies.statistics.versions import keep_version
 from perennial.strategies.valuation.solved import Solved
 
 
@@ -79,7 +77,6 @@ class Analytic(IncrementalStrategy):
         """By which sites' sums are cut before the head is solved for: the experiment's."""
         self.features, self.form = "", SumsForm(0)
         """From the first task on: SHA-256 of the maps, and which sums sites send."""
-        self._pending, self._complete = PendingRequests(), False
         self._plain = KeptSums()
         self.maps = MapChoice()
         self._balanced = BalancedSums()
@@ -162,9 +159,7 @@ class Analytic(IncrementalStrategy):
         if self.maps.there:
             self._look()
             asking = replace(asking, features=self.features, form=self.form)
-        if self._asynchronous:
-            self._collect_what_comes(asking, task)
-        for earlier in asking.in_order(range(task, 0, -1)) if ready and not self._asynchronous else ():
+        for earlier in asking.in_order(range(task, 0, -1)) if ready else ():
             if self.head == "balanced_ridge":
                 self._balanced.collect(asking, earlier, self._classes(earlier))
             else:
@@ -177,10 +172,6 @@ class Analytic(IncrementalStrategy):
             try:
                 head = self._solved(asking)
                 tensors = self.maps.over_all_maps(head).tensors()
-                if self._asynchronous and self.run.folder is not None:
-                    facts = {"round": request.stamp.round, "task": task, "sites": self.sums.sites}
-                    facts |= {"given": self._plain.given} | outcome.details
-                    keep_version(self.run.folder.parent, request.stamp.round, tensors, facts)
                 outcome.arrays = {
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
                 }
@@ -324,26 +315,6 @@ class Analytic(IncrementalStrategy):
                 f"task {task}: without noise, sums over fewer samples than the {self.width} features tell "
                 f"the space that these lie in: {', '.join(sorted(few)[:5])}{', ...' if few[5:] else ''}"
             )
-
-    def _collect_what_comes(self, asking: StatisticsRound, task: int) -> None:
-        sites = asking.request.sites
-        missing = [(t, s) for t in range(task, 0, -1) for s in sites if not self._plain.has(t, s)]
-        if self._privacy.enabled:
-            for earlier in {t for t, _ in missing}:
-                self._record(asking, [s for t, s in missing if t == earlier], earlier)
-        for of_task, site, statistics in asking.as_they_come(self._pending, missing, self._classes):
-            # a request that was renewed is answered twice, with the same sums
-            if not self._plain.has(of_task, site) and site not in self.withdrawn:
-                self._plain.add(of_task, [site], statistics, asking.statements.get((of_task, site)))
-        self._complete = all(self._plain.has(t, s) for t, s in missing)
-
-    @property
-    def task_complete(self) -> bool:
-        return self._asynchronous and self._complete
-
-    @property
-    def _asynchronous(self) -> bool:
-        return self.attached and self.run.experiment.rounds.asynchronous
 
     def _record(self, asking: StatisticsRound, sites: list[str], task: int) -> None:
         """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""

@@ -83,11 +83,6 @@ class IncrementalStrategy(FlowerRounds):
         for each in self.inner:
             each.begin_task(task)
 
-    @property
-    def task_complete(self) -> bool:
-        """Whether the task needs no more rounds, so that those that are left are skipped."""
-        return any(each.task_complete for each in self.inner)
-
     def serve_group(self, whole: Self, own: Arrays, former: Self | None) -> None:
         """Become the strategy of one group of the sites that `whole`, of the same class and settings, serves.
 

@@ -20,7 +20,7 @@ from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
-from perennial.models.layers import batch_norm_layers, select_layers
+from perennial.models.layers import select_layers
 from perennial.models.sparsity import Combine
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -49,8 +49,7 @@ class ClusteredPersonalisation(Wrapper):
     as groups, lists of site names; groups beside another rule only measure how well it finds them.
     standardise: entries of the vectors count by how much they differ between sites.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
-    batch_norm: shared, as other layers, or local: these layers stay at the sites too, statistics and weights.
-    channels, layers, combine, channel_choice, extractor: what a sparsity vector is made of (VectorSettings).
+    channels, layers, combine: what a sparsity vector is made of (VectorSettings).
     By default that is every channel of the last ReLU call; the paper averages the first: combine: average.
     sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
@@ -66,12 +65,9 @@ class ClusteredPersonalisation(Wrapper):
         groups: list[list[str]] | None = None,
         standardise: bool = False,
         personal: tuple[str, ...] = ("head",),
-        batch_norm: Literal["shared", "local"] = "shared",
         channels: int | None = None,
         layers: int | None = None,
         combine: Combine = "last",
-        channel_choice: Literal["seeded", "variance"] = "seeded",
-        extractor: str = "global",
         sparsity_epsilon: float | None = None,
         sparsity_delta: float = 1e-5,
         max_update_norm: float | None = None,
@@ -95,16 +91,7 @@ class ClusteredPersonalisation(Wrapper):
         self._global_rounds = global_rounds
         self._patterns = personal
         self._personal: tuple[str, ...] = ()
-        self._own_batch_norm = batch_norm == "local"
-        self._vectors = VectorSettings(
-            channels,
-            layers,
-            combine,
-            channel_choice == "variance",
-            sparsity_epsilon,
-            sparsity_delta,
-            extractor,
-        )
+        self._vectors = VectorSettings(channels, layers, combine, sparsity_epsilon, sparsity_delta)
         self._grouping = Grouping(grouping, clusters, groups, self._vectors, standardise)
         self._global: Mapping[str, Tensor] = {}
         self._in_personal_phase = False
@@ -136,11 +123,10 @@ class ClusteredPersonalisation(Wrapper):
         return replace(super().disclosures(), sparsity=protection if needed else None)
 
     def begin_task(self, task: TaskStart) -> None:
-        self._personal = self._personal_of(task.reference)
+        self._personal = tuple(sorted(select_layers(self._patterns, task.reference)))
         self.check_layers(self._shared(task.reference))
         if self.attached and self._grouping.needs_vectors:
-            network = self._vectors.network(self.run, task.reference)
-            self._vectors.whole_plan(network, self.run.input_shape)
+            self._vectors.whole_plan(self.run.load(task.reference), self.run.input_shape)
         super().begin_task(task)
 
     # one round
@@ -184,18 +170,6 @@ class ClusteredPersonalisation(Wrapper):
         return super().aggregator(ctx)
 
     # the personal phase
-
-    def _personal_of(self, arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """In order of name. Raises ConfigError when a setting names no layer of the model."""
-        named = select_layers(self._patterns, arrays)
-        if not self._own_batch_norm:
-            return tuple(sorted(named))
-        normalising = batch_norm_layers(arrays)
-        if not normalising:
-            raise ConfigError(
-                "strategy.batch_norm: found local, but the model has no batch normalisation; allowed: shared"
-            )
-        return tuple(sorted({*named, *normalising}))
 
     def _shared(self, arrays: Mapping[str, Tensor]) -> Model:
         personal = set(self._personal)

@@ -22,7 +22,6 @@ from perennial.foundation.streams import stream
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.digests.lending import DigestLending
 from perennial.strategies.digests.networks import ServerNetworks
-from perennial.strategies.digests.recall import epochs_of_a_site
 from perennial.strategies.digests.spread import spread_factor
 from perennial.strategies.round.context import Aggregator, Around, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
@@ -36,8 +35,7 @@ class DigestSynthesis(Wrapper):
     """FedDig: wraps a strategy, and lets the digests of absent sites stand in for them.
 
     base: what combines the updates.
-    recall_epochs: over an absent site's digests; "auto" as many as give it the steps of a site that has the
-    samples in them.
+    recall_epochs: over an absent site's digests.
     server_epochs: over all digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
     weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
     by the samples in its digests.
@@ -45,8 +43,6 @@ class DigestSynthesis(Wrapper):
     guidance_lr: of the guidance producer; None takes server_lr's.
     spread: give digests of one class the variance of single samples back before training on them; the paper
     does not.
-    held_out: n leaves every n-th digest of a site and task out of training; a round in which no site takes
-    part then counts only if it lowers the loss on these. 0 trains on all, without an end, as the paper.
     """
 
     asks = ASKS["digest_synthesis"]
@@ -54,13 +50,12 @@ class DigestSynthesis(Wrapper):
     def __init__(
         self,
         base: IncrementalStrategy,
-        recall_epochs: int | Literal["auto"] = 1,
+        recall_epochs: int = 1,
         server_epochs: int = 1,
         server_lr: float | None = None,
         guidance_lr: float | None = None,
         weights: Literal["uniform", "samples"] = "uniform",
         spread: bool = False,
-        held_out: int = 0,
     ) -> None:
         super().__init__(base)
         if not base.traits.aggregates_in_parallel or base.traits.imputes_absent_sites:
@@ -70,16 +65,14 @@ class DigestSynthesis(Wrapper):
             )
         rates = {"server_lr": server_lr, "guidance_lr": guidance_lr}
         for name, value, allowed in (
-            ("recall_epochs", recall_epochs, recall_epochs == "auto" or recall_epochs >= 0),
+            ("recall_epochs", recall_epochs, recall_epochs >= 0),
             ("server_epochs", server_epochs, server_epochs >= 0),
-            ("held_out", held_out, held_out == 0 or held_out >= 2),
             *((name, lr, lr is None or 0 < lr < math.inf) for name, lr in rates.items()),
         ):
             if not allowed:
                 raise ValueError(f"{name}: found {value}, which is out of range")
-        self.weights, self.spread, self.held_out = weights, spread, held_out
-        self.recall_epochs: int | Literal["auto"] = recall_epochs
-        self.server_epochs = server_epochs
+        self.weights, self.spread = weights, spread
+        self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
         self.server_lr, self.guidance_lr = server_lr, guidance_lr
         self._whole: DigestSynthesis | None = None
 
@@ -190,7 +183,6 @@ class StandIns(Counted):
         self._networks = method.networks
         self._experiment, self._lending = self._networks.run.experiment, self._networks.lending
         self._stood_in: dict[str, float] = {}
-        self._verdict: dict[str, Any] = {}
 
     def while_waiting(self) -> None:
         """Add stand-ins of sites that are known to be absent."""
@@ -220,11 +212,10 @@ class StandIns(Counted):
         return answers + len(self._stood_in)
 
     def result(self) -> dict[str, Tensor]:
-        arrays = self._worth_keeping(super().result())
+        arrays = self._joint_step(super().result())
         self.ctx.outcome.details["digests"] = {
             "stood_in": {site: round(loss, 6) for site, loss in sorted(self._stood_in.items())},
             "sites": self._lenders(),
-            **self._verdict,
         }
         return arrays
 
@@ -242,14 +233,11 @@ class StandIns(Counted):
         request, learner = self.ctx.request, self._experiment.learner
         store, outcome = self._lending.store, self.ctx.outcome
         features, labels = self._gathered([site])
-        epochs = self.method.recall_epochs
-        if epochs == "auto":
-            epochs = epochs_of_a_site(store.samples(site), len(features), learner)
         result = self._networks.recall(self.ctx.reference).stand_in(
             self._model(),
             features,
             labels,
-            epochs,
+            self.method.recall_epochs,
             learner.optimizer,
             stream(self._experiment.seed, "recall-batches", site, self.ctx.number),
             request.progress,
@@ -274,27 +262,6 @@ class StandIns(Counted):
         self._stood_in[site] = loss
         self._lending.rounds_stood_in[site] = self._lending.rounds_stood_in.get(site, 0) + 1
 
-    def _worth_keeping(self, aggregate: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The aggregate after the joint step; the old model if no site took part and nothing was gained."""
-        sites, networks = self._lenders(), self._networks
-        if not self.method.held_out or not sites or self.ctx.outcome.participants:
-            return self._joint_step(aggregate)
-        held = self._gathered(sites, held=True)
-        if not len(held[0]):
-            return self._joint_step(aggregate)
-        recall, own = networks.recall(self.ctx.reference), networks.own
-        velocities = tuple(None if each is None else each.clone() for each in networks.velocities)
-        producer = recall.producer.vector.clone()
-        before = recall.loss(self._model(), *held)
-        arrays = self._joint_step(aggregate)
-        after = recall.loss({**networks.own, **arrays}, *held)
-        self._verdict = {"held_out_loss": [round(before, 6), round(after, 6)], "kept": after < before}
-        if after < before:
-            return arrays
-        recall.producer.vector.copy_(producer)
-        networks.own, networks.velocities = own, (velocities[0], velocities[1])
-        return {name: self.ctx.reference[name].clone() for name in arrays}
-
     def _joint_step(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         sites, method, networks = self._lenders(), self.method, self._networks
         if not sites or not method.server_epochs:
@@ -318,10 +285,9 @@ class StandIns(Counted):
         networks.own = {name: trained[name] for name in networks.own}
         return {name: trained[name] for name in arrays}
 
-    def _gathered(self, sites: list[str], held: bool = False) -> tuple[Tensor, Tensor]:
-        """(features, labels) of digests to train on; held: of those that are left out."""
+    def _gathered(self, sites: list[str]) -> tuple[Tensor, Tensor]:
+        """(features, labels) of digests to train on."""
         spread_by = spread_factor(self._lending.digests) if self.method.spread else 1.0
-        part = (self.method.held_out, held) if self.method.held_out else None
         classes, device = self.ctx.request.stamp.num_classes, self._networks.run.device
-        features, labels = self._lending.store.gathered(sites, classes, spread_by, part)
+        features, labels = self._lending.store.gathered(sites, classes, spread_by)
         return features.to(device), labels.to(device)

@@ -20,7 +20,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.config.link import Link
 from perennial.config.strategies import ASKS
 from perennial.config.turn import MOST_SEGMENTS, USUAL_SEGMENTS, FeatureNoise, Turn
 from perennial.foundation.errors import ConfigError
@@ -50,8 +49,7 @@ class SerialRing(IncrementalStrategy):
     new order is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before
     each hand-over. freeze: modules that are not trained, counted from the input. init_noise_std,
     init_noise_layers: noise on that share of the layers of the first model. feature_clip, feature_noise: what
-    a site does, while it trains, to the outputs of the last frozen module, or of the first. link: to say how
-    long the hand-overs would take on it.
+    a site does, while it trains, to the outputs of the last frozen module, or of the first.
     A site that fails is skipped: the last valid model goes on to the next one.
     """
 
@@ -72,7 +70,6 @@ class SerialRing(IncrementalStrategy):
         stratify: bool = False,
         feature_clip: float | None = None,
         feature_noise: float | None = None,
-        link: Link | None = None,
         max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
@@ -102,7 +99,7 @@ class SerialRing(IncrementalStrategy):
                 f"feature_noise: found {feature_noise}, allowed 0 and more"
             )
         self.feature_clip, self.feature_noise = feature_clip, feature_noise
-        self.stratify, self.link = stratify, link
+        self.stratify = stratify
         self.segments, self.least_segment = segments, least_segment
         self.sizes: Literal["variable", "equal"] = sizes
         self.reshuffle, self.relabel, self.freeze = reshuffle, relabel, freeze
@@ -323,7 +320,7 @@ class SerialRing(IncrementalStrategy):
 
     def summary_blocks(self) -> dict[str, Any]:
         """The summary's block on the ring; see strategies/ring/cost.py."""
-        return {"ring": self._cost.block(self.link)}
+        return {"ring": self._cost.block()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"ring_cost": asdict(self._cost)}

@@ -1,13 +1,11 @@
-"""A run of a table that is stopped goes on in its folder, to the same bits; ResNet-20 is what it says."""
+"""A run of a table that is stopped goes on in its folder, to the same bits."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.grid import run_job
-from benchmarks.resnet20 import ResNet20
 from benchmarks.table import Row
 from benchmarks.tables.cifar100 import TABLES
 from perennial.config.run import RunSettings
@@ -34,16 +32,6 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     resumed = run_job(row.file, row, 5, "cpu", tmp_path / "kept").summary
     assert resumed["model_sha256"] == whole["model_sha256"]
     assert resumed["rounds"] == whole["rounds"] == 4
-
-
-def test_resnet20_has_the_papers_parameters_and_reads_one_sample_at_a_time() -> None:
-    network = ResNet20((3, 32, 32)).eval()
-    counted = sum(parameter.numel() for parameter in network.parameters()) + 64 * 10 + 10
-    assert counted == pytest.approx(0.27e6, rel=0.01)  # He et al., table 6
-    images = torch.randn(4, 3, 32, 32)
-    alone = torch.cat([network(image[None]) for image in images])
-    assert network(images).shape == (4, ResNet20.width)
-    torch.testing.assert_close(network(images), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_both_arms_have_the_same_data_memory_rounds_and_optimiser() -> None:

@@ -12,7 +12,7 @@ from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
 from perennial.privacy.calibration import gaussian_multiplier
 from perennial.protocol.messages import SparsityReply
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.clusters.site_vectors import check_vector, most_varied, of_channels
+from perennial.strategies.clusters.site_vectors import check_vector
 
 STAMP = {
     "run": "0" * 16,
@@ -38,12 +38,9 @@ def test_silent_active_and_checkered_channels() -> None:
     assert vector(RELU, x, SparsityPlan((2, 0), 1)).tolist() == [0.5, 1.0]
 
 
-def test_layers_are_averaged_kept_apart_or_the_last_one_taken() -> None:
+def test_layers_are_averaged_or_the_last_one_taken() -> None:
     layers = [torch.zeros(2).double(), torch.full((2,), 0.5).double(), torch.ones(3).double()]
     assert SparsityPlan((0, 1), 3).vector(layers).tolist() == [0.5, 0.5]
-    apart = SparsityPlan((0, 1), 3, "concatenate")
-    assert apart.vector(layers).tolist() == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
-    assert apart.length == 6
     assert SparsityPlan((2,), 3, "last").vector(layers).tolist() == [1.0]
 
 
@@ -118,14 +115,3 @@ def test_the_noise_hides_one_sample() -> None:
     assert noise_std(32, 2000, 1.0, 1e-5) == pytest.approx(noise_std(32, 1000, 1.0, 1e-5) / 2)
     by_epsilon = [noise_std(32, 1000, epsilon, 1e-5) for epsilon in (4.0, 2.0, 1.0, 0.5)]
     assert by_epsilon == sorted(by_epsilon)
-
-
-def test_channels_in_which_sites_differ() -> None:
-    plan = SparsityPlan((1, 4, 6), 2, "concatenate")
-    vectors = {
-        "a": torch.tensor([0.5, 0.0, 0.2, 0.5, 0.0, 0.1]).double().numpy(),
-        "b": torch.tensor([0.5, 0.75, 0.3, 0.6, 1.0, 0.1]).double().numpy(),
-    }
-    assert most_varied(vectors, plan, 2) == [1, 4]
-    assert most_varied(vectors, plan, 1) == [4]
-    assert of_channels(vectors["b"], plan, [4]).tolist() == [0.75, 1.0]

@@ -19,6 +19,7 @@ from perennial.engine.grid import InProcessGrid, set_task_identity, site_context
 from perennial.engine.run import run_in_process
 from perennial.engine.workers import WorkerGrid
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.models.config import BACKBONES
 from perennial.models.saved import PERSONAL_MODEL
 from perennial.protocol.messages import EvaluateRequest, TrainReply, TrainRequest
 from perennial.protocol.stack import Stack
@@ -106,7 +107,6 @@ def test_a_round_in_cohorts_agrees_with_one_site_after_the_other(
     [
         ({"learner": REMEMBERING, "model": {"name": "dual_backbone", "backbone": "small_cnn"}}, 1e-6),
         ({"learner": {**REMEMBERING, "classification": "balanced_softmax", "contrastive": {}}}, 1e-6),
-        ({"learner": REMEMBERING, "strategy": {"name": "glfc"}}, 1e-6),
         # a generator is trained through the model, and the sites on what it makes
         ({"strategy": {"name": "target"}}, 2e-3),
     ],
@@ -213,6 +213,25 @@ def test_a_site_at_fault_fails_alone(tmp_path: Path) -> None:
 )
 def test_auto_follows_from_the_experiment(changes: dict[str, Any], size: int) -> None:
     assert plan_cohorts(Experiment.model_validate(merged(changes)), "auto").size == size
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *({"name": name} for name in BACKBONES),
+        {"name": "mlp", "hidden": []},
+        {"name": "small_cnn", "norm": "batch"},
+        {"name": "resnet20", "squeeze_excitation": True},
+        {"name": "dual_backbone", "backbone": "resnet20"},
+        {"name": "digest_two_branch", "backbone": "small_cnn"},
+        {"name": "features", "features": [{"name": "inputs"}]},
+    ],
+    ids=str,
+)
+def test_auto_never_fails_on_a_network_of_ours(model: dict[str, Any]) -> None:
+    plan = plan_cohorts(Experiment.model_validate(merged({"data": {"sites": 20}}) | {"model": model}), "auto")
+    assert plan.size >= 1
+    assert bool(plan.note) == ("batch" in model.values())
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "many", "1.5", "10001"])

@@ -19,7 +19,7 @@ from perennial.learning.cohort_training import Member, train_cohort
 from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Term
 from perennial.learning.training import TrainingResult, train
-from perennial.models.config import ModelConfig
+from perennial.models.config import CONVOLUTIONAL, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state, travelling
@@ -147,7 +147,7 @@ def test_a_cohort_trains_large_networks_as_one_site_does(name: str) -> None:
     Case(built({"name": name}, shape), config, sets).agrees(tolerance=2e-2)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "se_cnn", "small_cnn"])
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_gradients_of_a_stacked_network_in_float64(name: str) -> None:
     shape, count = (3, 16, 16), 3
     model = built({"name": name}, shape).double()
@@ -158,6 +158,8 @@ def test_gradients_of_a_stacked_network_in_float64(name: str) -> None:
     network = _stacked(model, "", sites)
     sites.settle()
     vector = torch.cat([value.reshape(-1) for value in tensors.values()])
+    # a scale that begins at 0 would hide its whole branch
+    vector += 0.1 * torch.randn(vector.shape, generator=_torch(7), dtype=torch.float64)
     rows = torch.stack([vector * (1 + 0.1 * site) for site in range(count)])
     sites.load(rows)
     inputs = [torch.randn((4, *shape), generator=_torch(site), dtype=torch.float64) for site in range(count)]
@@ -329,10 +331,22 @@ class OwnWeights(nn.Module):
         return x[:, :4] * self.scale
 
 
+class OneSitesShapes(nn.Module):
+    """Adds four numbers to whatever it gets: no site can tell, and several sites' numbers do not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + torch.ones(4)
+
+
 @pytest.mark.parametrize(
     ("backbone", "said"),
     [
         (Mixing(), "what it computes for two sites"),
+        (OneSitesShapes(), "its code between layers fits one site alone"),
         (OwnWeights(), "backbone: OwnWeights has no form"),
         (nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), "backbone.1"),
         (nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, affine=False)), "backbone.1"),

@@ -31,7 +31,7 @@ from perennial.live.operator import OperatorPages
 from perennial.live.run_state import RunState
 from perennial.server.control import ALIVE, pages_beat
 from perennial.server.fault_kinds import KINDS
-from perennial.server.faults import FORGETTING, WENT_BACK, WENT_ON, grouped, of_answer
+from perennial.server.faults import FORGETTING, grouped, of_answer
 from tests.deploy.test_superlink_status import said
 from tests.live.test_live_state import EXPERIMENT
 from tests.live_pages import GoingOn, room_for, until
@@ -207,10 +207,6 @@ STATES: dict[str, State] = {
     "own_reason": answered("state: StateError; the details are in this site's own log"),
     "failed": answered("error at the site or on the way: it crashed", refused=False),
     "invalid": answered("update: holds NaN", refused=False),
-    "receipts": State(
-        write("note", text=f"site linz: {WENT_BACK} from line 5 to line 2, and the hospital"),
-        write("note", text=f"site linz: {WENT_ON} at line 6"),
-    ),
     "contradicting": State(
         lambda w: w.end(1, details={"cross_site": MARKED}),
         lambda w: w.end(2, details={"cross_site": {"graz": {}, "linz": {}}}),

@@ -11,7 +11,7 @@ import pytest
 from perennial.live.guard import Sessions
 from perennial.live.operator import OperatorPages
 from perennial.server.fault_kinds import KINDS
-from perennial.server.faults import WENT_BACK, of_summary
+from perennial.server.faults import of_summary
 from perennial.server.report.write import faults_of, write_report
 from perennial.server.run_record import read_run
 from tests.live.test_diagnosis import CALM, MARKED, YEAR
@@ -27,7 +27,6 @@ BAD = {
     "unrecognised": {"class_accuracy": [[0.9], [0.6, 0.8], [0.0, 0.7, 0.9]]},
     "forgetting": {"accuracy_matrix": [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]},
     "contradicting": {"cross_site": {"features": 2, "sites": MARKED}},
-    "receipts": {},
 }
 
 
@@ -44,7 +43,6 @@ def test_a_report_says_of_a_finished_run_what_the_pages_say(tmp_path: Path, kind
         facts = {"class_accuracy": BAD[kind].get("class_accuracy", [[0.9]] * 3)[task - 1]}
         facts |= {"stopped": SIGNS["tasks"][0]["signs"]} if kind == "collapsed" and task == 3 else {}
         events.append({"event": "task_finished", "task": task, "accuracy": row, **facts})
-    events += [{"event": "note", "text": f"site linz: {WENT_BACK} from line 5"}] if kind == "receipts" else []
     events.append({"event": "run_finished"})
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (fault,) = faults_of(read_run(folder))
@@ -61,8 +59,7 @@ def test_a_report_says_of_a_finished_run_what_the_pages_say(tmp_path: Path, kind
     old = time.time() - YEAR
     os.utime(folder / "summary.json", (old, old))
     drawn = OperatorPages(tmp_path, Sessions(None, "x", secure=False)).runs._draw()["warnings"]
-    if kind != "receipts":
-        assert CALM not in drawn and "learnt badly" in drawn and "bad" in drawn
+    assert CALM not in drawn and "learnt badly" in drawn and "bad" in drawn
 
 
 def test_a_run_without_a_fault_has_no_alert(tmp_path: Path) -> None:

@@ -80,10 +80,11 @@ def test_se_cnn_has_the_sizes_of_the_papers_formula(height, width):
         ("resnet18", (1, 8, 8), 512),
         ("resnet18", (4, 64, 64), 512),
         ("resnet34", (3, 32, 32), 512),
+        ("resnet20", (3, 32, 32), 64),
         ("mobilenet_v2", (1, 28, 28), 1280),
     ],
 )
-def test_torchvision_networks_lose_their_classifier_and_batch_norms(name, shape, width):
+def test_residual_networks_lose_their_classifier_and_batch_norms(name, shape, width):
     model = build_model(ModelConfig(name=name, squeeze_excitation=True), shape, 3, seed=1).eval()
     assert model.features(torch.rand(2, *shape)).shape == (2, width)
     kinds = {type(module) for module in model.modules()}
@@ -101,6 +102,14 @@ def test_small_images_keep_their_resolution_in_the_stem():
     assert large.conv1.stride == (2, 2) and isinstance(large.maxpool, nn.MaxPool2d)
     mobile = build_model(ModelConfig(name="mobilenet_v2"), (3, 32, 32), 2, seed=1).backbone
     assert mobile.features[0][0].stride == (1, 1)
+
+
+def test_resnet20_has_the_papers_parameters_and_reads_one_sample_at_a_time():
+    network = build_model(ModelConfig(name="resnet20"), (3, 32, 32), 10, seed=1).eval()
+    assert sum(each.numel() for each in network.parameters()) == pytest.approx(0.27e6, rel=0.01)  # table 6
+    images = torch.randn(4, 3, 32, 32)
+    alone = torch.cat([network(image[None]) for image in images])
+    torch.testing.assert_close(network(images), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_resnet_computes_what_torchvisions_does():
@@ -122,7 +131,7 @@ def test_resnet_computes_what_torchvisions_does():
 
 @pytest.mark.parametrize(
     "config",
-    [*SMALL, ModelConfig(name="mobilenet_v2")],
+    [*SMALL, ModelConfig(name="mobilenet_v2"), ModelConfig(name="resnet20")],
     ids=lambda config: f"{config.name}-{config.backbone_name}",
 )
 def test_the_seed_alone_decides_the_first_values(config):

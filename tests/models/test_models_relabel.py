@@ -114,6 +114,7 @@ def test_training_goes_on_equally_after_renaming():
     "settings",
     [
         {"name": "mobilenet_v2"},
+        {"name": "resnet20"},
         {"name": "dual_backbone", "backbone": "small_cnn"},
         {"name": "digest_two_branch", "backbone": "small_cnn"},
     ],

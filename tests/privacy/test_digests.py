@@ -73,14 +73,11 @@ def test_within_class_mixes_no_two_classes_and_names_those_that_are_too_small() 
     assert digests.short_classes == (1,)
 
 
-def test_given_weights_are_used_and_drawn_ones_sum_to_one() -> None:
+def test_given_weights_are_used() -> None:
     x, _ = samples()
     digests, _ = made(DigestConfig(per_digest=2, weights=(0.75, 0.25)))
     first, second = digests.groups[3]
     assert torch.allclose(digests.features[3], 0.75 * x[first] + 0.25 * x[second])
-    drawn, _ = made(DigestConfig(weight_alpha=1.0))
-    assert torch.allclose(drawn.weights.sum(1), torch.ones(N // 4))
-    assert drawn.weights.std() > 0.1
 
 
 @pytest.mark.parametrize("place", [0, 9, 21])

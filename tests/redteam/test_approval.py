@@ -83,9 +83,9 @@ def test_the_words_name_data_tasks_protection_and_what_leaves(tmp_path: Path) ->
         "no experiment was approved here before",
     ):
         assert part in said
-    clear = "\n".join(words(Hospital(tmp_path / "clear", {}, strategy="glfc")))
+    clear = "\n".join(words(Hospital(tmp_path / "clear", {}, strategy="scaffold")))
     assert "single images for a server that lies: YES" in clear and "epsilon infinite" in clear
-    assert "gradients of SINGLE samples (prototypes)" in clear and "training loss" in clear
+    assert "training loss" in clear
 
 
 def test_what_the_policy_would_refuse_is_said_before_the_approval(tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ def refused(hospital: Hospital, request: Any) -> str:
     "settings",
     [
         {"turn": {"sweep": 1, "segments": 10}},
-        {"prototypes": {"noise": 0.0, "entropy_rise": 0.0}},
         {"correction": {"name": "feddyn", "alpha": 0.1}},
         {"rehearsal": {"weight": 1.0, "temperature": 1.0}},
         {"tell": [LABEL_COUNTS]},

@@ -18,9 +18,8 @@ CHANNEL = {
     "evaluate": "counts of right answers",
     "class_means": "sums for class means",
     "digest": "digests",
-    "prototypes": "gradients of prototypes",
 }
-QUICK = [name for name in ATTACKS if name not in ("counts, pixel by pixel", "gradients of prototypes")]
+QUICK = [name for name in ATTACKS if name not in ("counts, pixel by pixel",)]
 NOISED = "update in mode sample, imprinted model"
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
 
-from perennial.foundation.errors import PrivacyError, StateError
+from perennial.config.site import load_site_config
+from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.privacy import ledger as ledger_module
 from perennial.privacy import ledger_lines
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
@@ -148,14 +151,82 @@ def test_a_damaged_tip_beside_the_ledger_is_rebuilt_and_one_elsewhere_refuses(
 
 
 def test_a_tip_that_was_lost_is_noted_anew_by_hand(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "state")
-    ledger.charge(update())
     with_tip = Ledger(tmp_path / "state", tmp_path / "tip")
-    with pytest.raises(StateError, match="ledger_tip: no file .*perennial site record-tip"):
+    with_tip.charge(update())
+    (tmp_path / "tip").unlink()
+    with pytest.raises(StateError, match="ledger_tip: no file .*restart-ledger --as-it-is"):
         with_tip.charge(update())
     assert with_tip.record_tip() == 1
     with_tip.charge(update())
     assert len(with_tip.entries()) == 2
+
+
+def test_a_ledger_of_an_earlier_release_gets_its_tip_elsewhere_by_itself(tmp_path: Path) -> None:
+    Ledger(tmp_path / "state").charge(update())
+    with_tip = Ledger(tmp_path / "state", tmp_path / "tips" / "tip")
+    with_tip.charge(update())
+    (tmp_path / "tips" / "tip").unlink()
+    with pytest.raises(StateError, match="ledger_tip: no file"):
+        with_tip.charge(update())
+
+
+def site_file(folder: Path, name: str = "north", **keys: object) -> Path:
+    """A site.yaml with a policy and data, and otherwise the defaults."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "visits.csv").touch()
+    content = {"site": name, "state_dir": "state", "data": {"source": "csv", "path": "visits.csv"}, **keys}
+    (folder / "site.yaml").write_text(yaml.safe_dump(content))
+    return folder / "site.yaml"
+
+
+@pytest.mark.parametrize("keys", [{}, {"ledger_tip": "tip/ledger.tip"}], ids=["default", "the template's"])
+def test_a_state_folder_from_a_backup_is_refused_by_default(tmp_path: Path, keys: dict[str, object]) -> None:
+    ledger = load_site_config(site_file(tmp_path, **keys)).ledger
+    ledger.charge(update())
+    shutil.copytree(tmp_path / "state", tmp_path / "backup")
+    ledger.charge(update())
+    shutil.rmtree(tmp_path / "state")
+    shutil.copytree(tmp_path / "backup", tmp_path / "state")
+    with pytest.raises(StateError, match="lacks line 2"):
+        load_site_config(tmp_path / "site.yaml").ledger.charge(update())
+
+
+def test_a_tip_in_the_folder_that_a_backup_restores_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ledger_tip: found .*lies in state_dir"):
+        load_site_config(site_file(tmp_path, ledger_tip="state/tip"))
+
+
+def test_the_template_of_a_site_names_a_tip_outside_its_state() -> None:
+    template = yaml.safe_load(
+        (RESULTS.parents[1] / "deploy" / "site" / "site.yaml").read_text().replace("@", "")
+    )
+    assert template["ledger_tip"] == "tip/ledger.tip" and template["state_dir"] == "state"
+
+
+@pytest.mark.parametrize("way", ["the same path", "a link", "another name"])
+def test_a_second_ledger_of_the_same_data_is_refused(tmp_path: Path, way: str) -> None:
+    first = load_site_config(site_file(tmp_path / "a"))
+    first.ledger.charge(update())
+    other = {"the same path": tmp_path / "a" / "visits.csv"}.get(way, tmp_path / "again.csv")
+    if way == "a link":
+        other.symlink_to(tmp_path / "a" / "visits.csv")
+    elif way == "another name":
+        os.link(tmp_path / "a" / "visits.csv", other)
+    data = {"source": "csv", "path": str(other)}
+    second = site_file(tmp_path / "b", "south", data=data)
+    with pytest.raises(StateError, match=f"counted by the ledger in {tmp_path}/a/state"):
+        load_site_config(second).ledger.charge(update())
+    shared = site_file(tmp_path / "b", "south", data=data, state_dir=str(tmp_path / "a" / "state"))
+    load_site_config(shared).ledger.charge(update())
+    assert len(first.ledger.entries()) == 2, "one ledger counts both"
+
+
+def test_a_ledger_that_moved_takes_its_data_along(tmp_path: Path) -> None:
+    load_site_config(site_file(tmp_path, ledger_tip="tip")).ledger.charge(update())
+    (tmp_path / "state").rename(tmp_path / "moved")
+    moved = load_site_config(site_file(tmp_path, state_dir="moved", ledger_tip="tip")).ledger
+    moved.charge(update())
+    assert len(moved.entries()) == 2
 
 
 def test_a_lost_ledger_is_begun_anew_with_what_was_spent(tmp_path: Path) -> None:
@@ -228,9 +299,10 @@ def test_a_full_disk_elsewhere_stops_the_release_and_not_the_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(tmp_path / "state", tmp_path / "full" / "tip")
-    with pytest.raises(StateError, match="ledger_tip: .*must not leave"):
-        ledger.charge(update())
-    (tmp_path / "full").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "make_folder", lambda folder: (tmp_path / "state").mkdir(exist_ok=True))
+        with pytest.raises(StateError, match="ledger_tip: .*must not leave"):
+            ledger.charge(update())
     with pytest.raises(StateError, match="ledger_tip: no file"):
         ledger.charge(update())
     assert ledger.record_tip() == 1, "counted although it did not leave"

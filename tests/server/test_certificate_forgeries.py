@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import zeros
 
 from perennial.cli.main import refuse_former
 from perennial.client.certificates import check_certificate
@@ -343,14 +342,6 @@ def another_weight(path: Path) -> str:
     return "the model: head.weight is not what the sums give"
 
 
-def an_old_head(path: Path) -> str:
-    versions = path.parents[1] / "versions"
-    versions.mkdir()
-    facts = {"facts": json.dumps({"sites": ["site-0", "site-2"]})}
-    save_file({"head.bias": zeros(2)}, versions / "round-000001.safetensors", facts)
-    return "a head that site-2 is in is still here"
-
-
 def of_the_other_run(path: Path) -> str:
     shutil.copy(path.parents[2] / "other" / "certificates" / path.name, path)
     return "does not follow the one before"
@@ -394,7 +385,6 @@ FORGERIES: tuple[Callable[[Path], str], ...] = (
     sums_of_who_was_withdrawn,
     other_model,
     another_weight,
-    an_old_head,
     of_the_other_run,
     no_json,
 )

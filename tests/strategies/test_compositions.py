@@ -199,7 +199,7 @@ def test_clusters_and_feddig_do_not_go_into_feddig(inner: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(
     "base",
-    ["glfc", "serial_ring", CLUSTERS | {"base": "fedavg"}, {"name": "digest_synthesis", "base": "glfc"}],
+    ["serial_ring", CLUSTERS | {"base": "fedavg"}],
     ids=["GLFC", "ring", "clusters", "FedDig on GLFC"],
 )
 def test_a_base_that_serves_all_sites_at_once_does_not_go_into_clusters(base: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.config.learner import Optimizer
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, ProtocolError, StateError
@@ -24,7 +24,7 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_checkpoint
 from perennial.server.summary import hashes_of
 from perennial.strategies.digest_synthesis import DigestSynthesis
-from perennial.strategies.digests.recall import Recall, epochs_of_a_site
+from perennial.strategies.digests.recall import Recall
 from perennial.strategies.digests.store import DigestStore, checked
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
@@ -171,7 +171,6 @@ def test_an_experiment_that_cannot_make_or_read_digests_is_refused(
     "parameters",
     [
         {"recall_epochs": -1},
-        {"held_out": 1},
         {"server_lr": 0.0},
         {"weights": "equal"},
         {"bas": "fedavg"},
@@ -180,38 +179,6 @@ def test_an_experiment_that_cannot_make_or_read_digests_is_refused(
 def test_settings_that_make_no_sense_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(parameters))):
         build_strategy("digest_synthesis", {"base": "fedavg"} | parameters)
-
-
-def test_a_server_without_sites_keeps_a_round_only_if_the_loss_on_held_out_digests_falls(
-    tmp_path: Path,
-) -> None:
-    changes = {
-        "absence": [{"site": f"site-{number}", "first_round": 2} for number in range(3)],
-        "tasks": {"count": 1, "rounds": 12},
-        "rounds": {"max_skipped": 1},
-        "evaluation": {"every": "round", "federated": False},
-    }
-    rule = {"name": "digest_synthesis", "base": "fedavg", "server_lr": 0.5, "held_out": 4}
-    summary = run(tmp_path, strategy=rule, **changes)
-    alone = [event["details"]["digests"] for event in rounds_of(tmp_path)[1:]]
-    kept = [each["kept"] for each in alone]
-    losses = [each["held_out_loss"] for each in alone]
-    assert True in kept and False in kept
-    assert kept == [after < before for before, after in losses]
-    accuracy = summary["accuracy_by_round"]
-    for place, is_kept in enumerate(kept, start=1):
-        if not is_kept:
-            assert accuracy[place] == accuracy[place - 1]
-            # model and guidance are what they were, so the next round starts from the same loss
-            assert place == len(losses) or losses[place][0] == losses[place - 1][0]
-
-
-def test_a_stand_in_can_take_as_many_steps_as_its_site(tmp_path: Path) -> None:
-    learner = LearnerConfig.model_validate({"epochs": 2, "batch_size": 8, "optimizer": {"lr": 0.1}})
-    assert epochs_of_a_site(64, 16, learner) == 8  # 16 steps of the site, 2 for one pass over the digests
-    assert epochs_of_a_site(3, 1, learner) == 2
-    strategy = {"name": "digest_synthesis", "base": "fedavg", "recall_epochs": "auto"}
-    assert run(tmp_path, strategy=strategy)["model_sha256"] != run(tmp_path, runs="once")["model_sha256"]
 
 
 def test_classes_too_small_for_a_digest_and_bytes_are_reported(tmp_path: Path) -> None:

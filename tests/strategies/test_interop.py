@@ -24,7 +24,6 @@ from tests.sklearn_client import load_data as sklearn_data
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
 KEYS: dict[str, dict[str, Any]] = {
-    "class_weighted_head": {"base": "fedavg"},
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
     "contribution": {"base": "fedavg", "estimator": "reconstruct"},
     "digest_synthesis": {"base": "fedavg"},
@@ -32,7 +31,6 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("multi_factor", "size and recency alone", {"beta": 0.3, "gamma": 0, "delta": 0}),
-    ("splitfed", "version v1", {"version": "v1"}),
 ]
 CASES = [(name, "", KEYS.get(name, {})) for name in sorted(STRATEGIES)] + VARIANTS
 SITES = 5

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError
-from perennial.models.layers import batch_norm_layers
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
@@ -122,30 +121,6 @@ def test_other_corrections_leave_personal_layers_alone_too(tmp_path: Path, base:
     assert {name.removeprefix("aggregator-0/memory/") for name in memory} == done.cluster(0).keys()
 
 
-def test_batch_normalisation_can_stay_at_the_sites(tmp_path: Path) -> None:
-    model = {"name": "small_cnn", "channels": [4, 4], "width": 8, "norm": "batch"}
-    two = {"count": 1, "rounds": 2}
-    chosen = GROUPS | {"batch_norm": "local"}
-    done = run(tmp_path / "local", strategy=chosen, model=model, tasks=two)
-    own = batch_norm_layers(done.own("site-0"))
-    kinds = {"weight", "bias", "running_mean", "running_var"}
-    assert {name.rpartition(".")[2] for name in own} - {"num_batches_tracked"} == kinds
-    late = [m for m in done.sent if read_kind(m.content) == "TrainReply"][-1]
-    assert not set(own) & set(late.content.array_records["update"])
-    assert set(done.summary["personalisation"]["personal"]) >= {*own} - {
-        name for name in own if name.endswith("num_batches_tracked")
-    }
-    one, mate = done.own("site-0"), done.own("site-1")
-    means = [name for name in own if name.endswith("running_mean")]
-    assert len(means) == 2
-    assert not any(torch.equal(one[name], mate[name]) for name in means)
-    shared = run(tmp_path / "shared", strategy=GROUPS, model=model, tasks=two)
-    one, mate = shared.own("site-0"), shared.own("site-1")
-    assert all(torch.equal(one[name], mate[name]) for name in means)
-    with pytest.raises(ConfigError, match="batch_norm: found local, but the model has no batch"):
-        run(tmp_path / "none", strategy=chosen)
-
-
 def test_bytes_of_vectors_and_of_own_models_are_counted(tmp_path: Path) -> None:
     done = run(tmp_path)
     rounds = done.events("round")
@@ -183,11 +158,6 @@ def test_a_site_without_a_cluster_is_not_folded() -> None:
         ("fedper", {"clusters": 2}, "unknown key 'clusters'"),
         ("pfa", {"global_rounds": 1}, "pfa needs layer"),
         ("pfa", {"global_rounds": 1, "layer": 0}, "layer: found 0"),
-        (
-            "clustered_personalisation",
-            {"base": "fedavg", "global_rounds": 1, "batch_norm": "own"},
-            "batch_norm",
-        ),
     ],
 )
 def test_wrong_settings_are_named(name: str, keys: dict[str, Any], reason: str) -> None:

@@ -212,7 +212,6 @@ def test_fednova_needs_the_steps(stamp: Stamp | None, steps: int, error: type[Ex
         ("adabest", {"beta": 1}, "beta"),
         ("scaffold", {"server_lr": 0}, "server_lr"),
         ("feddisco", {"a": -1}, "a, b"),
-        ("splitfed", {"version": "v3"}, "version"),
     ],
 )
 def test_wrong_keys_are_named(name: str, keys: dict[str, object], reason: str) -> None:

@@ -29,9 +29,7 @@ OURS = [
     "feddisco",
     "feddyn",
     "fednova",
-    "glfc",
     "scaffold",
-    "splitfed",
     "target",
 ]
 
@@ -48,8 +46,7 @@ def settings(folder: Path, resume: str = "", **changes: Any) -> RunSettings:
 
 
 def named(name: str) -> object:
-    # a rise of 0: sites send prototypes in rounds other than a task's first too
-    smaller = {"target": {"steps": 2, "samples": 8}, "glfc": {"steps": 2, "entropy_rise": 0.0}}
+    smaller = {"target": {"steps": 2, "samples": 8}}
     return {"name": name, **smaller[name]} if name in smaller else name
 
 
@@ -89,19 +86,7 @@ def test_two_workers_give_the_same_bits(name: str, tmp_path: Path) -> None:
 def test_one_site_alone_is_plain_training_whatever_the_chain(tmp_path: Path) -> None:
     data = {**SMALL["data"], "sites": 1}  # type: ignore[dict-item]
     plain = sha(tmp_path / "plain", data=data)
-    for number, strategy in enumerate(
-        [
-            "cyclic_weight_transfer",
-            {"name": "splitfed", "version": "v2"},
-            {"name": "splitfed", "version": "v1"},
-        ]
-    ):
-        assert sha(tmp_path / str(number), data=data, strategy=strategy) == plain
-
-
-def test_splitfed_v1_is_fedavg(tmp_path: Path) -> None:
-    fedavg = sha(tmp_path / "fedavg")
-    assert sha(tmp_path / "v1", strategy={"name": "splitfed", "version": "v1"}) == fedavg
+    assert sha(tmp_path / "chain", data=data, strategy="cyclic_weight_transfer") == plain
 
 
 def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
@@ -117,24 +102,6 @@ def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
     )
     with pytest.raises(PrivacyError, match="replies carry label_counts beside the update"):
         run_in_process(faulty)
-
-
-def test_prototype_gradients_are_refused_under_every_privacy_mode(tmp_path: Path) -> None:
-    from perennial.foundation.errors import PrivacyError
-
-    public = {"mean": [0.3], "std": [0.4]}
-    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded", "delta": 1e-5}
-    for mode in ("client_local", "client_central", "sample"):
-        faulty = settings(
-            tmp_path / mode,
-            strategy="glfc",
-            data={**SMALL["data"], "normalise": public},  # type: ignore[dict-item]
-            privacy=noise | {"mode": mode} | ({"sample_rate": 0.2} if mode == "sample" else {}),
-            evaluation={"federated": False},
-            learner={**SMALL["learner"], "memory": None},  # type: ignore[dict-item]
-        )
-        with pytest.raises(PrivacyError, match="replies carry gradients of SINGLE samples"):
-            run_in_process(faulty)
 
 
 def half_way_to_three(message: Message, context: Context) -> Message:

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 import yaml
 
-from perennial.baselines.splitfed import SplitFed
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
 from perennial.privacy.config import PrivacyConfig
@@ -45,10 +43,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("feddisco", "b", [0.0], [-0.1, math.nan]),
     ("feddyn", "alpha", [1e-9], [0.0, math.nan]),
     ("fedper", "personal", [["head"]], [[]]),
-    ("glfc", "noise", [0.0, 100.0], [-0.1, 100.1]),
-    ("glfc", "entropy_rise", [0.0, 100.0], [-0.1, 100.1]),
-    ("glfc", "per_class", [1], [0]),
-    ("glfc", "steps", [1], [0]),
     ("layer_attention", "alpha", [0.0, 2.0], [-0.1, 2.1]),
     ("layer_attention", "order", [1.0], [0.9, math.nan]),
     ("layer_attention", "temperature", [1e-9], [0.0, math.inf]),
@@ -140,11 +134,6 @@ def test_words_are_told_apart_by_their_letters() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             build_strategy("contribution", yaml.safe_load(text))
-
-
-def test_the_part_of_the_sites_is_the_first_layer() -> None:
-    arrays = {name: torch.zeros(1) for name in ("first.weight", "first.bias", "second.weight")}
-    assert SplitFed().server_part(arrays) == {"second.weight"}
 
 
 def test_methods_with_a_correction_take_a_reply_whole_or_not_at_all() -> None:

@@ -35,7 +35,6 @@ class Noted(FedAvg):
 
     traits = Traits(staleness=7, runs_per_cluster=False, requires="what nobody has")
     asks = Asks(clear_uploads=("steps",))
-    task_complete = True
 
     def __init__(self) -> None:
         super().__init__(max_update_norm=3.0)
@@ -84,7 +83,7 @@ def test_what_stays_and_what_is_said_is_the_bases() -> None:
     assert outer.traits == inner.traits and outer.max_update_norm == 3.0
     assert outer.disclosures() == Disclosures(clear_uploads=("steps",))
     assert outer.group_models() == {"0": {}} and outer.summary_blocks() == {"own": 1}
-    assert outer.task_complete and outer.weight(Admitted("a", {}, 0.0, 5)) == 5.0
+    assert outer.weight(Admitted("a", {}, 0.0, 5)) == 5.0
     assert outer.state_dict() == {"base/base/own": 2}
     outer.load_state_dict(outer.state_dict())
     whole, former = (Wrapper(Wrapper(Noted())) for _ in range(2))
@@ -166,9 +165,7 @@ def test_no_strategy_checks_whether_a_run_has_begun() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "name", ["digest_synthesis", "clustered_personalisation", "contribution", "class_weighted_head"]
-)
+@pytest.mark.parametrize("name", ["digest_synthesis", "clustered_personalisation", "contribution"])
 def test_what_releases_more_than_the_noised_model_has_no_bound(name: str) -> None:
     more = {"clustered_personalisation": {"global_rounds": 1}, "contribution": {"estimator": "reconstruct"}}
     strategy = build_strategy(name, {"base": "fedavg", **more.get(name, {})})

@@ -180,7 +180,7 @@ def flattened(record: RecordDict) -> dict[str, Any]:
             tensors = unpack(part, name)  # pyright: ignore[reportArgumentType]
             found |= {f"{kind}.{name}/{key}": value.numpy() for key, value in tensors.items()}
             continue
-        holder = {"fields": kind, "ledger": "LedgerTip", "receipt": "LedgerReceipt"}.get(name, name)
+        holder = kind if name == "fields" else name
         for key, value in dict(part.items()).items():
             if key in ("metrics", "settings") and isinstance(value, str):
                 found |= {f"{holder}.{key}.{inner}": item for inner, item in json.loads(value).items()}

@@ -16,7 +16,6 @@ from tests.twins.records import record
 from tests.twins.slices import data_of
 from tests.twins.world import Federation, Ran
 
-RECEIPTS = {"receipts": {"key": "receipts.pub"}}
 TRAINED_ON = ("TrainReply.update", "StatisticsReply.", "DigestReply.", "SparsityReply.", "ClassCountsReply.")
 """Releases that a held-out record has no part in, whoever is charged for them."""
 
@@ -104,7 +103,7 @@ def _federations(case: Case, folder: Path) -> Iterator[tuple[Federation, Any]]:
     """The federations of a case, each with what chooses its pairs."""
     data = data_of(case.settings, patients=case.patients, form=case.form)
     first = next(iter(data))
-    whole = Federation(folder / "usual", case.settings, data, case.policy, RECEIPTS, case.runs, case.crash)
+    whole = Federation(folder / "usual", case.settings, data, case.policy, runs=case.runs, crash=case.crash)
     match case.pairs:
         case "few":
             yield whole, lambda pairs: pairs.few()

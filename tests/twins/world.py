@@ -40,6 +40,8 @@ OPEN: dict[str, Any] = {
     "min_noise_multiplier": 0.0,
 }
 """A policy that refuses nothing by itself."""
+KEPT = ("state", "outside")
+"""Folders that a site keeps what it did in; the second one holds its ledger's tip."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class Federation:
             content: dict[str, Any] = {
                 "site": name,
                 "state_dir": "state",
+                "ledger_tip": "outside/ledger.tip",
                 "device": "cpu",
                 "data": own,
                 "policy": OPEN | dict(self.policy if name == self.first else {}),
@@ -124,7 +127,8 @@ class Federation:
             if name == self.first:
                 content |= dict(self.site)
             (folder / "site.yaml").write_text(yaml.safe_dump(content))
-            shutil.rmtree(folder / "state", ignore_errors=True)
+            for kept in KEPT:
+                shutil.rmtree(folder / kept, ignore_errors=True)
             with drawn_as(f"key of {name}"):
                 # not when the first release happens to be made, which would shift what is drawn after it
                 record_key(folder / "state")
@@ -162,9 +166,9 @@ class Federation:
                 answers = []
                 for number, answer in enumerate(ran.answers):
                     assert answer.state is not None
-                    state = self.folder / self.first / "state"
-                    shutil.rmtree(state, ignore_errors=True)
-                    shutil.copytree(answer.state, state)
+                    for kept in KEPT:
+                        shutil.rmtree(self.folder / self.first / kept, ignore_errors=True)
+                        shutil.copytree(answer.state / kept, self.folder / self.first / kept)
                     message = Message(answer.request, 1, answer.kind)
                     message.metadata.__dict__["_message_id"] = f"again-{number}"
                     context = self._contexts(self._run_config(0))[1]
@@ -252,9 +256,10 @@ class _Recorder:
         if self.copies:
             copy = self.federation.folder / "copies" / f"{self.run}-{number:04d}"
             shutil.rmtree(copy, ignore_errors=True)
-            state = self.federation.folder / self.federation.first / "state"
-            state.mkdir(exist_ok=True)
-            shutil.copytree(state, copy)
+            for kept in KEPT:
+                held = self.federation.folder / self.federation.first / kept
+                held.mkdir(exist_ok=True)
+                shutil.copytree(held, copy / kept)
         found = answered(self.federation, message, context, number, copy, run=self.run)
         self.answers.append(found)
         self.die_in_time()

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from perennial.foundation.files import replace_file
-from perennial.server.faults import Fault, grouped, of_note, of_summary
+from perennial.server.faults import Fault, grouped, of_summary
 from perennial.server.report.markup import (
     MISSING,
     THIN_SPACE,
@@ -180,9 +180,7 @@ def faults_of(run: Run) -> list[Fault]:
     """All faults that a run's folder shows, the gravest first."""
     last = run.rounds[-1].task if run.rounds else 0
     by_round = [event.accuracy for event in run.rounds if event.task == last]
-    behind = dict(found for text in run.notes if (found := of_note(run.folder.name, text)) is not None)
-    learnt = of_summary(run.folder.name, run.summary, by_round)
-    return grouped([*learnt, *(fault for fault in behind.values() if fault is not None)])
+    return grouped(of_summary(run.folder.name, run.summary, by_round))
 
 
 def _alert(run: Run) -> Markup:

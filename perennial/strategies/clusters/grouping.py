@@ -22,7 +22,7 @@ from perennial.strategies.clusters.clustering import (
     spread,
     where_most_went,
 )
-from perennial.strategies.clusters.site_vectors import VectorSettings, ask_vectors, most_varied, of_channels
+from perennial.strategies.clusters.site_vectors import VectorSettings, ask_vectors
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.run_context import RunContext
@@ -152,8 +152,7 @@ class Grouping:
         notes: list[str],
     ) -> dict[str, np.ndarray]:
         settings = self._settings
-        network = settings.network(services, request.arrays)
-        plan = settings.whole_plan(network, services.input_shape)
+        plan = settings.whole_plan(services.load(request.arrays), services.input_shape)
         if self._channels is not None:
             plan = replace(plan, channels=tuple(self._channels))
         else:
@@ -166,12 +165,9 @@ class Grouping:
             # one that refuses is counted too: its answer does not tell whether a vector had been charged
             charge = settings.charge(services.experiment, request.stamp.run)
             services.releases.asked(request.stamp.round, asked, [charge])
-        found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
+        found = ask_vectors(grid, exchange, request, asked, plan, settings, dropped)
         if self._channels is None and found:
             self._channels = list(plan.channels)
-            if settings.variance:
-                self._channels = most_varied(found, plan, settings.channels or len(plan.channels))
-                found = {site: of_channels(v, plan, self._channels) for site, v in found.items()}
         return found
 
     def _assign_without(self, sites: Sequence[str], seed: int, notes: list[str]) -> None:

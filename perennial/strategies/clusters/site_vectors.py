@@ -1,30 +1,25 @@
 """Asks sites for their sparsity vectors, and rejects vectors that cannot be true."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor, nn
+from torch import nn
 
 from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels, relu_calls
-from perennial.models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
+from perennial.models.sparsity import MODEL, VECTOR, Combine, SparsityPlan, common_channels, relu_calls
 from perennial.privacy.entries import Entry
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.run_context import RunContext
-
-GLOBAL = "global"
 
 
 @dataclass(frozen=True)
@@ -32,39 +27,15 @@ class VectorSettings:
     """How sites compute sparsity vectors.
 
     channels: how many; None: as many as there are. layers: number of first ReLU calls; None: all that the
-    network makes. combine: see SparsityPlan. variance: ask for all channels, keep those that differ most.
-    epsilon, delta: of each vector, for one sample replaced; epsilon None: no noise. extractor: whose layers
-    are measured: global, vgg11:random, or vgg11:FILE with weights of torchvision's names (safetensors).
+    network makes. combine: see SparsityPlan. epsilon, delta: of each vector, for one sample
+    replaced; epsilon None: no noise.
     """
 
     channels: int | None
     layers: int | None
     combine: Combine
-    variance: bool
     epsilon: float | None
     delta: float
-    extractor: str = GLOBAL
-
-    def __post_init__(self) -> None:
-        """Raises ValueError when there is no such extractor, or when nothing says how far it is needed."""
-        kind, _, weights = self.extractor.partition(":")
-        if self.extractor != GLOBAL and (kind != VGG or not weights):
-            raise ValueError(
-                f"extractor: found {self.extractor!r}, allowed {GLOBAL}, {VGG}:random or {VGG}:FILE"
-            )
-        if kind == VGG and self.layers is None:
-            raise ValueError(f"layers: missing; extractor {self.extractor} needs their number")
-
-    def network(self, services: RunContext, arrays: Mapping[str, Tensor]) -> nn.Module:
-        """The network that is measured, in evaluation mode. arrays: the global model's."""
-        if self.extractor == GLOBAL:
-            return services.load(arrays)
-        weights = self.extractor.removeprefix(f"{VGG}:")
-        assert self.layers is not None
-        front = vgg11_front(self.layers, services.input_shape, services.experiment.seed)
-        if weights != "random":
-            front = with_weights(front, read_vgg11(Path(weights)))
-        return front.to(services.device)
 
     def whole_plan(self, network: nn.Module, input_shape: tuple[int, ...]) -> SparsityPlan:
         """The plan of all channels that the layers have in common. Raises ConfigError if they are too few."""
@@ -80,8 +51,8 @@ class VectorSettings:
         return SparsityPlan(tuple(range(found)), layers, self.combine)
 
     def first_plan(self, whole: SparsityPlan, seed: int) -> SparsityPlan:
-        """The plan of the first vectors: channels drawn with the seed, or all if variance will decide."""
-        if self.variance or self.channels is None:
+        """The plan of the first vectors: channels drawn with the seed, or all."""
+        if self.channels is None:
             return whole
         chosen = stream(seed, "sparsity-channels").choice(len(whole.channels), self.channels, replace=False)
         return replace(whole, channels=tuple(sorted(chosen.tolist())))
@@ -91,20 +62,6 @@ class VectorSettings:
         return charges.sparsity(experiment, run, self.epsilon, self.delta)
 
 
-def most_varied(vectors: dict[str, np.ndarray], plan: SparsityPlan, count: int) -> list[int]:
-    """The `count` channels of a plan whose variance between sites, over all layers, is largest; sorted."""
-    matrix = np.stack([vectors[site] for site in sorted(vectors)])
-    variance = matrix.var(axis=0).reshape(-1, len(plan.channels)).sum(axis=0)
-    largest = np.argsort(-variance, kind="stable")[:count]
-    return sorted(plan.channels[index] for index in largest)
-
-
-def of_channels(vector: np.ndarray, plan: SparsityPlan, channels: Sequence[int]) -> np.ndarray:
-    """The entries of a vector that belong to these channels of its plan."""
-    kept = [plan.channels.index(channel) for channel in channels]
-    return vector.reshape(-1, len(plan.channels))[:, kept].ravel()
-
-
 def ask_vectors(
     grid: Grid,
     exchange: Exchange,
@@ -112,20 +69,17 @@ def ask_vectors(
     sites: Sequence[str],
     plan: SparsityPlan,
     settings: VectorSettings,
-    network: nn.Module,
     dropped: Callable[[str, str], None],
 ) -> dict[str, np.ndarray]:
     """Ask sites for their sparsity vectors: site -> (plan.length,) float64, for valid replies.
 
-    network: the one that is measured, the global model or the settings' own. dropped: called with (site,
-    reason) for each site that fails.
+    dropped: called with (site, reason) for each site that fails.
     """
-    own = isinstance(network, VggFront)
-    arrays = Tensors(network.state_dict() if own else request.arrays)
+    arrays = Tensors(request.arrays)
     common: dict[str, Any] = {
         **request.stamp.stamp_fields,
         "arrays": arrays,
-        "network": VGG if own else MODEL,
+        "network": MODEL,
         "channels": list(plan.channels),
         "layers": plan.layers,
         "combine": plan.combine,

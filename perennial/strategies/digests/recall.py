@@ -3,7 +3,6 @@
 Symbols: D digests, M classes, P floats of the model. Hsu et al. 2022 (arXiv 2210.00737), equations 1 and 2.
 """
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.config.learner import Optimizer
 from perennial.learning.optimizers import FlatOptimizer
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.flat import FlatParameters
@@ -21,12 +20,6 @@ from perennial.strategies.round.request import Arrays
 SERVER_MOMENTUM = 0.9
 Velocities = tuple[Tensor | None, Tensor | None]
 """Of the model and of the producer."""
-
-
-def epochs_of_a_site(samples: int, digests: int, learner: LearnerConfig) -> int:
-    """The epochs over digests that take as many steps as a site's over the samples in them; at least 1."""
-    steps, here = (math.ceil(count / learner.batch_size) for count in (samples, digests))
-    return max(1, round(learner.epochs * steps / here))
 
 
 @dataclass
@@ -139,13 +132,6 @@ class Recall:
         trained = {name: tensor.clone() for name, tensor in self.flat.views(self.flat.vector).items()}
         model, guidance = (next(iter(descent.states), None) for descent in descents)
         return trained, (model, guidance)
-
-    @torch.no_grad()
-    def loss(self, arrays: Arrays, features: Tensor, labels: Tensor) -> float:
-        """Mean cross entropy of a model on digests, with the present guidance."""
-        self.flat.load(arrays)
-        answers = self.model.forward_digest(self.inputs(features), features)
-        return float(F.cross_entropy(answers, labels))
 
     def _batches(
         self, count: int, generator: np.random.Generator, device: torch.device

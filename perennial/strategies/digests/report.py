@@ -6,7 +6,6 @@ from typing import Any
 
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, guarantee_of, guess_log10
-from perennial.privacy.statistics_digests import drawn_guarantee
 from perennial.strategies.digests.store import DigestStore
 
 FLOAT_LEVELS = 2**32
@@ -37,7 +36,7 @@ def digest_block(
     block: dict[str, Any] = {
         "samples_per_digest": config.per_digest,
         "numbers_per_digest": length,
-        **({"mixing": config.mix} if config.kind == "mixtures" else {"kind": config.kind}),
+        "mixing": config.mix,
         "protection": config.protection,
     }
     if guarantee.nominal is not None:
@@ -59,11 +58,7 @@ def digest_block(
 
 def published_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
     """The privacy guarantee of digests of `length` numbers, from the experiment's settings alone."""
-    if config.kind == "statistics":
-        return drawn_guarantee(config, length)
     largest = max(config.weights) if config.weights else 1 / config.per_digest
-    # drawn weights are not reported; one sample may weigh nearly everything
-    largest = 1.0 if config.weight_alpha is not None else largest
     # the published scale is a share of the bound, so the bound itself does not matter to its epsilon
     return guarantee_of(config, length, config.largest or 1.0, largest)
 

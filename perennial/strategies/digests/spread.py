@@ -19,14 +19,11 @@ PURE = 1 - 1e-6
 
 
 def spread_factor(config: DigestConfig) -> float:
-    """1 / sqrt(E sum_j w_j^2): how much further from their class's mean samples lie than digests.
+    """1 / sqrt(sum_j w_j^2): how much further from their class's mean samples lie than digests.
 
-    sqrt(S) for equal weights; E sum_j w_j^2 = (a + 1) / (S a + 1) for weights from a symmetric Dirichlet
-    distribution with parameter a.
+    sqrt(S) for equal weights.
     """
-    if config.weight_alpha is not None:
-        squares = (config.weight_alpha + 1) / (config.per_digest * config.weight_alpha + 1)
-    elif config.weights is not None:
+    if config.weights is not None:
         squares = sum(weight * weight for weight in config.weights)
     else:
         squares = 1 / config.per_digest

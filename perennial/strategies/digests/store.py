@@ -110,12 +110,10 @@ class DigestStore:
         sites: list[str],
         num_classes: int,
         spread_by: float = 1.0,
-        held_out: tuple[int, bool] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Join sites' digests, by name and task: (features (D, ...), labels (D, num_classes)).
 
-        spread_by: multiplies each single-class digest's distance from its class's mean. held_out: (n, True)
-        for every n-th digest of each site and task alone, (n, False) for the others; None for all.
+        spread_by: multiplies each single-class digest's distance from its class's mean.
         """
         parts = [digests for site in sorted(sites) for digests in self.tasks(site).values()]
         features = [
@@ -123,11 +121,7 @@ class DigestStore:
             for part in parts
         ]
         labels = [part.padded(num_classes) for part in parts]
-        if held_out is None:
-            return torch.cat(features), torch.cat(labels)
-        every, wanted = held_out
-        kept = torch.cat([(torch.arange(len(part.labels)) % every == every - 1) == wanted for part in parts])
-        return torch.cat(features)[kept], torch.cat(labels)[kept]
+        return torch.cat(features), torch.cat(labels)
 
     def classes_without(self) -> list[int]:
         """Indices of known classes that have no share in any digest."""

@@ -1,12 +1,10 @@
 """Counts a ring's traffic, beside what the formulas of its paper say.
 
-Yan et al. 2025 (arXiv 2506.16723), equations 14, 15, 22 and 23.
+Yan et al. 2025 (arXiv 2506.16723), equations 22 and 23.
 """
 
 from dataclasses import dataclass
 from typing import Any
-
-from perennial.config.link import Link
 
 
 @dataclass
@@ -29,14 +27,13 @@ class RingCost:
         self.turn_bytes += turns * model
         self.sites = max(self.sites, sites)
 
-    def block(self, link: Link | None) -> dict[str, Any]:
+    def block(self) -> dict[str, Any]:
         """The block of summary.json about a ring's traffic.
 
         bytes_direct: of the same ring if sites sent models to each other, and the last one to the server.
-        seconds_equation_15: duration of the hand-overs on the link, one after the other; None: absent.
         """
         last = self.turn_bytes // self.turns if self.turns else 0
-        block: dict[str, Any] = {
+        return {
             "rounds": self.rounds,
             "hand_overs": self.turns,
             "bytes_sent": self.bytes,
@@ -44,6 +41,3 @@ class RingCost:
             "bytes_equation_23": self.model_bytes * self.sites,
             "bytes_equation_22": 2 * self.model_bytes * self.sites,
         }
-        if link is not None:
-            block["seconds_equation_15"] = link.seconds(self.turn_bytes)
-        return block

@@ -100,11 +100,6 @@ class KeptSums:
         """task -> {sha256, samples, statement} of the sums that a site gave."""
         return {task: sites[site] for task, sites in sorted(self.contributions.items()) if site in sites}
 
-    @property
-    def given(self) -> dict[str, list[str]]:
-        """task -> the sites that gave sums of it."""
-        return {str(task): sorted(sites) for task, sites in self.contributions.items()}
-
     def kept(self, task: int, site: str) -> Statistics:
         """A site's own sums of one task. Raises StateError if they were not kept."""
         if self.folder is None:

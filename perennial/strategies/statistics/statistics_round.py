@@ -34,7 +34,6 @@ from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened
 from perennial.strategies.statistics.checks import check_exact, check_noised, read_statistics
-from perennial.strategies.statistics.pending_requests import Pending, PendingRequests
 
 Reply = TypeVar("Reply", bound=Stamp)
 
@@ -154,31 +153,6 @@ class StatisticsRound:
         except (ProtocolError, ValueError) as error:
             raise NotEnough(f"the opened sum is not used: {error}") from error
         return found
-
-    def as_they_come(
-        self, awaited: PendingRequests, missing: Iterable[tuple[int, str]], classes_of: Callable[[int], range]
-    ) -> Iterator[tuple[int, str, Statistics]]:
-        """Yield (task, site, its sums of the task's classes) of all replies that have come.
-
-        Waits for the first one. missing: (task, site) to ask for, unless a request is on its way.
-        """
-        for task, site in missing:
-            if not awaited.asked(task, site):
-                node = self.request.sites[site]
-                message = self._request(task, None)
-                awaited.ask(self.grid, self.exchange, site, node, message, self.request.deadline)
-
-        read: dict[int, Statistics] = {}
-
-        def check(entry: Pending, reply: StatisticsReply) -> None:
-            task = entry.request.of_task
-            read[id(reply)] = self._read(reply, task, classes_of(task), None)
-
-        deadline = self.request.deadline
-        for site, reply in awaited.arrived(self.grid, self.exchange, deadline, check, self.dropped):
-            found = read.pop(id(reply))
-            if self._signed(site, reply, found):
-                yield reply.of_task, site, found
 
     def _request(self, task: int, weights: list[int] | None) -> StatisticsRequest:
         rows = None if weights is not None or self.signers is None else [key.row for key in self.signers]
