@@ -21,6 +21,7 @@ from torch import Tensor
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.plain import PlainObject
 from perennial.privacy.secure.keys import joined, sign, signing_key, verified
 from perennial.privacy.signed_sums import Signer, Statement, Withdrawal, allowed_by, lists
 
@@ -58,7 +59,7 @@ class Run(Block):
 
     run: str
     experiments: list[str]
-    settings: dict[str, Any]
+    settings: PlainObject
     signers: list[tuple[str, str, str]]
 
     @property
@@ -83,11 +84,11 @@ class Certificate(Block):
     runs: list[Run]
     features: str
     classes: list[str]
-    statements: list[dict[str, Any]]
-    withdrawn: list[dict[str, Any]]
+    statements: list[PlainObject]
+    withdrawn: list[PlainObject]
     shrinkage: float
     head: dict[str, Values]
-    says: dict[str, Any]
+    says: PlainObject
     operator: str = ""
     signature: str = ""
 
