@@ -44,7 +44,7 @@ BASE: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [PIXELS]},
-    "learner": {"optimizer": {"lr": 0.01}, "batch_size": 512},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.01}, "batch_size": 512},
 }
 
 

@@ -33,7 +33,10 @@ UNBOUNDED = {"max_repeats": 10**9, "max_runs": 10**9, "max_evaluations": 10**9}
 """Counts would refuse most of a campaign at the door, where it would see nothing of what is behind."""
 EXPERIMENTS: tuple[dict[str, Any], ...] = (
     {},
-    {"strategy": {"name": "scaffold"}, "learner": {"optimizer": {"lr": 0.1}, "means": "site"}},
+    {
+        "strategy": {"name": "scaffold"},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "means": "site"},
+    },
     {"strategy": {"name": "serial_ring", "segments": 2}},
     {
         "privacy": {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0},
@@ -41,7 +44,7 @@ EXPERIMENTS: tuple[dict[str, Any], ...] = (
     },
     {
         "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.2},
-        "learner": {"optimizer": {"lr": 0.1}},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
         "evaluation": {"noise_multiplier": 4.0},
     },
     {"secure": {"least": 2}},

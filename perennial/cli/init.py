@@ -17,10 +17,11 @@ from perennial.config.yaml_file import parse_yaml, validate
 from perennial.data.survey import Layout, TwoLevels, survey
 from perennial.data.surveyed import Survey
 from perennial.data.suspicion import answer
+from perennial.data.table_columns import feature_count
 from perennial.deploy.site_template import template_policy
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.models.feature_maps.automatic import network_is_here
+from perennial.models.feature_maps.automatic import WIDEST_PAIRED, network_is_here
 
 LONGEST_SIDE = 64
 """Most pixels of an input on a processor; four times as many take about four times as long."""
@@ -182,6 +183,8 @@ def _data(found: Survey, *, private: bool) -> list[str]:
     elif found.columns:
         lines += _column_keys(found)
     lines += _question_lines(found)
+    if not private and not found.sites and feature_count(found.columns) > WIDEST_PAIRED:
+        lines.append("  validation_fraction: 0 # a table this wide has one map, and its head needs no choice")
     lines.append("  test_fraction: 0.2 # of all records, by a hash of each; nobody trains on these")
     return [*lines, *_for_real_sites(found, private)]
 
@@ -316,8 +319,7 @@ def _rounds(found: Survey) -> int:
 
 def _closed_form(found: Survey) -> list[str]:
     return [
-        "# auto: maps that nobody trains, by the data's shape: the values themselves or random features; "
-        "of images",
+        "# auto: maps that nobody trains, by the data's shape: a row's values, and their products; of images",
         "# patches, as they are or averaged over mirror images and turns, and a network of photographs where",
         "# perennial[pretrained] is installed. `perennial check` lists them.",
         "model: {name: features, features: auto}",

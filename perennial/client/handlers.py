@@ -13,6 +13,7 @@ from perennial.client.held_out_tables import (
 )
 from perennial.client.learnt_sums import check_learnt_sums, release_learnt_sums
 from perennial.client.own_model import has_own_layers, keep_own_model
+from perennial.client.personal_head import keep_personal_head
 from perennial.client.policy import check_answer
 from perennial.client.secure_values import is_secure, masked_reply, update_words
 from perennial.client.site import Site
@@ -92,6 +93,10 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     noise = count_noise(site.experiment)
+    if site.identity.deployed and site.experiment.strategy.name == "analytic" and not request.validation:
+        classes = tuple(site.process.registry.classes[: model.num_classes])
+        told = site.experiment.model_dump_json()
+        keep_personal_head(site.data, model, classes, told, site.identity.state_dir)
 
     def reported() -> tuple[HeldOutCounts, ReportedTables | None]:
         if request.statistic == "temperature":

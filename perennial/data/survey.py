@@ -24,7 +24,7 @@ from perennial.data.suspicion import (
     suspicious_table,
     whose,
 )
-from perennial.data.table_columns import absent, discover
+from perennial.data.table_columns import absent, discover, grouped
 from perennial.foundation.errors import ConfigError, DataError
 
 LABELS = ("label", "class", "diagnosis", "diagnose", "dx", "target", "outcome", "disease", "y")
@@ -328,6 +328,7 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
             columns[name] = discover(file, [name], {name: "category"}, ())[name]
         else:
             columns[name] = kind
+            notes += [f"column {name!r} has {said}"] if (said := grouped(kind)) else []
     options = {"label_column": label} | ({"site_column": site} if site else {})
     questions += [*suspicious_table(file, label, columns, patient), *suspicious_names(samples)]
     return Survey(

@@ -20,6 +20,7 @@ from perennial.data.table_columns import (
     discover,
     encode,
     feature_count,
+    grouped,
     numeric_indices,
 )
 from perennial.foundation.errors import ConfigError, DataError, nearest
@@ -68,7 +69,7 @@ def load_table(config: DataConfig) -> Source:
     samples = Samples(
         x, torch.from_numpy(y), site, site_names, groups=groups, patients=patients, subgroup=subgroup
     )
-    notes = [*file.notes, *_notes_on_dates(columns, config)]
+    notes = [*file.notes, *_notes_on_columns(columns, config)]
     if bad.named:
         notes.append(f"{left_out}, taken as missing values: {'; '.join(bad.named[:3])}")
     return Source(
@@ -98,9 +99,10 @@ def _groups(texts: Mapping[str, np.ndarray], columns: Mapping[str, object]) -> n
     return text_groups("content", [json.dumps([names, row]) for row in rows])
 
 
-def _notes_on_dates(columns: Columns, config: DataConfig) -> list[str]:
+def _notes_on_columns(columns: Columns, config: DataConfig) -> list[str]:
     found = [name for name, kind in columns.items() if kind == "date" and config.columns is None]
-    return [
+    notes = [f"column {name!r} has {said}" for name, kind in columns.items() if (said := grouped(kind))]
+    return notes + [
         f"column {name!r} holds dates and is read as days since 1970; if it says when a record was made and "
         "nothing of the patient, leave it out with data.column_kinds: ignore"
         for name in found

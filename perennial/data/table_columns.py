@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from hashlib import sha256
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from perennial.foundation.errors import DataError, nearest
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 MOST_CATEGORIES = 100
 """A discovered column with more distinct texts than this is an identifier or free text, not a category."""
+HASHES = 32
+"""Parts into which the texts of a column of more categories are hashed."""
 MOST_BAD_CELLS = 10
 MOSTLY = 0.8
 """A column of which at least this share of the cells are numbers is meant to hold numbers, dates likewise."""
@@ -22,6 +25,10 @@ Columns = dict[str, Kind]
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?")
 _DOTTED = re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}")
 _SLASHED = re.compile(r"\d{1,4}/\d{1,2}/\d{1,4}")
+_ICD = re.compile(r"[A-TV-Z]\d[\dA-Z](\.?[\dA-Z]{1,4})?|\d{3}(\.\d{1,2})?|[EV]\d{2,4}(\.\d{1,2})?")
+"""Codes of ICD-10 and ICD-9."""
+_LETTERED = re.compile(r"[A-Z]\d{2}")
+_PREFIX, _HASH = re.compile(r"(.+)\*"), re.compile(r"#(\d+)/(\d+)")
 _EPOCH = datetime(1970, 1, 1)
 
 
@@ -38,8 +45,10 @@ def discover(
     given: column -> numeric, date, category, or ignore, which leaves it out. missing: texts of missing
     values.
     A column is numeric if at least MOSTLY of its cells that hold something are numbers, and likewise for
-    dates; reading then names the other cells. Otherwise its distinct texts are categories. Raises DataError
-    on a column that is none of these, or without any feature.
+    dates; reading then names the other cells. Otherwise its distinct texts are categories; of more than
+    MOST_CATEGORIES, ICD codes are grouped by their first characters (`I21*`) and others by a hash (`#7/32`),
+    unless most rows have a text of their own. Raises DataError on a column that is none of these, or without
+    any feature.
     """
     columns: Columns = {}
     for name in names:
@@ -52,6 +61,9 @@ def discover(
             if other_decimal(present, file.decimal):
                 raise DataError(_two_decimals(file, name, present))
             kind = _kind(f"{file.path}: column {name!r}", present, with_points(present, file.decimal))
+            if kind == "many":
+                columns[name] = _groups(present)
+                continue
         columns[name] = tuple(_categories(present)) if kind == "category" else kind
     if not columns:
         raise DataError(f"{file.path}: no feature beside the label")
@@ -70,6 +82,12 @@ def _two_decimals(file: CsvFile, name: str, present: np.ndarray) -> str:
 
 
 def _kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
+    count = len(np.unique(present))
+    codes = (
+        count > MOST_CATEGORIES and _share(present, lambda text: _ICD.fullmatch(text) is not None) >= MOSTLY
+    )
+    if codes and any(map(_LETTERED.match, np.unique(present).tolist())):
+        return "many"
     if _share(numbers, is_number) >= MOSTLY:
         return "numeric"
     if _share(present, lambda text: _days(text) is not None) >= MOSTLY:
@@ -79,7 +97,8 @@ def _kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
             f"{where} holds dates such as {str(present[0])!r}, in which day and month cannot be told apart; "
             "write them as 2024-12-31, or leave the column out with data.column_kinds: ignore"
         )
-    count = len(np.unique(present))
+    if count > MOST_CATEGORIES and 2 * count <= len(present):
+        return "many"
     if count > MOST_CATEGORIES:
         raise DataError(
             f"{where} has {count} distinct texts, too many for categories; leave it out with "
@@ -105,6 +124,39 @@ def _categories(present: np.ndarray) -> list[str]:
         value = float(text)
         by_value.setdefault(value, str(int(value)) if value.is_integer() else text)
     return [by_value[value] for value in sorted(by_value)]
+
+
+def _groups(present: np.ndarray) -> tuple[str, ...]:
+    """Groups of many categories: of ICD codes the first characters, else parts by a hash."""
+    found = np.unique(present).tolist()
+    for length in (
+        (3, 2, 1) if _share(present, lambda text: _ICD.fullmatch(text) is not None) >= MOSTLY else ()
+    ):
+        starts = sorted({text[:length] for text in found if _ICD.fullmatch(text)})
+        if len(starts) <= MOST_CATEGORIES:
+            return tuple(f"{start}*" for start in starts)
+    return tuple(f"#{part}/{HASHES}" for part in range(HASHES))
+
+
+def grouped(kind: Kind | Sequence[str]) -> str:
+    """In words, what the categories of a column are groups of; '' where each is one text."""
+    if isinstance(kind, str):
+        return ""
+    if all(map(_PREFIX.fullmatch, kind)):
+        return f"many codes, kept as {len(kind)} groups by their first characters"
+    return f"many texts, kept as {len(kind)} groups by a hash" if all(map(_HASH.fullmatch, kind)) else ""
+
+
+def _group_matches(texts: np.ndarray, groups: Sequence[str]) -> np.ndarray:
+    """(N, K) bool: which group each text belongs to. groups: as _groups() names them."""
+    found, row = np.unique(texts, return_inverse=True)
+    if hashed := [_HASH.fullmatch(group) for group in groups]:
+        parts = [(int(each[1]), int(each[2])) for each in hashed if each]
+        if len(parts) == len(groups):
+            values = [int.from_bytes(sha256(text.encode()).digest()[:8]) for text in found.tolist()]
+            return np.array([[value % n == part for part, n in parts] for value in values])[row]
+    starts = [group.removesuffix("*") for group in groups]
+    return np.array([[text.startswith(start) for start in starts] for text in found.tolist()])[row]
 
 
 def is_number(text: str) -> bool:
@@ -178,6 +230,8 @@ def encode(
             parts += [values[:, None], np.isnan(values)[:, None]]
         else:
             known = _matches(texts, kind)
+            if grouped(kind):
+                known = _group_matches(texts, kind) & ~absent(texts, missing)[:, None]
             parts += [known, ~known.any(axis=1, keepdims=True)]
     return np.concatenate(parts, axis=1, dtype=np.float32)
 

@@ -34,6 +34,7 @@ def run_in_process(
     # what answers a request is imported here: not in the first round, and not once in each worker
     import perennial.client.handlers
     from perennial.server.app import serve
+    from perennial.server.own_heads import forget_own_heads, has_own_heads, write_own_heads
 
     keep_freed_memory()
     set_task_identity()
@@ -50,8 +51,11 @@ def run_in_process(
     else:
         grid = InProcessGrid(answer, contexts, cohorts)
     try:
+        if own_heads := has_own_heads(experiment):
+            forget_own_heads(settings.folder(experiment))
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
-        return serve(grid, context, engine="in-process", listener=listener, cohort=plan)
+        summary = serve(grid, context, engine="in-process", listener=listener, cohort=plan)
+        return write_own_heads(settings.folder(experiment)) if own_heads else summary
     finally:
         grid.close()
 

@@ -69,7 +69,7 @@ def open_run_folder(
     begun = any((path / CHECKPOINT / name).exists() for name in (LATEST, BEFORE))
     exists = begun or (path / "events.jsonl").exists()
     if exists and not resume:
-        raise StateError(f"{path}: holds a run already; resume it (--resume), or choose another --name")
+        raise StateError(f"{path}: holds a run already; resume it, or choose another name")
     if resume and not exists and not (path / "experiment.yaml").exists():
         raise StateError(f"{path}: no run to resume here")
     folder = RunFolder(path, None, _as_stored(inputs), cohort=cohort)

@@ -22,6 +22,7 @@ from perennial.models.saved import GLOBAL_MODEL
 from perennial.privacy.signed_sums import Statement, Withdrawal
 from perennial.server.certification import certified, operator_secret, still_there
 from perennial.server.opened_run import OpenedRun
+from perennial.server.own_heads import forget_own_heads, has_own_heads, write_own_heads
 from perennial.server.run_folder import CHECKPOINT
 from perennial.server.run_record import read_run
 from perennial.strategies.statistics.kept import FOLDER
@@ -63,7 +64,10 @@ def withdraw(
         if run.model is None:
             run.commit_unfinished(head, used)
         else:
+            forget_own_heads(folder)
             run.commit(head)
+            if has_own_heads(run.experiment):
+                write_own_heads(folder, tuple(strategy.withdrawn))
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
         return certified(run, "withdraw", site, head, used, record, start)
@@ -174,8 +178,12 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
         record = strategy.groups[sha256]
         head, used = run.head(shrinkage)
         strategy.chosen[max(strategy.chosen, default=1)] = used
+        forget_own_heads(folder)
         run.commit(head, group=True)
         sums.keep_again(site, by_task)
+        if has_own_heads(run.experiment):
+            # the run's data still hold the records that go: the site makes its own head itself, without them
+            write_own_heads(folder, (*strategy.withdrawn, site))
         return certified(run, "withdraw records", site, head, used, record, start)
 
 

@@ -93,7 +93,12 @@ class Analytic(IncrementalStrategy):
     def attach(self, run: RunContext) -> None:
         """Begin a run. Raises ConfigError if it lacks validation samples that should choose the shrinkage."""
         experiment = run.experiment
-        if self.settings.shrinkage == "validation" and experiment.data.validation_fraction == 0:
+        # a table's first head follows from the sums alone
+        asks = self.settings.shrinkage == "validation" and (self.head, experiment.data.source) != (
+            "auto",
+            "csv",
+        )
+        if asks and experiment.data.validation_fraction == 0:
             raise ConfigError(
                 f"strategy.shrinkage: {self.head} takes 'validation' here, and "
                 "data.validation_fraction 0 leaves no samples for it; "
@@ -130,7 +135,7 @@ class Analytic(IncrementalStrategy):
         self.form = sums_form(seen.width, self.run.experiment.privacy)
         self.features, self._facts = seen.content, seen.facts_of_seen
         if isinstance(self.settings, AutomaticHead):
-            self.settings = self.settings.over(*seen.parts)
+            self.settings = self.settings.over(*seen.parts, seen.of_rows)
 
     @property
     def width(self) -> int:

@@ -40,6 +40,7 @@ EXPERIMENT = {
     "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 240, "deadline": 240},
     "model": {"name": "small_cnn"},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.05, "momentum": 0.9},
         "classification": "balanced_softmax",
         "distillation": {"weight": 1.0},

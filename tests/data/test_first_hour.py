@@ -136,3 +136,18 @@ def test_a_point_that_can_be_no_thousand_is_read_among_decimal_commas(tmp_path: 
         2.5,
     ]
     assert survey(tmp_path / "table.csv").ignored == {}
+
+
+def test_many_codes_and_texts_are_kept_in_named_groups(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{'IJK'[i % 3]}{draw.integers(10, 60)}.{i % 9},ward {draw.integers(0, 150)},{'ab'[i % 2]}"
+        for i in range(600)
+    ]
+    source = read(write(tmp_path, "\n".join(["icd,ward,label", *rows, ",,a"]) + "\n"))
+    assert source.columns is not None
+    assert source.columns["icd"][0] == "I1*" and len(source.columns["icd"]) == 15
+    assert source.columns["ward"][:2] == ("#0/32", "#1/32")
+    assert (source.train.x.sum(dim=1) == 2).all() and source.train.x[-1, [15, -1]].tolist() == [1, 1]
+    assert any("'icd' has many codes, kept as 15 groups" in note for note in source.notes)
+    assert survey(tmp_path / "table.csv").ignored == {}

@@ -42,7 +42,7 @@ def experiment(tmp_path: Path) -> Path:
         "name": "small",
         "data": {"source": "digits", "sites": 2},
         "model": {"name": "mlp"},
-        "learner": {"optimizer": {"lr": 0.1}},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
     }
     path.write_text(yaml.safe_dump({**content, "tasks": {"count": 2, "rounds": 1}}))
     return path

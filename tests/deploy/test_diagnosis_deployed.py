@@ -34,7 +34,7 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 1, "rounds": 1000},
     "model": {"name": "mlp", "hidden": [8]},
     "rounds": {"wait_for": 2, "quorum": 1, "join_timeout": 600, "deadline": 60},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }
 MAIL = MailSettings(server="localhost", sender="a@b.c", to=["d@e.f"])
@@ -231,7 +231,7 @@ def test_accuracy_that_collapsed_is_named_and_a_setting_that_was_named_mends_it(
         run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs")))
         return html.unescape((tmp_path / "runs" / name / "report.html").read_text())
 
-    report = run("flat", {"optimizer": {"name": "sgd", "lr": 10.0}})
+    report = run("flat", {"preset": "none", "optimizer": {"name": "sgd", "lr": 10.0}})
     with room_for(1e12), operator_pages(tmp_path / "runs", notices=Notices([told.append])) as address:
         found = [line for line in ask(f"{address}/metrics").body.splitlines() if 'kind="collapsed"' in line]
         (labels,) = [dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', line)) for line in found]
@@ -239,7 +239,7 @@ def test_accuracy_that_collapsed_is_named_and_a_setting_that_was_named_mends_it(
         assert "adam" in labels["command"] and labels["run"] == "flat" and labels["owner"] == "operator"
         for body in (report, ask(address).body, ask(f"{address}/runs/flat").body):
             assert cause in html.unescape(body) and turn in html.unescape(body) and CALM not in body
-        report = run("mended", {"optimizer": {"name": "adam", "lr": 0.001}, "epochs": 5})
+        report = run("mended", {"preset": "none", "optimizer": {"name": "adam", "lr": 0.001}, "epochs": 5})
         assert "does not tell classes apart" not in report
         until(lambda: "mended" in ask(f"{address}/metrics").body, 20)
         assert "does not tell classes apart" not in html.unescape(ask(f"{address}/runs/mended").body)

@@ -21,7 +21,7 @@ EXPERIMENT = {
     "data": {"source": "folder", "classes": ["a", "b"], "image_size": 8, "color": "gray"},
     "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "mlp", "hidden": [4]},
-    "learner": {"optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
 }
 
 

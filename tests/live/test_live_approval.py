@@ -23,7 +23,7 @@ CONTENT = {
     "name": "small",
     "data": {"source": "digits", "sites": 2},
     "model": {"name": "mlp"},
-    "learner": {"optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
     "tasks": {"count": 2, "rounds": 1},
 }
 

@@ -117,6 +117,7 @@ def test_a_gradient_method_learns_on_it_and_the_model_is_an_ordinary_one(
         "tasks": {"count": 2, "rounds": 1},
         "model": {"name": "pretrained", "pretrained": weights, "trained_blocks": 1},
         "learner": {
+            "preset": "none",
             "optimizer": {"lr": 0.01},
             "batch_size": 16,
             "memory": {"per_class": 2},

@@ -54,7 +54,7 @@ SMALL: dict[str, Any] = {
     },
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"optimizer": {"lr": 0.3}, "batch_size": 16},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.3}, "batch_size": 16},
 }
 
 

@@ -23,12 +23,9 @@ from pydantic import BaseModel
 from typing_extensions import TypeAliasType, is_typeddict
 
 import perennial
-from perennial.client.corrections import Order
-from perennial.client.data_free_distillation import DataFreeDistillationSettings
 from perennial.config.encoder_training import EncoderTraining
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig
-from perennial.config.turn import Turn
 from perennial.deploy.approval import Offer
 from perennial.deploy.federation import Federation, SiteRecord
 from perennial.foundation.plain import Plain
@@ -56,6 +53,8 @@ PARSERS = {
     *("model_validate_json", "validate_json", "np.load", "torch.load", "from_record", "read_object"),
     *("parse_yaml", "read_yaml", "load"),
 }
+READERS = ("read_settings", "part_of_settings")
+"""They validate a part of a request's settings as the type that they are given."""
 RAW = {
     "config/yaml_file.py:read_yaml": "a mapping that `validate` makes a typed model of",
     "config/yaml_file.py:parse_yaml": "likewise",
@@ -96,7 +95,6 @@ ROOTS: dict[str, Any] = {
     "model's confidence": saved._StoredConfidence,
     "layout": RunLayout,
     "checkpoint": Checkpoint,
-    **{f"settings, {kind}": kind for kind in (Order, Turn, DataFreeDistillationSettings)},
 }
 
 
@@ -174,6 +172,18 @@ def test_messages_have_closed_types() -> None:
     assert len(kinds) >= 20
     hints = [(f"{kind.__name__}.{name}", hint) for kind in kinds for name, hint in hints_of(kind).items()]
     assert [fault for name, hint in hints for fault in faults(hint, name, set())] == []
+
+
+def test_settings_of_requests_have_closed_types() -> None:
+    kinds = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            reads = isinstance(node, ast.Call) and called(node).rpartition(".")[2] in READERS
+            if reads and isinstance(node.args[-2], ast.Constant) and isinstance(node.args[-1], ast.Name):  # type: ignore[union-attr]
+                name = path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".")
+                kinds.append(getattr(importlib.import_module(name), node.args[-1].id))  # type: ignore[union-attr]
+    assert len(kinds) >= 3
+    assert [fault for kind in kinds for fault in faults(kind, kind.__name__, set())] == []
 
 
 def called(node: ast.Call) -> str:

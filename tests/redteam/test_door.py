@@ -164,7 +164,7 @@ def test_bounds_on_what_is_taken_on_trust(tmp_path: Path) -> None:
     assert "policy.max_clip_norm: clip_norm of the request: found 1e+06" in refused(
         hospital, train(hospital, clip_norm=1e6)
     )
-    learner = {"optimizer": {"lr": 0.01}, "epochs": 30}
+    learner = {"preset": "none", "optimizer": {"lr": 0.01}, "epochs": 30}
     hospital = Hospital(tmp_path / "b", {}, learner=learner)
     assert "policy.max_epochs: learner.epochs: found 30, allowed at most 20" in refused(
         hospital, train(hospital)

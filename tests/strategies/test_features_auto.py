@@ -87,7 +87,7 @@ def test_maps_follow_from_the_kind_and_shape_of_the_data_alone() -> None:
     def names(shape: tuple[int, ...], stored: str = "uint8", network: bool = True) -> list[str]:
         return [found["name"] for found in maps_for(shape, stored, network=network)]
 
-    assert names((30,), "float32") == ["inputs", "random"]
+    assert names((30,), "float32") == ["inputs", "pairs"]
     assert names((3000,), "float32") == ["random"]
     assert names((1, 28, 28)) == ["choice", "inputs"]
     assert names((3, 64, 64)) == ["pretrained", "choice", "random"]
@@ -105,7 +105,7 @@ def test_auto_is_written_out_when_the_file_is_read(tmp_path: Path, folder: Path)
     table = load_experiment(written(tmp_path, {"source": "csv", "path": "t.csv"}, "auto"))
     pictures = load_experiment(written(tmp_path, of(folder), "auto"))
     digits = load_experiment(written(tmp_path, {"source": "digits"}, "auto"))
-    assert [found.name for found in table.model.features or ()] == ["inputs", "random"]
+    assert [found.name for found in table.model.features or ()] == ["inputs", "pairs"]
     for found in (pictures, digits):
         assert [each.name for each in found.model.features or ()] == ["choice", "inputs"]
         # what is written is what sites approve, and it is read again as it is

@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
     "data": {"source": "digits"},
     "tasks": {"count": 2},
     "model": {"name": "mlp", "hidden": [8], "norm": "none"},
-    "learner": {"optimizer": {"name": "sgd", "lr": 0.2}},
+    "learner": {"preset": "none", "optimizer": {"name": "sgd", "lr": 0.2}},
     "strategy": "fedavg",
 }
 TABLE = {"source": "npz"}

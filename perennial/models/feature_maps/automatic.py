@@ -9,7 +9,11 @@ from typing import Any
 from perennial.models.feature_maps.packages import PACKAGES
 
 WIDEST_INPUTS = 1100
-"""Values of a sample up to which they are features themselves; the sums grow with their square."""
+"""Values of an image up to which they are features themselves; the sums grow with their square."""
+WIDEST_ROW = 2500
+"""The same of a table's row."""
+WIDEST_PAIRED = 44
+"""Values of a row up to which products of each two are tried: about a thousand."""
 PATCHES_SIDE = 32
 """Pixels along the longer side of what patches look at."""
 LEAST_SIDE = 8
@@ -27,6 +31,10 @@ def maps_for(shape: tuple[int, ...], stored: str, *, network: bool) -> list[dict
     values = 1
     for side in shape:
         values *= side
+    if len(shape) == 1:
+        if values > WIDEST_ROW:
+            return [{"name": "random", "width": 1000}]
+        return [{"name": "inputs"}, *[{"name": "pairs"}] * (values <= WIDEST_PAIRED)]
     raw: list[dict[str, Any]] = [{"name": "inputs"}] if values <= WIDEST_INPUTS else []
     catches: list[dict[str, Any]] = [{"name": "random", "width": 1000}]
     if len(shape) != 3 or stored != "uint8" or min(_shrunk(shape)) < LEAST_SIDE or shape[0] not in (1, 3):

@@ -56,6 +56,12 @@ class InputsConfig(Block):
     name: Literal["inputs"]
 
 
+class PairsConfig(Block):
+    """A row's values and the product of each two of them, squares too, which no linear head has."""
+
+    name: Literal["pairs"]
+
+
 class PatchesConfig(Block):
     """Whitened patches as filters, averaged over a coarse grid; nothing is trained.
 
@@ -178,7 +184,10 @@ def _named(value: Any) -> Any:
 
 
 Alternative = Annotated[
-    Annotated[InputsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig, Field(discriminator="name")],
+    Annotated[
+        InputsConfig | PairsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig,
+        Field(discriminator="name"),
+    ],
     BeforeValidator(_named),
 ]
 
@@ -207,7 +216,13 @@ class ChoiceConfig(Block):
 
 FeatureMapConfig = Annotated[
     Annotated[
-        InputsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig | ChoiceConfig,
+        InputsConfig
+        | PairsConfig
+        | RandomMapConfig
+        | PatchesConfig
+        | PretrainedConfig
+        | ModelMapConfig
+        | ChoiceConfig,
         Field(discriminator="name"),
     ],
     BeforeValidator(_named),
@@ -237,6 +252,8 @@ def map_in_words(config: FeatureMapConfig) -> str:
         return f"the one of these that validation samples prefer ({'; '.join(words)})"
     if isinstance(config, InputsConfig):
         return "the inputs themselves, around a constant centre"
+    if isinstance(config, PairsConfig):
+        return "the inputs and the product of each two of them"
     if isinstance(config, RandomMapConfig):
         return f"a random projection of the public seed {config.seed}"
     if isinstance(config, PatchesConfig):

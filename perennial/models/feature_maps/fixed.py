@@ -20,6 +20,7 @@ from perennial.models.feature_maps.config import (
     FeatureMapConfig,
     InputsConfig,
     ModelMapConfig,
+    PairsConfig,
     PatchesConfig,
     PretrainedConfig,
     ProjectionConfig,
@@ -31,7 +32,7 @@ from perennial.models.feature_maps.finished_run import FinishedRun, NetworkOf, b
 from perennial.models.feature_maps.folded import fold
 from perennial.models.feature_maps.packages import PACKAGES
 from perennial.models.feature_maps.patches import Patches, drawn_filters
-from perennial.models.feature_maps.pixels import Constants, Inputs, Pixels
+from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels
 from perennial.models.feature_maps.projection import Projection, build_projection
 from perennial.models.feature_maps.random_relu import RandomReLU
 from perennial.models.feature_maps.symmetry import Symmetric
@@ -81,6 +82,11 @@ class FixedFeatures(nn.Module):
         return [widths[place] for place in self.selection or range(len(widths))], names
 
     @property
+    def of_rows(self) -> bool:
+        """Whether samples are rows of numbers, and no images."""
+        return self.pixels.mean.ndim == 1
+
+    @property
     def facts_of_seen(self) -> list[dict[str, str]]:
         """The facts of each map that is used."""
         return self.facts if self.selection is None else [self.facts[place] for place in self.selection]
@@ -128,7 +134,7 @@ class FixedFeatures(nn.Module):
         pixels: Tensor | None = None
         parts = []
         for module in self.maps:
-            if isinstance(module, RandomReLU) or (isinstance(module, Inputs) and x.ndim == 2):
+            if isinstance(module, RandomReLU | Pairs) or (isinstance(module, Inputs) and x.ndim == 2):
                 parts.append(unit_rows(module(x)))
             else:
                 pixels = self.pixels(x) if pixels is None else pixels
@@ -177,7 +183,7 @@ class FixedFeatures(nn.Module):
     @property
     def costly(self) -> bool:
         """Whether computing features takes longer than reading them from disk."""
-        return not all(isinstance(module, RandomReLU | Inputs) for module in self.maps)
+        return not all(isinstance(module, RandomReLU | Inputs | Pairs) for module in self.maps)
 
 
 def places_of(widths: Sequence[int], selection: Sequence[int]) -> Tensor:
@@ -218,11 +224,15 @@ def build_fixed_features(
             listed.append((found, found.name))
         slots.append(range(before, len(listed)))
     for config, name in listed:
-        for_tables = isinstance(config, RandomMapConfig | InputsConfig | ModelMapConfig)
+        for_tables = isinstance(config, RandomMapConfig | InputsConfig | PairsConfig | ModelMapConfig)
         if not for_tables and len(input_shape) != 3:
             raise ConfigError(
                 f"model.features: found {config.name!r}, which reads images (channels, height, width), but "
-                f"the data has shape {input_shape}; allowed for tables: random, inputs, model"
+                f"the data has shape {input_shape}; allowed for tables: random, inputs, pairs, model"
+            )
+        if isinstance(config, PairsConfig) and len(input_shape) != 1:
+            raise ConfigError(
+                f"model.features: found 'pairs', which reads rows, but the data has shape {input_shape}"
             )
         module, fact = _build(config, input_shape, with_weights, network_of)
         maps.append(module)
@@ -246,6 +256,8 @@ def _build(
 ) -> tuple[nn.Module, dict[str, str]]:
     if isinstance(config, InputsConfig):
         return Inputs(shape), {"weights": "none"}
+    if isinstance(config, PairsConfig):
+        return Pairs(shape), {"weights": "none"}
     if isinstance(config, RandomMapConfig):
         drawn = f"drawn from the public seed {config.seed}"
         return RandomReLU(config.width, shape, config.seed, unit_length=False), {"weights": drawn}

@@ -33,6 +33,35 @@ class Pixels(nn.Module):
         return pixels.contiguous(memory_format=torch.channels_last)
 
 
+FURTHEST = 4.0
+"""Deviations from the mean beyond which a value counts as so many in a product."""
+APART = 3.0
+
+
+class Pairs(nn.Module):
+    """(B, D) normalised rows -> (B, D (D + 3) / 2 + 1): values, products of each two, and a constant.
+
+    The constant is large enough that a row of length 1 keeps how large its values are.
+    """
+
+    about = "pairs"
+    first: Tensor
+    second: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        """shape: (D,) of one row."""
+        super().__init__()
+        first, second = torch.triu_indices(shape[0], shape[0])
+        self.register_buffer("first", first, persistent=False)
+        self.register_buffer("second", second, persistent=False)
+        self.width = shape[0] + len(first) + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = x.clamp(-FURTHEST, FURTHEST)
+        constant = values.new_full((len(x), 1), APART * len(self.first) ** 0.5)
+        return torch.cat([values, values[:, self.first] * values[:, self.second], constant], dim=1)
+
+
 LARGEST = 255.0
 MIDDLE = 0.5
 

@@ -16,7 +16,7 @@ from perennial.server.charts.bars import NamedBars
 from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
-from perennial.server.report import cross_site
+from perennial.server.report import cross_site, own_heads
 from perennial.server.report.markup import (
     MISSING,
     Markup,
@@ -349,7 +349,13 @@ def beside_each_other(found: cross_site.Table, run: Run) -> Section:
     return cross_site.section(found, run.summary.classes)
 
 
+def of_hospitals(found: dict[str, own_heads.OwnHead], run: Run) -> Section:
+    """The section on hospitals' own heads."""
+    return own_heads.section(found, run.summary.classes)
+
+
 BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
+    "own_heads": (dict[str, own_heads.OwnHead], of_hospitals),
     "personalised_accuracy": (dict[str, Measured | list[Measured]], personalised_accuracy),
     "contribution": (dict[str, Share], contribution),
     "map_choice": (list[Tried], map_choice),

@@ -16,7 +16,15 @@ from torch import Tensor
 from perennial.config.analytic import DEFAULT_SHRINKAGE, MOST_CANDIDATES
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.cross_site import Judge
-from perennial.learning.analytic.solve import NEVER, LinearHead, Sums, gaussian, ridge, within_class
+from perennial.learning.analytic.solve import (
+    NEVER,
+    LinearHead,
+    Sums,
+    best_by_gcv,
+    gaussian,
+    ridge,
+    within_class,
+)
 from perennial.models.feature_maps.fixed import places_of
 from perennial.strategies.statistics.heads import HeadSettings
 from perennial.strategies.statistics.statistics_round import StatisticsRound
@@ -43,10 +51,12 @@ class AutomaticHead(HeadSettings):
 
     widths: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    rows: bool = False
+    """Whether samples are rows of a table: then first() is taken unless another head is clearly better."""
 
-    def over(self, widths: Sequence[int], names: Sequence[str]) -> "AutomaticHead":
-        """The settings for these maps. Raises ConfigError if they give too many heads to compare."""
-        found = replace(self, widths=tuple(widths), names=tuple(names), tried=[])
+    def over(self, widths: Sequence[int], names: Sequence[str], rows: bool = False) -> "AutomaticHead":
+        """The settings for these maps. rows: of tables. Raises ConfigError if they give too many heads."""
+        found = replace(self, widths=tuple(widths), names=tuple(names), rows=rows, tried=[])
         found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
         if len(found.candidates) > MOST_CANDIDATES:
             raise ConfigError(
@@ -79,6 +89,16 @@ class AutomaticHead(HeadSettings):
         # standardised, a column that is rare at the others outweighs all of them at a site that has it
         return Judge(places_of(self.widths, self.candidates[int(shrinkage)].maps))
 
+    def first(self, sums: Sums) -> int:
+        """The number of the head that the sums alone give: ridge on the first map, shrunk as gcv prefers.
+
+        Where the criterion is the mean over classes, classes count alike in it. Raises DataError where the
+        sums have no ridge solution.
+        """
+        kind = "ridge, classes alike" if self.criterion == "balanced" else "ridge"
+        seen = sums.of_features(places_of(self.widths, (0,)))
+        return self.candidates.index(Candidate((0,), kind, best_by_gcv(seen, LAMBDAS, standardise=True)))
+
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
         """The number of the candidate that validation samples prefer. Raises as ranked() does."""
         return float(self.ranked(asking, sums)[0][1])
@@ -87,6 +107,7 @@ class AutomaticHead(HeadSettings):
         """(value, number) of the best shrinkage of each head on each set of maps, best first; noted in tried.
 
         Each is judged with its neighbours in shrinkage, [1, 2, 1] / 4, because few samples choose among many.
+        Of rows first() stays in front unless another is better by more than one standard error.
         Where no site has validation samples nothing is chosen: (0, the default). Raises DataError if no site
         answers, or no head can be solved.
         """
@@ -101,7 +122,7 @@ class AutomaticHead(HeadSettings):
             raise DataError("head auto: no head can be solved from these sums")
         correct, total = asking.right_answers(heads)
         if not int(total.sum()):
-            return [(0.0, self._default(asking, solved))]
+            return [(0.0, self._default(asking, solved, sums))]
         values = {n: self._judged(row, total) for n, row in zip(solved, correct.double(), strict=True)}
         curves: dict[tuple[tuple[int, ...], str], list[int]] = {}
         for number in solved:
@@ -112,13 +133,21 @@ class AutomaticHead(HeadSettings):
             smooth = _smoothed([values[number][0] for number in curve])
             best.append(max(zip(smooth, curve, strict=True)))
         ranked = sorted(best, key=lambda found: -found[0])
+        if self.rows and (first := self.first(sums)) in values:
+            (value, error), winner = values[first], ranked[0]
+            # the same rows judge both heads, so their difference varies less than the sum of the two
+            if winner[0] - value <= max(error, values[winner[1]][1]):
+                own = next(curve for curve in curves.values() if first in curve)
+                ranked = [(value, first), *(each for each in ranked if each[1] not in own)]
         self.tried[:] = [self._told(number, *values[number]) for _, number in ranked]
         return ranked
 
-    def _default(self, asking: StatisticsRound, solved: Sequence[int]) -> int:
-        """The Gaussian head on all maps that is the default elsewhere, or the first solved."""
+    def _default(self, asking: StatisticsRound, solved: Sequence[int], sums: Sums) -> int:
+        """Of rows first(); else the Gaussian head on all maps that is the default elsewhere, if solved."""
         usual = Candidate(tuple(range(len(self.widths))), "gaussian", float(DEFAULT_SHRINKAGE["gaussian"]))
         number = next((n for n in solved if self.candidates[n] == usual), solved[0])
+        if self.rows and (first := self.first(sums)) in solved:
+            number = first
         taken = self.candidates[number]
         note = (
             "head auto: no site has validation samples of these classes, so nothing was compared; the head "

@@ -72,7 +72,7 @@ class MapChoice:
             rows: dict[int, list[dict[str, Any]]] = {}
             for place in slot:
                 width, name = self.whole.widths[place], self.whole.facts[place]["map"]
-                own = settings.over([width], [name])
+                own = settings.over([width], [name], self.whole.of_rows)
                 known = range(asking.request.stamp.num_classes)
                 ranked.append((own.ranked(rounds[place], Sums.of(sums[place].over(known)))[0][0], place))
                 rows[place] = own.tried[:1]
