@@ -5,6 +5,7 @@ import pickle
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,39 @@ def test_initialisers_of_onnx_are_read(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 40)
     with pytest.raises(ConfigError, match="damaged"):
         import_weights(path, "resnet10t")
+
+
+def in_two_parts(onnx: Any, model: Any, name: str) -> None:
+    """Store positions as exporters of networks for any image size do: class token and grid apart."""
+    (whole,) = [each for each in model.graph.initializer if each.name == name]
+    values = onnx.numpy_helper.to_array(whole)
+    model.graph.initializer.remove(whole)
+    for part, piece in (("onnx::Concat_1", values[:, :1]), ("onnx::Concat_2", values[:, 1:])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(piece.copy(), part))
+    joined = onnx.helper.make_node("Concat", ["onnx::Concat_1", "onnx::Concat_2"], [name], axis=1)
+    model.graph.node.insert(0, joined)
+
+
+@pytest.mark.parametrize("positions", ["whole", "in two parts"])
+def test_an_exported_transformer_gives_the_same_features(tmp_path: Path, positions: str) -> None:
+    """Its exporter leaves the weights of linear layers nameless and transposed."""
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    torch.manual_seed(2)
+    network = bare_network(VIT).eval()
+    path, x = tmp_path / "given.onnx", torch.rand(2, 3, 224, 224)
+    torch.onnx.export(network, (x,), str(path), dynamo=False, input_names=["x"])
+    model = onnx.load(str(path))
+    assert sum(each.name.startswith("onnx::MatMul") for each in model.graph.initializer) == 48
+    if positions == "in two parts":
+        in_two_parts(onnx, model, "pos_embed")
+        onnx.save(model, str(path))
+    (expected,) = runtime.InferenceSession(str(path)).run(None, {"x": x.numpy()})
+    imported = bare_network(VIT).eval()
+    imported.load_state_dict(load_file(import_weights(path, VIT).path))
+    with torch.no_grad():
+        found = imported(x)
+    alike = torch.nn.functional.cosine_similarity(found, torch.from_numpy(expected))
+    assert float(alike.min()) > 0.999
 
 
 def test_the_command_prints_what_an_experiment_takes(tmp_path: Path) -> None:

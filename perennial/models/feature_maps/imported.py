@@ -1,7 +1,8 @@
 """Imports a network's checkpoint as safetensors with timm's names, known by its hash.
 
 Read are safetensors, and the initialisers of an ONNX file; nothing that can run code. Names are timm's, or
-those of Hugging Face's ViT, DeiT and DINOv2, maybe behind a prefix.
+those of Hugging Face's ViT, DeiT and DINOv2, maybe behind a prefix. PyTorch's exporter to ONNX writes the
+weight of a linear layer transposed and without its name; the node that uses it says which layer it is.
 """
 
 import hashlib
@@ -61,7 +62,7 @@ def import_weights(path: Path, network: str) -> Imported:
     """
     built: Any = bare_network(network)
     target: dict[str, Tensor] = built.state_dict()
-    found = _renamed(_read(path), target)
+    found = _with_positions(_renamed(_read(path), target), target)
     missing = [name for name in target if name not in found]
     if missing:
         raise ConfigError(
@@ -110,10 +111,62 @@ def _initialisers(content: bytes, path: Path) -> dict[str, Tensor]:
     outside = [each.name for each in model.graph.initializer if each.external_data]
     if outside:
         raise ConfigError(f"{path}: keeps {_some(outside)} in other files; allowed: one file with all of it")
-    return {
+    found = {
         each.name: torch.from_numpy(onnx.numpy_helper.to_array(each).copy())
         for each in model.graph.initializer
     }
+    for node in model.graph.node:
+        if node.op_type == "Identity" and node.input[0] in found:
+            found[node.output[0]] = found[node.input[0]].clone()  # tensors of the same values are stored once
+    for nameless, layer in _linear_layers(model.graph, found).items():
+        found[f"{layer}.weight"] = found.pop(nameless).T
+    return found
+
+
+def _linear_layers(graph: Any, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name of a matrix by which a node multiplies -> the linear layer whose weight it is.
+
+    The bias that is added to the product has kept its name; a layer without one is known by its node's.
+    """
+    added_to = {
+        given: other
+        for node in graph.node
+        if node.op_type == "Add"
+        for given, other in (node.input, reversed(node.input))
+        if other.endswith(".bias") and other in tensors
+    }
+    found = {}
+    for node in graph.node:
+        if node.op_type != "MatMul" or node.input[1] not in tensors or node.input[1].endswith(".weight"):
+            continue
+        if bias := added_to.get(node.output[0]):
+            found[node.input[1]] = bias.removesuffix(".bias")
+        elif "/" in node.name:
+            found[node.input[1]] = _layer_of(node.name)
+    return found
+
+
+def _layer_of(node: str) -> str:
+    """The layer of a node: of /blocks/blocks.0/attn/qkv/MatMul blocks.0.attn.qkv."""
+    parts = node.strip("/").split("/")[:-1]
+    return ".".join(
+        part for part, inner in zip(parts, [*parts[1:], ""], strict=True) if not inner.startswith(f"{part}.")
+    )
+
+
+def _with_positions(found: dict[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join the embeddings of positions, which a network of any image size has exported in two parts."""
+    if "pos_embed" in found or "pos_embed" not in target:
+        return found
+    one, many, width = target["pos_embed"].shape
+    shapes = ((one, 1, width), (one, many - 1, width))
+    parts = [
+        [name for name, tensor in found.items() if name not in target and tensor.shape == shape]
+        for shape in shapes
+    ]
+    if [len(names) for names in parts] == [1, 1]:
+        found["pos_embed"] = torch.cat([found.pop(names[0]) for names in parts], dim=1)
+    return found
 
 
 def _renamed(tensors: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
