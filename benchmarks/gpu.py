@@ -41,14 +41,11 @@ class Bench:
     def run_module(self, *words: object) -> Found:
         """Run `python -m WORDS`: the object on its last line and its seconds, or why it failed."""
         start = time.monotonic()
+        command = [sys.executable, "-m", *map(str, words)]
+        limit = max(1.0, min(ITEM_SECONDS, self.seconds_left))
         try:
             done = subprocess.run(
-                [sys.executable, "-m", *map(str, words)],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=max(1.0, min(ITEM_SECONDS, self.seconds_left)),
-                check=False,
+                command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False
             )
         except subprocess.TimeoutExpired as error:
             return {"failed": f"not within {error.timeout:.0f} s"}
@@ -217,7 +214,6 @@ def list_items(bench: Bench) -> dict[str, Callable[[], Found]]:
         "sums": lambda: bench.run_part("sums"),
         "training, bfloat16, recorded": lambda: bench.run_part("training", "bfloat16", "graphs,benchmark"),
         "training, float32, recorded": lambda: bench.run_part("training", "float32", "graphs"),
-        "training, tf32, recorded": lambda: bench.run_part("training", "tf32", "graphs,benchmark"),
         "w1, recorded": lambda: bench.time_rounds("w1", *graphs),
         "w1, two workers": lambda: bench.time_rounds("w1", "--workers", "2"),
         "w1, DP-SGD": lambda: bench.time_rounds("w1", changes=private),
@@ -241,17 +237,14 @@ def main(
     with tempfile.TemporaryDirectory(prefix="perennial-gpu-") as folder:
         bench = Bench(device, tiny, Path(folder), minutes)
         for name, run in list_items(bench).items():
-            if only not in name:
-                continue
-            if bench.seconds_left < LEAST_SECONDS:
-                typer.echo(f"not reached: {name}", err=True)
+            if only not in name or bench.seconds_left < LEAST_SECONDS:
+                typer.echo(f"left out: {name}", err=True)
                 continue
             try:
                 found = run()
             except Exception as error:
                 found = {"failed": repr(error)[-600:]}
-            line = json.dumps({"item": name, "device": device, **found})
-            typer.echo(line)
+            typer.echo(line := json.dumps({"item": name, "device": device, **found}))
             with (out / "gpu.jsonl").open("a") as file:
                 file.write(line + "\n")
 
