@@ -14,7 +14,7 @@ DEPTH = 3
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that runs a whole experiment for each of many cases, the first is fast and the others slow."""
+    """Of a test that runs an experiment for each of many cases, the first is fast and the others slow."""
     seen: set[tuple[str, FunctionType]] = set()
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
