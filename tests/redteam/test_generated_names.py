@@ -349,7 +349,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Document]]:
     sys.addaudithook(_watch)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        hospital = Hospital(tmp_path_factory.mktemp("hospital"), POLICIES["open"])
+        hospital = Hospital(tmp_path_factory.mktemp("hospital"), POLICIES["defaults"])
         yield documents(hospital)
 
 
