@@ -201,13 +201,13 @@ def read_checkpoint(folder: Path, content: Any) -> None:
 def at(hospital: Hospital) -> Callable[[Path, Any], None]:
     def send(_: Path, content: Any) -> None:
         fields = {**content["fields"], **{key: json.dumps(value) for key, value in content["json"].items()}}
+        set_task_identity()
         try:
             message = Message(RecordDict({"fields": ConfigRecord(fields)}), 1, content["type"])
         except (TypeError, ValueError):
             # Flower itself carries no such thing
             return
         context = Context(1, 1, {"site": str(hospital.site_file)}, RecordDict(), content["run_config"])
-        set_task_identity()
         client_app(message, context)
 
     return send
