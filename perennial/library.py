@@ -18,6 +18,7 @@ from perennial.engine.cohorts import Asked
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.engine.run_folders import new_run_folder
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.installation import require_own_package
 from perennial.foundation.plugins import Named, using
 
 if TYPE_CHECKING:
@@ -255,6 +256,7 @@ def run(
     a separator), and classes and functions of this program.
     Raises a PerennialError that says what is wrong before anything starts.
     """
+    require_own_package()
     with using(plugins):
         if data is not None and not isinstance(experiment, Mapping):
             raise ConfigError(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from perennial.client.digests import withdrawal
-from perennial.client.door import check_steps
 from perennial.client.floor import check_floor
 from perennial.client.measurements import measured
 from perennial.client.own_model import keep_own_layers, with_own_layers
@@ -86,8 +85,6 @@ class TrainingTurn:
             indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
         policy = site.identity.policy
         check_floor(policy, "update", len(indices))
-        if site.identity.deployed:
-            check_steps(policy, site.experiment, len(indices))
         chosen = choose(site, charges.update(site.experiment, request.run), indices)
         exemplars = (
             int(torch.isin(chosen.rows, indices[len(indices) - exemplars :]).sum()) if exemplars else 0

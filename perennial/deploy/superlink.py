@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+from perennial.deploy import stock
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder
+from perennial.deploy.processes import supervise
 from perennial.foundation.errors import StateError
+from perennial.foundation.plain import PlainObject
 
 CONNECTION = "federation"
 """Name of the connection in Flower's config.toml."""
@@ -38,6 +40,9 @@ def start_superlink(folder: OperatorFolder) -> None:
     for certificate in read_validity(folder.certificates / "server.pem"):
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
+    folder.derive_settings()
+    if stock.speaks_http():
+        os._exit(supervise(*stock.superlink_processes(folder), lambda: ""))
     command = superlink_command(folder)
     os.execve(command[0], command, superlink_environment(folder))
 
@@ -71,7 +76,7 @@ def flwr(folder: OperatorFolder, *arguments: str) -> str:
     return done.stdout
 
 
-def flwr_json(folder: OperatorFolder, *arguments: str) -> dict[str, Any]:
+def flwr_json(folder: OperatorFolder, *arguments: str) -> PlainObject:
     """Run one `flwr` command with `--format json`, as flwr() does; returns the parsed answer.
 
     Raises StateError when the command fails, its answer is no JSON, or the answer reports a failure.
@@ -96,6 +101,7 @@ def follow(folder: OperatorFolder, *arguments: str) -> int:
 
 
 def _flwr_command(folder: OperatorFolder, arguments: tuple[str, ...]) -> list[str]:
+    folder.derive_settings()
     inside = folder.path == IN_CONTAINER
     if folder.federation.runtime == "compose" and not inside:
         compose = ["docker", "compose", "--project-directory", str(folder.path)]

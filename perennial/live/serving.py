@@ -1,6 +1,7 @@
 """The web server that all kinds of pages share."""
 
-from pathlib import Path
+import socket
+from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -8,10 +9,29 @@ from starlette.types import ASGIApp
 MOST_CONNECTIONS = 4096
 
 
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._listening()
+
+
 def web_server(
-    app: ASGIApp, host: str, port: int, certificate: Path | None = None, key: Path | None = None
+    app: ASGIApp,
+    host: str,
+    port: int,
+    listening: Callable[[], None] = lambda: None,
 ) -> uvicorn.Server:
-    """A web server, not yet started. It logs no request: addresses and forms may hold secrets."""
+    """A web server, not yet started. It logs no request.
+
+    listening: called once the server answers at its address.
+    """
     config = uvicorn.Config(
         app,
         host=host,
@@ -22,9 +42,7 @@ def web_server(
         server_header=False,
         proxy_headers=False,
         ws="none",
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=2,
     )
-    return uvicorn.Server(config)
+    return _Server(config, listening)

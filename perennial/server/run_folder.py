@@ -20,6 +20,7 @@ from perennial.server.checkpoint import (
     load_checkpoint,
     set_damaged_aside,
 )
+from perennial.server.control import pinned_split_key
 from perennial.server.run_states import Progress, State
 
 FREE_ON_RESUME = ("rounds", "evaluation", "absence")
@@ -48,10 +49,11 @@ class RunFolder:
         """The progress of a run that has not begun.
 
         Its token and the key of its splits are drawn here, once, from the operating system's secure source.
+        An operator may pin the key (server/control.py), to compare two deployed runs on the same splits.
         """
         return Progress(
             run=secrets.token_hex(RUN_TOKEN // 2),
-            split_key=secrets.token_hex(SPLIT_KEY // 2),
+            split_key=pinned_split_key(self.path) or secrets.token_hex(SPLIT_KEY // 2),
             inputs=self.inputs,
             cohort=self.cohort,
         )

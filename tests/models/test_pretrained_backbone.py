@@ -23,7 +23,7 @@ from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.incremental import IncrementalModel, travelling
 from perennial.models.saved import load_saved
 
-pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial[pretrained])")
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")
 CONSTANTS = torch.tensor([0.4]), torch.tensor([0.3])
 
 
