@@ -257,7 +257,11 @@ def compare(
     """Table and plot over runs: mean and deviation over seeds."""
     from perennial.server.report.compare import compare as compare_runs
 
-    typer.echo(compare_runs(runs, output))
+    finished = [folder for folder in runs if (folder / "summary.json").exists()]
+    for folder in runs if finished else ():
+        if folder not in finished:
+            typer.echo(f"left out: {folder} holds no finished run", err=True)
+    typer.echo(compare_runs(finished or runs, output))
 
 
 app.command(cls=WithPlugins)(evaluate)
