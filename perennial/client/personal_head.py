@@ -35,7 +35,9 @@ def keep_personal_head(
     weight, bias = model.head.weight.detach().double(), model.head.bias.detach().double()
     used = (weight != 0).any(dim=0)
     federated = LinearHead(weight[:, used].cpu(), bias.cpu())
-    parts = {part: _features(backbone, data, part, len(classes), used) for part in PARTS}
+    parts: dict[Part, tuple[Tensor, Tensor]] = {
+        part: _features(backbone, data, part, len(classes), used) for part in PARTS
+    }
     if len(torch.unique(parts["train"][1])) < 2:
         (folder / PERSONAL_MODEL).unlink(missing_ok=True)
         return None

@@ -63,10 +63,10 @@ def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
             str(name)[:80]: None if since is None else float(since) for name, since in found["sites"].items()
         }
         others = {str(name)[:80]: str(state)[:20] for name, state in found.get("others", {}).items()}
-        runs = {str(run): FlowerRun(*map(str, facts)) for run, facts in found.get("runs", {}).items()}
+        flower_runs = {str(run): FlowerRun(*map(str, facts)) for run, facts in found.get("runs", {}).items()}
         unknown = {str(run)[:40]: str(state)[:40] for run, state in found.get("unknown", {}).items()}
         ends, looked = float(found["certificate_ends"]), float(found.get("looked", 0.0))
-        return SuperLinkStatus(silent_for, ends, sites, others, runs, unknown, looked)
+        return SuperLinkStatus(silent_for, ends, sites, others, flower_runs, unknown, looked)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
