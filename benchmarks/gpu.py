@@ -120,7 +120,13 @@ def train_images(device: str, tiny: bool, precision: str = "float32", gpu: str =
     count, batch, epochs, network = (64, 32, 2, "small_cnn") if tiny else (12_800, 128, 3, "resnet18")
     place = torch.device(device)
     optimizer = {"name": "sgd", "lr": 0.01, "momentum": 0.9}
-    settings = {"epochs": epochs, "batch_size": batch, "optimizer": optimizer, "classification": "ce"}
+    settings = {
+        "preset": "none",
+        "epochs": epochs,
+        "batch_size": batch,
+        "optimizer": optimizer,
+        "classification": "ce",
+    }
     config = LearnerConfig.model_validate({**settings, "precision": precision, "channels_last": True})
     use_products_of(config)
     draw = torch.Generator().manual_seed(1)

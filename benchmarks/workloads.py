@@ -14,7 +14,11 @@ _BASE: Settings = {
     "seed": 1,
     "tasks": {"count": 1},
     "model": {"name": "small_cnn"},
-    "learner": {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}, "classification": "ce"},
+    "learner": {
+        "preset": "none",
+        "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+        "classification": "ce",
+    },
     "strategy": "fedavg",
     "evaluation": {"federated": False},
 }

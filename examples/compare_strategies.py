@@ -19,7 +19,7 @@ EXPERIMENT = {
     },
     "tasks": {"increments": [10], "rounds": 4},
     "model": {"name": "mlp", "hidden": [32]},
-    "learner": {"epochs": 2, "optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "epochs": 2, "optimizer": {"lr": 0.1}},
 }
 
 

@@ -13,6 +13,7 @@ EXPERIMENT = {
     "tasks": {"count": 5, "rounds": 3},
     "model": {"name": "mlp", "hidden": [64]},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.1, "momentum": 0.9},
         "classification": "balanced_softmax",
         "memory": {"per_class": 4},

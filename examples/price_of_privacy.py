@@ -15,7 +15,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 20, "partition": {"kind": "iid"}},
     "tasks": {"increments": [10], "rounds": ROUNDS},
     "model": {"name": "mlp", "hidden": [32]},
-    "learner": {"epochs": 3, "optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "epochs": 3, "optimizer": {"lr": 0.1}},
     "evaluation": {"federated": False},
 }
 

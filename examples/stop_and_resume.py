@@ -13,7 +13,7 @@ EXPERIMENT = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 400, "partition": {"kind": "iid"}},
     "tasks": {"count": 5, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"optimizer": {"lr": 0.1}, "memory": {"per_class": 3}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "memory": {"per_class": 3}},
 }
 
 

@@ -15,7 +15,7 @@ EXPERIMENT = {
     "data": {"source": "digits", "sites": 3, "partition": {"kind": "iid"}},
     "tasks": {"increments": [10], "rounds": 5},
     "model": {"name": "mlp", "hidden": [64]},
-    "learner": {"epochs": 2, "optimizer": {"lr": 0.1, "momentum": 0.9}},
+    "learner": {"preset": "none", "epochs": 2, "optimizer": {"lr": 0.1, "momentum": 0.9}},
 }
 
 

@@ -58,6 +58,7 @@ def main(folder: Path) -> None:
         "tasks": {"count": 2, "rounds": 6},
         "model": {"name": "mlp", "hidden": [16]},
         "learner": {
+            "preset": "none",
             "epochs": 5,
             "optimizer": {"lr": 0.1, "momentum": 0.9},
             "classification": "balanced_softmax",

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from perennial.config.experiment import Experiment, load_experiment
     from perennial.data.samples import Samples, Source
     from perennial.foundation.errors import PerennialError
-    from perennial.learning.classification import Loss
+    from perennial.learning.classification import Batch, Loss
+    from perennial.learning.site_method import LocalTurn, SiteMethod
     from perennial.library import Model, Prediction, Run, load_run, run
     from perennial.strategies.base import IncrementalStrategy
     from perennial.strategies.fedavg import FedAvg
@@ -45,6 +46,9 @@ _NAMES = {
     "Asks": "perennial.config.asks",
     "Wrapper": "perennial.strategies.wrapper",
     "Loss": "perennial.learning.classification",
+    "Batch": "perennial.learning.classification",
+    "SiteMethod": "perennial.learning.site_method",
+    "LocalTurn": "perennial.learning.site_method",
     "Source": "perennial.data.samples",
     "Samples": "perennial.data.samples",
 }
@@ -53,9 +57,11 @@ __all__ = [
     "Aggregator",
     "Around",
     "Asks",
+    "Batch",
     "Experiment",
     "FedAvg",
     "IncrementalStrategy",
+    "LocalTurn",
     "Loss",
     "Model",
     "PerennialError",
@@ -63,6 +69,7 @@ __all__ = [
     "RoundContext",
     "Run",
     "Samples",
+    "SiteMethod",
     "Source",
     "Traits",
     "Wrapper",

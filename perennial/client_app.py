@@ -1,5 +1,9 @@
 """The ClientApp, by the name that Flower loads."""
 
-from perennial.client.app import app as _app
+from perennial.foundation.installation import require_own_package
+
+require_own_package()
+
+from perennial.client.app import app as _app  # noqa: E402
 
 app = _app

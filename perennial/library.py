@@ -1,7 +1,6 @@
 """Perennial from a program: run an experiment, look at what came of it, use its model."""
 
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from perennial.cli.check_resume import brought_up_to_date
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
+from perennial.config.yaml_file import apply_overrides
 from perennial.engine.cohorts import Asked
 from perennial.engine.run import resumed_settings, run_in_process
+from perennial.engine.run_folders import new_run_folder
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.installation import require_own_package
 from perennial.foundation.plugins import Named, using
 
 if TYPE_CHECKING:
@@ -242,9 +244,10 @@ def run(
     >>> run("experiments/quickstart.yaml", overrides=["learner.epochs=3"], seed=2, name="three-epochs")
 
     experiment: an object, a mapping with the keys of a file, or the path of a file; None: what `resume` was.
-    data: arrays in memory (Source.of) for a mapping, which are written to NAME.npz beside the run's folder.
-    overwrite: remove a run that the folder holds already. overrides: KEY=VALUE, as --set.
-    name: of the run's folder below `runs`; default: the experiment's. workers: processes; the result is the
+    data: arrays in memory (Source.of) for a mapping, which are written to data.npz in the run's folder.
+    overrides: KEY=VALUE, as --set.
+    name: of the run's folder below `runs`, default: the experiment's; a number is added where an earlier run
+    has that name. overwrite: remove that run instead. workers: processes; the result is the
     same for any number. device: auto, cpu, cuda or cuda:N. cohort: sites that train in one pass, or auto;
     None: 1, or as the run that is resumed began. gpu: graphs, benchmark, or both with a comma between.
     resume: a run folder to go on with. listener: told every event of the journal. With a GPU, workers begin
@@ -253,75 +256,53 @@ def run(
     a separator), and classes and functions of this program.
     Raises a PerennialError that says what is wrong before anything starts.
     """
+    require_own_package()
     with using(plugins):
-        return _run(
-            experiment,
-            data,
-            overwrite,
-            overrides,
-            seed,
-            name,
-            runs,
-            workers,
-            device,
-            threads,
-            cohort,
-            gpu,
-            resume,
-            listener,
-        )
-
-
-def _run(
-    experiment: Experiment | Mapping[str, Any] | Path | str | None,
-    data: "Arrays | None",
-    overwrite: bool,
-    overrides: Sequence[str],
-    seed: int | None,
-    name: str,
-    runs: Path | str,
-    workers: int,
-    device: str,
-    threads: int,
-    cohort: Asked | None,
-    gpu: str,
-    resume: Path | str | None,
-    listener: "Callable[[dict[str, Any]], None] | None",
-) -> Run:
-    if isinstance(experiment, Mapping):
-        experiment = _experiment_of(experiment, data, Path(runs), name)
-    elif data is not None:
-        raise ConfigError("run: data: goes with a mapping; a file or an Experiment says where its data are")
-    with _as_file(experiment) as path:
+        if data is not None and not isinstance(experiment, Mapping):
+            raise ConfigError(
+                "run: data: goes with a mapping; a file or an Experiment says where its data are"
+            )
         if resume is not None:
-            settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
-            brought_up_to_date(Path(resume), settings.load())
-        elif path is None:
+            more = Experiment.of(**experiment) if isinstance(experiment, Mapping) else experiment
+            with _as_file(more) as path:
+                settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
+                folder = settings.folder(settings.load())
+                brought_up_to_date(folder, settings.load())
+                return Run(folder, run_in_process(replace(settings, gpu=gpu), workers, listener, cohort))
+        changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
+        if isinstance(experiment, Mapping):
+            content = apply_overrides({"name": name or "experiment", **experiment}, changes)
+            found: Experiment | None = None
+            usual = str(content["name"])
+        elif experiment is None:
             raise ConfigError("run: give an experiment, or resume=FOLDER")
         else:
-            changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
-            settings = RunSettings(
-                experiment=str(path),
-                overrides=json.dumps(changes) if changes else "",
-                name=name,
-                runs=str(runs),
-                device=device,
-                threads=threads,
-            )
-        settings = replace(settings, gpu=gpu)
-        folder = settings.folder(settings.load())
-        if overwrite and resume is None and (folder / "events.jsonl").exists():
-            shutil.rmtree(folder)
-        summary = run_in_process(settings, workers, listener, cohort)
-    return Run(folder, summary)
+            content, found = {}, _changed(experiment, changes)
+            usual = found.name
+        with new_run_folder(name or usual, runs, overwrite) as folder:
+            if found is None:
+                if data is not None:
+                    content["data"] = {**data.write(folder / "data.npz"), **content.get("data", {})}
+                found = Experiment.of(**content)
+            with _as_file(found) as path:
+                settings = RunSettings(
+                    experiment=str(path),
+                    name=folder.name,
+                    runs=str(folder.parent),
+                    device=device,
+                    threads=threads,
+                    gpu=gpu,
+                )
+                return Run(folder, run_in_process(settings, workers, listener, cohort))
 
 
-def _experiment_of(content: Mapping[str, Any], data: "Arrays | None", runs: Path, name: str) -> Experiment:
-    content = {"name": name or "experiment", **content}
-    if data is not None:
-        found = data.write(runs / f"{content['name']}.npz")
-        content["data"] = {**found, **content.get("data", {})}
-    return Experiment.of(**content)
+def _changed(experiment: Experiment | Path | str, changes: list[str]) -> Experiment:
+    """An experiment with KEY=VALUE applied to what its file, or the object, says."""
+    if not isinstance(experiment, Experiment):
+        return load_experiment(experiment, changes)
+    if not changes:
+        return experiment
+    return Experiment.of(**apply_overrides(experiment.model_dump(mode="json"), changes))
 
 
 @contextmanager

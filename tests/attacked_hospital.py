@@ -7,11 +7,13 @@ alone stands in the way.
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
+from perennial.client import request_count
 from perennial.client.app import app as client_app
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
@@ -44,7 +46,7 @@ BASE: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [PIXELS]},
-    "learner": {"optimizer": {"lr": 0.01}, "batch_size": 512},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.01}, "batch_size": 512},
 }
 
 
@@ -57,6 +59,7 @@ def template_policy() -> dict[str, Any]:
 class Hospital:
     """One site with a site.yaml, and the way for a server to ask it. What it approved is `experiment`.
 
+    policy: of its site.yaml; `max_repeats` here takes the place of REPEATS.
     changes: blocks of BASE that are other ones; None leaves a block out. own: a data block of the site's own.
     """
 
@@ -71,7 +74,8 @@ class Hospital:
         self.file, self.site_file = folder / "experiment.yaml", folder / "site.yaml"
         settings = {key: value for key, value in (BASE | changes).items() if value is not None}
         self.file.write_text(yaml.safe_dump(settings))
-        content = {"site": SITE, "state_dir": "state", "device": "cpu", "policy": dict(policy)}
+        rules = {key: value for key, value in policy.items() if key != "max_repeats"}
+        content = {"site": SITE, "state_dir": "state", "device": "cpu", "policy": rules}
         if own is not None:
             content["data"] = dict(own)
         self.site_file.write_text(yaml.safe_dump(content))
@@ -79,6 +83,7 @@ class Hospital:
         self.config = load_site_config(self.site_file)
         approve_installed(self.file, self.config.approvals)
         self.refusal = ""
+        self._repeats = policy.get("max_repeats", request_count.REPEATS)
 
     def ask(self, request: WireMessage, **run_config: str) -> WireMessage | None:
         """What the ClientApp answers; None for a refusal, whose reason is then in `refusal`."""
@@ -86,7 +91,8 @@ class Hospital:
         settings = {"experiment": str(self.file), "digest": self.experiment.digest, **run_config}
         context = Context(1, 1, {"site": str(self.site_file)}, RecordDict(), dict(settings))
         message = Message(request.to_record(), 1, request.message_type)
-        content = client_app(message, context).content
+        with mock.patch.object(request_count, "REPEATS", self._repeats):
+            content = client_app(message, context).content
         if read_kind(content) == Refusal.__name__:
             refusal = Refusal.from_record(content)
             self.refusal = self.refusal or f"{refusal.kind}: {refusal.reason}"
@@ -137,7 +143,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "open": {
         "answers": EVERYTHING,
         "below_floor": ["prototypes"],
-        "max_clip_norm": 1e9,
         "max_evaluations": 10**6,
         "max_repeats": 10**6,
     },

@@ -45,7 +45,12 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 120},
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.1}, "memory": {"per_class": 2}, "distillation": {"weight": 1.0}},
+    "learner": {
+        "preset": "none",
+        "optimizer": {"lr": 0.1},
+        "memory": {"per_class": 2},
+        "distillation": {"weight": 1.0},
+    },
 }
 RUN = "0123456789abcdef"
 NODE = 7

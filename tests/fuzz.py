@@ -29,11 +29,14 @@ GROWTH = 400 * 2**20
 """Bytes by which a campaign may grow after its first tenth; a leak of a message's tensors would be more."""
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 STATE_LIMITS = {"runs": 5, "gigabytes": 0.05, "gigabytes_per_run": 0.05}
-UNBOUNDED = {"max_repeats": 10**9, "max_runs": 10**9, "max_evaluations": 10**9}
+UNBOUNDED = {"max_runs": 10**9, "max_evaluations": 10**9}
 """Counts would refuse most of a campaign at the door, where it would see nothing of what is behind."""
 EXPERIMENTS: tuple[dict[str, Any], ...] = (
     {},
-    {"strategy": {"name": "scaffold"}, "learner": {"optimizer": {"lr": 0.1}, "means": "site"}},
+    {
+        "strategy": {"name": "scaffold"},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "means": "site"},
+    },
     {"strategy": {"name": "serial_ring", "segments": 2}},
     {
         "privacy": {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0},
@@ -41,7 +44,7 @@ EXPERIMENTS: tuple[dict[str, Any], ...] = (
     },
     {
         "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.2},
-        "learner": {"optimizer": {"lr": 0.1}},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
         "evaluation": {"noise_multiplier": 4.0},
     },
     {"secure": {"least": 2}},
@@ -61,9 +64,11 @@ class Failure(Exception):
 
 def site_target(folder: Path) -> Target:
     """Any message to a deployed site is answered, or refused with a typed reason."""
+    from perennial.client import request_count
     from perennial.protocol.messages import Refusal
     from tests.deployed_site import DeployedSite
 
+    request_count.REPEATS = 10**9
     sites = []
     for number, experiment in enumerate(EXPERIMENTS):
         (folder / str(number)).mkdir()

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from perennial.foundation.heartbeat import beating
 from perennial.live import diagnosis
-from perennial.live.guard import Sessions, allowed_hosts
+from perennial.live.guard import allowed_hosts
 from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
 from perennial.server.control import ALIVE
@@ -28,29 +28,26 @@ from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile
 from tests.run_folders import round_event
 
-TOKEN = "a-token-of-more-than-twenty-characters"
-
 
 @contextmanager
-def served(app: ASGIApp, certificate: Path | None = None, key: Path | None = None) -> Iterator[str]:
-    """An application on a free port of loopback; its address. certificate, key: for TLS."""
-    server = web_server(app, "127.0.0.1", 0, certificate, key)
+def served(app: ASGIApp) -> Iterator[str]:
+    """An application on a free port of loopback; its address."""
+    server = web_server(app, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        scheme = "http" if certificate is None else "https"
-        yield f"{scheme}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(10)
 
 
 @contextmanager
-def operator_pages(runs: Path, token: str | None = None, **more: Any) -> Iterator[str]:
+def operator_pages(runs: Path, **more: Any) -> Iterator[str]:
     """The operator's pages over a folder of runs; their address."""
-    pages = OperatorPages(runs, Sessions(token, "perennial", secure=False), **more)
+    pages = OperatorPages(runs, **more)
     with served(pages.app(allowed_hosts("127.0.0.1", []))) as address:
         yield address
 

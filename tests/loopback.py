@@ -258,12 +258,12 @@ class Deployment:
     def wait_for_run(self, name: str, seconds: float = 240) -> str:
         """Flower's final status of a run."""
         from perennial.deploy.federation import OperatorFolder
-        from perennial.deploy.operations import last_run, run_statuses
+        from perennial.deploy.operations import flower_runs, last_run
 
         operator = OperatorFolder(self.operator)
         until, status = time.monotonic() + seconds, "unknown"
         while time.monotonic() < until:
-            status = run_statuses(operator)[last_run(operator, name)]
+            status = flower_runs(operator)[last_run(operator, name)].status
             if status.startswith("finished"):
                 return status
             time.sleep(1)

@@ -35,7 +35,7 @@ EXPERIMENT = {
     "data": {"source": "digits", "sites": 4, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 3},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.1}, "batch_size": 16},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "batch_size": 16},
     "strategy": STRATEGY,
 }
 GROUPS = {"grouping": "fixed", "groups": [["site-0", "site-1"], ["site-2", "site-3"]]}

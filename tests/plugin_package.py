@@ -105,7 +105,11 @@ EXPERIMENT = {
     "data": {"source": "blobs", "sites": 3, "options": {"spread": 0.4}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "wide", "options": {"features": 16}},
-    "learner": {"optimizer": {"lr": 0.2}, "classification": {"name": "focal", "options": {"gamma": 1.0}}},
+    "learner": {
+        "preset": "none",
+        "optimizer": {"lr": 0.2},
+        "classification": {"name": "focal", "options": {"gamma": 1.0}},
+    },
     "strategy": {"name": "stepped_median", "step": 0.9},
 }
 

@@ -9,10 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from perennial.client.corrections import open_correction
-from perennial.client.site import Site
 from perennial.client.state import SiteState
 from perennial.config.learner import LearnerConfig
+from perennial.learning.site_method import FedProx, LocalTurn, SiteMethods
 from perennial.models.flat import FlatParameters
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.messages import TrainRequest
@@ -51,7 +50,9 @@ class Federation:
 
     def __post_init__(self) -> None:
         correction = {"name": "fedprox", "mu": self.mu} if self.mu else None
-        self.learner = LearnerConfig.model_validate({"optimizer": {"lr": self.lr}, "correction": correction})
+        self.learner = LearnerConfig.model_validate(
+            {"preset": "none", "optimizer": {"lr": self.lr}, "correction": correction}
+        )
         experiment = SimpleNamespace(learner=self.learner, privacy=PrivacyConfig(), seed=1)
         self.strategy.attach(cast(RunContext, SimpleNamespace(experiment=experiment, sums=None)))
         self.strategy.begin_task(TaskStart(1, 1, range(1), self.arrays, tuple(sorted(self.optima))))
@@ -85,18 +86,20 @@ class Federation:
         flat = FlatParameters(model)
         flat.load(request.arrays)
         before = flat.vector.clone()
-        site = SimpleNamespace(
-            state=lambda run: SiteState(self.folder / name, name),
-            experiment=SimpleNamespace(learner=self.learner, privacy=PrivacyConfig()),
-        )
-        correction = open_correction(cast(Site, site), request, flat)
+        half = getattr(type(self.strategy), "site_half", None)
+        keys = {key: vars(self.strategy)[key] for key in ("alpha", "mu") if key in vars(self.strategy)}
+        proximal = [FedProx({"mu": self.mu})] if self.mu else []
+        methods = SiteMethods([*proximal, *([half(keys)] if half is not None else [])])
+        state, device = SiteState(self.folder / name, name), flat.vector.device
+        methods.open(LocalTurn(name, 1, self.learner, request, flat, (1,), device, state))
+        correction = methods.correction
         for _ in range(self.steps[name]):
             gradient = flat.vector - self.optima[name]
-            if correction.gradient is not None:
-                correction.gradient.apply(gradient, flat.trainable, before)
+            if correction is not None:
+                correction.apply(gradient, flat.trainable, before)
             flat.vector.sub_(self.lr * gradient)
         update = flat.vector - before
         if remember:
-            correction.remember(update, self.steps[name])
+            methods.close(update, self.steps[name])
         facts: dict[str, Any] = {"base_round": number, "norm": float(update.abs()), "steps": self.steps[name]}
         return Admitted(name, flat.views(update), num_examples=self.samples.get(name, 1), **facts)

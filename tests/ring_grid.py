@@ -29,7 +29,7 @@ SETTINGS = {
     "data": {"source": "digits", "sites": 3},
     "tasks": {"count": 1, "rounds": 3},
     "model": {"name": "mlp"},
-    "learner": {"optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
 }
 
 

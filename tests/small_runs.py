@@ -12,7 +12,7 @@ from PIL import Image
 
 CLASSES = "abcdef"
 MODEL = {"name": "mlp", "hidden": [6]}
-SGD = {"optimizer": {"lr": 0.05}}
+SGD = {"preset": "none", "optimizer": {"lr": 0.05}}
 
 
 # data: strangers' own, and the digits

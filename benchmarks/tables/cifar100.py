@@ -11,7 +11,7 @@ PP_FCIL, REPLAY = "PP-FCIL", "plain replay, balanced softmax"
 NETWORK = "resnet20"
 OPTIMIZER = "{name: sgd, lr: 0.02, momentum: 0.9, weight_decay: 0.0005, schedule: cosine}"
 LEARNER = (
-    f"epochs: 1, batch_size: 32, optimizer: {OPTIMIZER}, classification: balanced_softmax, "
+    f"preset: none, epochs: 1, batch_size: 32, optimizer: {OPTIMIZER}, classification: balanced_softmax, "
     "memory: {selection: herding, per_class: 5}"
 )
 """Memory: at most 25 images of a class at all sites together, 2,500 in the end."""

@@ -6,10 +6,25 @@ from typing import Any
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
+from perennial.learning.site_method import LocalTurn
+from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
 from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.corrected import Corrected, CorrectedMean
 from perennial.strategies.round.request import Arrays
 from perennial.strategies.sums.parameters import is_statistic
+
+MU = 0.1
+
+
+class AdaBestSite(CorrectedSite):
+    """The site half: steps along gradient - h_k; own is h_k, which decays with the rounds that are missed."""
+
+    name = "adabest"
+
+    def start(self, turn: LocalTurn) -> None:
+        self.shift = -self.own
+
+    def moved(self, change: Tensor, steps: int) -> Tensor:
+        return self.own / self.since - float(self.keys.get("mu", MU)) * change
 
 
 class AdaBest(Corrected):
@@ -21,18 +36,17 @@ class AdaBest(Corrected):
     """
 
     asks = ASKS["adabest"]
+    site_half = AdaBestSite
+    name = AdaBestSite.name
     traits = replace(Corrected.traits, requires="the sites' drift estimates in their steps")
 
     def __init__(
-        self, mu: float = 0.1, beta: float = 0.85, max_update_norm: float | None = None, **flower: Any
+        self, mu: float = MU, beta: float = 0.85, max_update_norm: float | None = None, **flower: Any
     ) -> None:
         super().__init__(max_update_norm, **flower)
         if not 0 <= beta < 1 or not mu >= 0:
             raise ValueError(f"mu, beta: found {mu}, {beta}; allowed mu from 0, beta from 0 and below 1")
         self.mu, self.beta = mu, beta
-
-    def correction(self) -> dict[str, Any]:
-        return {"name": "adabest", "mu": self.mu}
 
     def beginning(self, arrays: Arrays) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in arrays.items() if not is_statistic(name)}

@@ -4,19 +4,91 @@ Zhang et al. 2023 (ICCV, arXiv 2303.06937).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from perennial.baselines.inversion import synthesise
 from perennial.config.strategies import ASKS
+from perennial.foundation.devices import to_device
+from perennial.foundation.errors import ProtocolError
+from perennial.foundation.streams import stream, torch_seed
+from perennial.learning.losses import distillation
+from perennial.learning.objective import Term
+from perennial.learning.site_method import LocalTurn, SiteMethod
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import Arrays, TaskStart, with_settings
+from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.round.traits import Traits
+
+MADE = "rehearsal"
+"""Prefix of the made inputs among the tensors of a request."""
+DISTILLATION, TEMPERATURE = 10.0, 2.0
+
+
+@dataclass
+class MadeInputs:
+    """A term of the loss, with batches of inputs that the server made from the old model.
+
+    x: (S, *input_shape), normalised. logits: (S, M_old), of the model to imitate.
+    """
+
+    x: Tensor
+    logits: Tensor
+    weight: float
+    temperature: float
+    batch_size: int
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """(inputs, logits to imitate) of the next random batch."""
+        drawn = torch.randint(len(self.x), (self.batch_size,), generator=self.generator)
+        rows = to_device(drawn, self.x.device)
+        return self.x[rows], self.logits[rows]
+
+    def term(self, logits: Tensor, targets: Tensor) -> Term:
+        """The weighted distillation loss of logits against targets, both of one batch of draw()."""
+        return Term(distillation(logits, targets, self.temperature), (self.temperature**2, self.weight))
+
+
+class TargetSite(SiteMethod):
+    """The site half: distils the old model on the inputs that came with the request, if any did."""
+
+    _made: MadeInputs | None = None
+    _seed = 0
+
+    def open(self, turn: LocalTurn) -> None:
+        request = turn.request
+        given = part(MADE, request.method or {})
+        if not given:
+            return
+        x, logits = given.get("x"), given.get("logits")
+        if x is None or logits is None:
+            raise ProtocolError("TrainRequest: method: rehearsal/x or rehearsal/logits is missing")
+        pairs = logits.dim() == 2 and len(x) == len(logits) > 0
+        if not pairs or x.shape[1:] != turn.input_shape or logits.shape[1] > request.num_classes:
+            raise ProtocolError(
+                f"TrainRequest: method: rehearsal: found x {tuple(x.shape)}, logits {tuple(logits.shape)}; "
+                f"expected (S, {', '.join(map(str, turn.input_shape))}) and (S, up to {request.num_classes})"
+            )
+        seed = torch_seed(stream(turn.seed, MADE, turn.site, request.round))
+        self._seed = seed
+        self._made = MadeInputs(
+            x.to(turn.device),
+            logits.to(turn.device),
+            float(self.keys.get("distillation", DISTILLATION)),
+            float(self.keys.get("temperature", TEMPERATURE)),
+            turn.learner.batch_size,
+        )
+
+    def make_extra(self) -> MadeInputs | None:
+        if self._made is None:
+            return None
+        return replace(self._made, generator=torch.Generator().manual_seed(self._seed))
 
 
 class Target(FedAvg):
@@ -28,14 +100,15 @@ class Target(FedAvg):
     """
 
     asks = ASKS["target"]
+    site_half = TargetSite
     traits = Traits(requires="the server's model, and distillation on made inputs at the sites")
 
     def __init__(
         self,
         samples: int = 256,
         steps: int = 200,
-        distillation: float = 10.0,
-        temperature: float = 2.0,
+        distillation: float = DISTILLATION,
+        temperature: float = TEMPERATURE,
         max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
@@ -80,6 +153,4 @@ class Target(FedAvg):
         self.made = part("made", state)
 
     def _with_inputs(self, request: TrainRequest) -> TrainRequest:
-        rehearsal = {"weight": self.distillation, "temperature": self.temperature}
-        tensors = {**(request.method or {}), **nested("rehearsal", self.made)}
-        return replace(with_settings(request, rehearsal=rehearsal), method=Tensors(tensors))
+        return replace(request, method=Tensors({**(request.method or {}), **nested(MADE, self.made)}))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from perennial.config.analytic import HEADS_OF_A_MAP, MOST_CANDIDATES
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
+from perennial.config.presets import describe_learner
 from perennial.config.secure import SecureConfig
 from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
 from perennial.config.yaml_file import read_yaml
@@ -28,20 +28,27 @@ SITE_ONLY = SiteConfig.model_fields.keys() - Experiment.model_fields.keys()
 """Keys by which a file is a site's, even where it lacks others."""
 
 
-def check_command(path: Path, experiment: Path | None, gigabytes: float = 8.0) -> None:
+def check_command(
+    path: Path, experiment: Path | None, gigabytes: float = 8.0, overrides: Sequence[str] = ()
+) -> None:
     """Validate path and what it points at; print what would happen.
 
     gigabytes: the most memory that the check may take, because a stranger's file may ask for any amount.
+    overrides: KEY=VALUE of an experiment.
     """
     console = Console(highlight=False, markup=False)
     with _bounded_memory(path, gigabytes):
         content = read_yaml(path)
         if "tasks" not in content and (path.stem == "site" or content.keys() & SITE_ONLY):
+            if overrides:
+                raise ConfigError(
+                    f"--set: found with {path}, which is a site's file; allowed for an experiment"
+                )
             site = load_site_config(path)
             with plugins.only(site.plugins):
                 _check_site(console, site, load_experiment(experiment) if experiment else None)
         else:
-            _check_experiment(console, load_experiment(path))
+            _check_experiment(console, load_experiment(path, [*overrides]))
 
 
 @contextmanager
@@ -95,10 +102,11 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         )
     if experiment.strategy.parameters.get("head") == "auto":
         console.print(*_choices(experiment, checked), sep="\n", soft_wrap=True)
-    if experiment.strategy.trains and experiment.learner in (DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER):
+    if experiment.strategy.trains:
         written = experiment.learner.model_dump(mode="json", exclude_defaults=True)
         lines = yaml.safe_dump(written, sort_keys=False, default_flow_style=None).splitlines()
-        console.print("learner: the default, written out:", *lines, sep="\n  ")
+        console.print(f"{describe_learner(experiment)}; written out:", soft_wrap=True)
+        console.print("  preset: none", *lines, sep="\n  ")
     for note in [*facts.notes, *_enlarged(experiment)]:
         console.print(f"  note: {note}", soft_wrap=True)
     if not experiment.data.only_at_sites:

@@ -34,7 +34,6 @@ def init(
     from perennial.deploy.bundle import write_operator_files
     from perennial.deploy.certificates import read_validity
     from perennial.deploy.federation import Federation, create_operator_folder
-    from perennial.deploy.keys import fingerprint
 
     facts = {
         "name": name or folder.absolute().name,
@@ -44,15 +43,12 @@ def init(
         "control_port": control_port,
     }
     made = create_operator_folder(folder, validate(Federation, facts, "perennial deploy init"), days)
-    if runtime == "compose":
-        write_operator_files(made)
+    write_operator_files(made)
     for authority in read_validity(made.authority_certificate):
         typer.echo(f"ca.crt: {authority.identified}")
     for certificate in read_validity(made.certificates / "server.pem"):
         typer.echo(f"server.pem: {certificate}")
-    typer.echo(f"publisher: {fingerprint(made.publisher_public.read_bytes())} (sites compare it)")
     typer.echo(f"keep {made.authority_key} safe: whoever has it can pose as this federation")
-    typer.echo(f"keep {made.publisher_key} safe: whoever has it can sign apps as this operator")
 
 
 @app.command()
@@ -127,25 +123,7 @@ def stage(
     from perennial.deploy.operations import stage as stage_experiment
 
     application = stage_experiment(OperatorFolder(folder), experiment, overrides or [], name)
-    if not OperatorFolder(folder).publisher_key.exists():
-        typer.echo("not signed: no publisher key here; `perennial deploy sign` it where the key is")
     typer.echo(f"{application.fab}\n{application.digest}")
-
-
-@app.command()
-def sign(
-    fab: Annotated[Path, typer.Argument(help="a staged app, apps/*.fab")], folder: Folder = HERE
-) -> None:
-    """Sign a staged app with the publisher's key; make the key if there is none yet."""
-    from perennial.deploy.federation import OperatorFolder
-    from perennial.deploy.keys import fingerprint
-    from perennial.deploy.signing import make_publisher_key, sign_app
-
-    operator = OperatorFolder(folder)
-    if not operator.publisher_key.exists():
-        make_publisher_key(operator.publisher_key, operator.publisher_public)
-        typer.echo(f"publisher: {fingerprint(operator.publisher_public.read_bytes())} (new)")
-    typer.echo(f"{sign_app(fab, operator.publisher_key)}")
 
 
 @app.command()
@@ -154,13 +132,16 @@ def submit(
     overrides: Overrides = None,
     name: RunName = "",
     device: Device = "auto",
+    split_key: Annotated[
+        str, typer.Option(help="64 hexadecimal digits: the key of the sites' splits, to compare two runs")
+    ] = "",
     folder: Folder = HERE,
 ) -> None:
     """Start a run of an experiment over the registered sites; said twice, it starts one."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import submit as submit_experiment
 
-    done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device)
+    done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device, split_key)
     typer.echo(done.said)
     if done.application is not None:
         typer.echo(f"app {done.application.fab.name}, SHA-256 {done.application.digest}")

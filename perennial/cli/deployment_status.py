@@ -14,7 +14,8 @@ from rich.table import Table
 
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.operations import node_statuses, progress, run_statuses, started_at, started_runs
+from perennial.deploy.operations import flower_runs, progress
+from perennial.deploy.run_book import FlowerRun, RunBook
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
 from perennial.live.diagnosis import diagnosis
@@ -51,33 +52,35 @@ def print_status(folder: OperatorFolder, as_json: bool) -> None:
 
 def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]]:
     """(certificates, sites and runs with what Flower knows of each; faults, the most urgent first)."""
-    runs, sites, ids = folder.state / "runs", folder.sites(), started_runs(folder)
+    runs, sites, book = folder.state / "runs", folder.sites(), RunBook(folder.apps)
     said, served = read_superlink_status(runs), read_validity(folder.certificates / "server.pem")
     others = {name: site.state for name, site in sites.items() if site.state != "registered"}
     ends = min(certificate.ends for certificate in served).timestamp()
     superlink = SuperLinkStatus(math.inf, ends, {}) if said is None else said
     superlink = replace(superlink, others=others)
-    nodes, statuses = ask_flower(folder) if superlink.alive else ({}, {})
+    listed = ask_flower(folder) if superlink.alive else {}
+    ids = book.owners(listed)
+    superlink = replace(superlink, unknown=book.unknown(listed))
     states = {name: RunState(runs / name) for name in ids if (runs / name).is_dir()}
     for state in states.values():
         state.read()
     faults = diagnosis(superlink, [(state, Spending(state.folder)) for state in states.values()])
     faults += _seen_from_here(
-        folder, superlink, {name: statuses.get(started[-1], "") for name, started in ids.items()}
+        folder, superlink, {name: _status(listed, started) for name, started in ids.items()}
     )
     authorities = read_validity(folder.certificates / "ca.crt")
     facts: dict[str, list[Any]] = {
         "certificates": [f"ca.crt: {one.identified}" for one in authorities]
         + [f"server.pem: {one}" for one in served],
         "sites": [
-            {"site": name, "state": site.state, "node": site.node or "-", "now": nodes.get(site.node, "-")}
+            {"site": name, "state": site.state, "node": site.node or "-", "now": _now(superlink, name)}
             for name, site in sites.items()
         ],
         "runs": [
             dict(
                 zip(
                     RUN,
-                    (name, started[-1], statuses.get(started[-1], "unknown"), _last(folder, name)),
+                    (name, started[-1] if started else "-", _status(listed, started), _last(folder, name)),
                     strict=True,
                 )
             )
@@ -87,9 +90,24 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
     return facts, ranked(faults)
 
 
-def ask_flower(folder: OperatorFolder) -> tuple[dict[str, str], dict[str, str]]:
-    """Flower's status of every node and every run by id. Raises StateError when it does not answer."""
-    return node_statuses(folder), run_statuses(folder)
+def ask_flower(folder: OperatorFolder) -> dict[str, FlowerRun]:
+    """Flower's runs by id. Raises StateError when it does not answer."""
+    return flower_runs(folder)
+
+
+def _status(listed: dict[str, FlowerRun], started: list[str]) -> str:
+    """Flower's status of the newest start."""
+    if not started:
+        return "not taken"
+    return listed[started[-1]].status if started[-1] in listed else "unknown"
+
+
+def _now(superlink: SuperLinkStatus, site: str) -> str:
+    """Whether a site's SuperNode is connected."""
+    if not superlink.alive or site not in superlink.sites:
+        return "-"
+    since = superlink.sites[site]
+    return "online" if since is None else "offline" if since else "never connected"
 
 
 def _seen_from_here(
@@ -97,7 +115,10 @@ def _seen_from_here(
 ) -> Iterator[Fault]:
     """What this machine and Flower's Control API alone can tell. runs: Flower's status by name."""
     for name, status in runs.items():
-        if status in ("pending", "starting") and time.time() - started_at(folder, name) > PATIENCE:
+        if (
+            status in ("pending", "starting")
+            and time.time() - RunBook(folder.apps).path(name).stat().st_mtime > PATIENCE
+        ):
             yield Fault("superexec", run=name)
     beat = last_beat(pages_beat(folder.state / "runs"))
     if beat is not None and beat > SILENT_AFTER:

@@ -188,7 +188,7 @@ def _sentence(
 
 def _sign(console: "Console", run: Path, folder: Path, sentence: str, key: Path | None) -> None:
     """Sign the verdict with the user's key, and bring it into the model card."""
-    from perennial.deploy.signing import make_publisher_key, read_private_key
+    from perennial.deploy.signing import make_signing_key, read_private_key
     from perennial.foundation.files import make_folder
     from perennial.server.report.card import CARD
     from perennial.server.report.signed_lines import add_signed, into_card
@@ -196,7 +196,7 @@ def _sign(console: "Console", run: Path, folder: Path, sentence: str, key: Path 
     path = key or Path(typer.get_app_dir("perennial")) / "judge.key"
     if not path.exists():
         make_folder(path.parent)
-        make_publisher_key(path, path.with_suffix(".pub"))
+        make_signing_key(path, path.with_suffix(".pub"))
         console.print(f"key: {path} was made, which signs verdicts; its public half lies beside it")
     add_signed(folder, sentence, read_private_key(path))
     into_card(run, run / CARD)

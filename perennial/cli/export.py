@@ -102,7 +102,7 @@ def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> No
         import onnx
         import onnxscript  # noqa: F401
     except ImportError:
-        raise PerennialError("export --onnx: needs the extra onnx: pip install perennial[onnx]") from None
+        raise PerennialError("export --onnx: needs the extra onnx: pip install perennial-fl[onnx]") from None
     import torch
 
     from perennial.models.exported import Exported

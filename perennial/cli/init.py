@@ -321,7 +321,7 @@ def _closed_form(found: Survey) -> list[str]:
     return [
         "# auto: maps that nobody trains, by the data's shape: a row's values, and their products; of images",
         "# patches, as they are or averaged over mirror images and turns, and a network of photographs where",
-        "# perennial[pretrained] is installed. `perennial check` lists them.",
+        "# perennial-fl[pretrained] is installed. `perennial check` lists them.",
         "model: {name: features, features: auto}",
         "# auto: the sites' validation samples choose among the patches, then among heads, shrinkages, and "
         "each map alone",

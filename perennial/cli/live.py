@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perennial.config.experiment import Experiment
+from perennial.config.presets import describe_learner
 from perennial.server.pauses import PAUSES, pause_in_words
 
 
@@ -20,6 +21,7 @@ class LiveDisplay:
     def __init__(self, experiment: Experiment) -> None:
         self._console = Console()
         self._name = experiment.name
+        self._learner = describe_learner(experiment) if experiment.strategy.trains else ""
         self._rows: list[dict[str, str]] = []
         self._rounds: list[int] = []
         """Of each task, once the first has started."""
@@ -27,6 +29,12 @@ class LiveDisplay:
         self._first = 0
         self._clock = time.monotonic()
         self._live = Live(self._table(), console=self._console, refresh_per_second=8, transient=True)
+
+    def show_start(self, folder: Path) -> None:
+        """Print the run's folder and the learner, as a difference from its preset."""
+        self._console.print(f"{self._name}: {folder}", highlight=False, markup=False, soft_wrap=True)
+        if self._learner:
+            self._console.print(self._learner, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

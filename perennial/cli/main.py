@@ -20,6 +20,7 @@ from perennial.cli.site import app as site
 from perennial.cli.steering import pause_run, resume_run, stop_run
 from perennial.cli.weights import weights
 from perennial.foundation.errors import ConfigError, PerennialError
+from perennial.foundation.installation import require_own_package
 from perennial.foundation.process_end import ends_in_one_go
 
 app = typer.Typer(
@@ -76,6 +77,9 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option(help="remove an earlier run of this name; without it the folder gets a number")
+    ] = False,
     cohort: Annotated[
         str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
     ] = None,
@@ -86,8 +90,23 @@ def run(
     """Run an experiment in the in-process engine."""
     from perennial.cli.start_up import import_run
 
-    run_command = import_run()
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, gpu)
+    if resume is not None:
+        if overwrite:
+            raise ConfigError(
+                "--overwrite: found with --resume, which goes on with a run; allowed one of them"
+            )
+        import_run()(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, gpu)
+        return
+    if experiment is None:
+        raise ConfigError("perennial run: give an experiment file, or --resume RUN")
+    from perennial.config.experiment import load_experiment
+    from perennial.engine.run_folders import new_run_folder
+
+    # what is wrong in the file, and the folder, take no import of PyTorch to be known
+    found = load_experiment(experiment, overrides, seed)
+    with new_run_folder(name or found.name, runs, overwrite) as folder:
+        run_command = import_run()
+        run_command(experiment, overrides or [], seed, folder.name, runs, workers, device, None, cohort, gpu)
 
 
 @app.command()
@@ -132,6 +151,9 @@ def check(
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
     ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE of an experiment, as for `perennial run`")
+    ] = None,
     memory: Annotated[float, typer.Option(help="most memory to take for it, in GiB")] = 8.0,
     resume: Annotated[
         Path | None,
@@ -142,13 +164,15 @@ def check(
     if resume is not None:
         from perennial.cli.check_resume import check_resume_command
 
+        if overrides:
+            raise ConfigError("--set: found with --resume; allowed with an experiment's file")
         check_resume_command(resume, path)
         return
     if path is None:
         raise typer.BadParameter("give an experiment.yaml or a site.yaml, or --resume RUN")
     from perennial.cli.check import check_command
 
-    check_command(path, experiment, memory)
+    check_command(path, experiment, memory, overrides or [])
 
 
 @app.command(cls=WithPlugins)
@@ -288,6 +312,7 @@ def main() -> None:
     """Entry point: prints a PerennialError as one message; any other error keeps its traceback."""
     with ends_in_one_go():
         try:
+            require_own_package()
             refuse_former(sys.argv[1:])
             app()
         except PerennialError as error:

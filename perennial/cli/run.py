@@ -50,8 +50,10 @@ def run_command(
     loaded = settings.load()
     folder = settings.folder(loaded)
     changed = brought_up_to_date(folder, loaded) if resume is not None else ""
+    display = LiveDisplay(loaded)
+    display.show_start(folder)
     try:
-        with LiveDisplay(loaded) as display:
+        with display:
             summary = run_in_process(settings, workers, display.on_event, asked)
     except KeyboardInterrupt:
         print(f"perennial: stopped; go on with: perennial run --resume {folder}", file=sys.stderr)

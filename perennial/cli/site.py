@@ -59,7 +59,6 @@ def open_(
     from perennial.cli.secret_files import read_text
     from perennial.deploy.bundle import open_bundle
     from perennial.deploy.certificates import read_validity
-    from perennial.deploy.keys import fingerprint
 
     passphrase = read_text(passphrase_file).strip() if passphrase_file else None
     if sealed and passphrase is None:
@@ -68,9 +67,6 @@ def open_(
         typer.echo(f"{folder / name}")
     for authority in read_validity(folder / "ca.crt"):
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")
-    if (folder / "publisher.pub").exists():
-        mark = fingerprint((folder / "publisher.pub").read_bytes())
-        typer.echo(f"publisher:   {mark} (compare by telephone)")
 
 
 @app.command()
@@ -79,15 +75,13 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Show what an app asks for, and let exactly this signed experiment run here."""
+    """Show what an app asks for, and let exactly this experiment run here."""
     from perennial.config.site import load_site_config
     from perennial.deploy.approval import approve as approve_app
     from perennial.deploy.approval import read_offer, require_hash
-    from perennial.deploy.signing import check_signature
 
     config = load_site_config(site)
     offer = read_offer(fab, config)
-    check_signature(fab, site.absolute().parent / "publisher.pub", offer.data)
     _show(offer, config)
     require_hash(offer, sha256)
     approved = approve_app(offer, _flower_home(site), config.approvals)
@@ -173,8 +167,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
-    codes = bool(setup.config.other_code)
-    for line in in_words(setup.config.policy, any_app=setup.connection.any_app, other_code=codes):
+    for line in in_words(setup.config.policy, any_app=setup.connection.any_app):
         typer.echo(line)
     typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
     check_superlink(setup)

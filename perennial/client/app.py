@@ -100,7 +100,7 @@ def _answer(
 
     def act(identity: Identity) -> Message:
         if identity.deployed:
-            check_bytes(identity.policy, message.content)
+            check_bytes(message.content)
         request = expected.from_record(message.content)
         facts = {"run": _run_name(identity, context), "round": getattr(request, "round", 0)}
         speak_of(site=identity.name, **facts)

@@ -1,13 +1,11 @@
 """The first check of a deployed site: is this request one that the approved experiment makes?
 
-The policy must also bear its size. What the request would release is judged afterwards, by client/policy.py
+What the request would release is judged afterwards, by client/policy.py
 and client/floor.py, where it is computed.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from perennial.client.identity import Identity
 from perennial.client.plan import Plan
@@ -16,7 +14,7 @@ from perennial.client.quota import Quota
 from perennial.client.request_count import RequestCount
 from perennial.client.site import registry_of_site, require_same_experiment, require_split_key
 from perennial.client.split_key import keep_split_key
-from perennial.client.time_limit import TIME_RULE, time_limit
+from perennial.client.time_limit import LONGEST, TIME_RULE, time_limit
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import (
@@ -26,9 +24,11 @@ from perennial.foundation.errors import (
     PrivacyError,
     StateError,
 )
-from perennial.learning.private_training import steps_of_round
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
+
+LARGEST_CLIP_NORM = 10.0
+"""Of an adaptive clip norm in mode client_central, where the experiment does not name a larger first one."""
 
 
 @contextmanager
@@ -47,10 +47,9 @@ def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
     registry = registry_of_site(identity)
     require_same_experiment(experiment, registry, request)
     plan = Plan(experiment, registry)
-    check_bounds(policy, experiment, plan.rounds)
     kind = plan.check(request)
     if isinstance(request, TrainRequest):
-        check_clip_norm(policy, experiment, request.clip_norm)
+        check_clip_norm(experiment, request.clip_norm)
     folder = identity.state_dir / "runs" / request.run
     if identity.limits is not None:
         Quota(folder.parent, identity.limits).require(folder, 0)
@@ -59,7 +58,7 @@ def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
     if identity.own_data is not None:
         keep_split_key(folder, request.split_key)
     try:
-        with time_limit(policy.max_seconds):
+        with time_limit(LONGEST):
             yield
     except PerennialError as error:
         if _told_nothing(request, error):
@@ -79,67 +78,12 @@ def _told_nothing(request: Stamp, error: PerennialError) -> bool:
     return of_the_site and not str(error).startswith(TIME_RULE)
 
 
-@dataclass(frozen=True)
-class Bound:
-    """One setting of an experiment and the policy's limit on it.
-
-    rule: key of the policy. key: of the experiment. least: `allowed` is a minimum for `found`, not a maximum.
-    """
-
-    rule: str
-    key: str
-    found: float
-    allowed: float
-    least: bool = False
-
-    @property
-    def holds(self) -> bool:
-        return self.found >= self.allowed if self.least else self.found <= self.allowed
-
-    def __str__(self) -> str:
-        words = "at least" if self.least else "at most"
-        return f"policy.{self.rule}: {self.key}: found {self.found:g}, allowed {words} {self.allowed:g}"
-
-
-def bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Iterator[Bound]:
-    """Yield every limit of the policy that applies to the experiment, with the experiment's own value.
-
-    rounds: of the whole run. Clip norm and noise multiplier are limited in mode client_central alone, where
-    the site has to trust the server with its update; in other modes the site adds noise, and the ledger
-    counts its cost.
-    """
-    learner, privacy = experiment.learner, experiment.privacy
-    yield Bound("max_rounds", "rounds of all tasks", rounds, policy.max_rounds)
-    yield Bound("max_epochs", "learner.epochs", learner.epochs, policy.max_epochs)
-    if privacy.mode == "sample" and privacy.release == "updates":
-        steps = steps_of_round(learner, privacy)
-        yield Bound("max_steps", "steps of a round", steps, policy.max_steps)
-    if privacy.mode == "client_central":
-        assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
-        yield Bound("max_clip_norm", "privacy.clip_norm", privacy.clip_norm, policy.max_clip_norm)
-        yield Bound(
-            "min_noise_multiplier",
-            "privacy.noise_multiplier",
-            privacy.noise_multiplier,
-            policy.min_noise_multiplier,
-            least=True,
-        )
-
-
-def check_bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> None:
-    """Raises PolicyRefusal naming the first limit that an experiment breaks. rounds: of the whole run."""
-    for bound in bounds(policy, experiment, rounds):
-        if not bound.holds:
-            raise PolicyRefusal(str(bound))
-
-
 def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
     """Yield, in words, each demand of the policy that the experiment as a whole does not meet."""
     try:
         check_secure(policy, plan.experiment, plan.experiment.data.sites)
     except PolicyRefusal as refusal:
         yield str(refusal)
-    yield from (str(bound) for bound in bounds(policy, plan.experiment, plan.rounds) if not bound.holds)
     if policy.max_evaluations is not None and plan.questions() > policy.max_evaluations:
         yield (
             f"policy.max_evaluations: the experiment asks how many answers of {plan.questions()} models are "
@@ -147,21 +91,14 @@ def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
         )
 
 
-def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float | None) -> None:
-    """Raises PolicyRefusal if a request's clip norm, in mode client_central, is above the policy's."""
-    bound = Bound("max_clip_norm", "clip_norm of the request", clip_norm or 0.0, policy.max_clip_norm)
-    if experiment.privacy.mode == "client_central" and not bound.holds:
-        raise PolicyRefusal(str(bound))
+def check_clip_norm(experiment: Experiment, clip_norm: float | None) -> None:
+    """Raises PolicyRefusal if a request's clip norm hands the server more than the experiment's own could.
 
-
-def check_steps(policy: SitePolicy, experiment: Experiment, samples: int) -> None:
-    """Refuse training that would take more steps than the policy allows.
-
-    Raises PolicyRefusal, which does not say how many samples the site has.
+    With adaptive clipping the server chooses it, and in mode client_central sees what it leaves of an update.
     """
-    steps = experiment.learner.epochs * math.ceil(samples / experiment.learner.batch_size)
-    if experiment.privacy.mode != "sample" and steps > policy.max_steps:
+    privacy = experiment.privacy
+    allowed = max(LARGEST_CLIP_NORM, privacy.clip_norm or 0.0)
+    if privacy.mode == "client_central" and (clip_norm or 0.0) > allowed:
         raise PolicyRefusal(
-            f"policy.max_steps: a round of {experiment.learner.epochs} epochs with batches of "
-            f"{experiment.learner.batch_size} takes more than {policy.max_steps} steps here"
+            f"clip_norm of the request: found {clip_norm:g}, allowed at most {allowed:g} in client_central"
         )

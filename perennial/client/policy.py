@@ -90,7 +90,7 @@ def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
     if count_noise(experiment) is not None:
         check_claim(experiment)
         if privacy.mode == "client_central":
-            check_promise(policy, "evaluation.noise_multiplier", experiment.evaluation.noise_multiplier)
+            check_promise("evaluation.noise_multiplier", experiment.evaluation.noise_multiplier)
         why = f"the experiment's noise on counts hides one {privacy.hidden_unit}"
         kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
         _demand(policy, kind, why, privacy.noise_source)
@@ -119,16 +119,10 @@ def check_compared_heads(policy: SitePolicy, experiment: Experiment) -> None:
     _demand(policy, "none", "right answers of compared heads leave without noise")
 
 
-def check_promise(policy: SitePolicy, key: str, multiplier: float | None) -> None:
-    """Raises PolicyRefusal if noise that the server will add is less than policy.min_noise_multiplier.
-
-    multiplier: the noise multiplier under `key` of the experiment; None counts as too little.
-    """
-    if multiplier is None or multiplier < policy.min_noise_multiplier:
-        raise PolicyRefusal(
-            f"policy.min_noise_multiplier: {key}: found {multiplier}, allowed at least "
-            f"{policy.min_noise_multiplier:g}"
-        )
+def check_promise(key: str, multiplier: float | None) -> None:
+    """Raises PolicyRefusal if the server promises no noise. multiplier: under `key` of the experiment."""
+    if not multiplier:
+        raise PolicyRefusal(f"{key}: found {multiplier}, allowed a number above 0: the noise hides this site")
 
 
 def _refuse_beside_sums(policy: SitePolicy, what: str) -> None:

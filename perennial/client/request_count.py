@@ -22,6 +22,8 @@ TABLES = (
     "asked (experiment TEXT, run TEXT, kind TEXT, place TEXT)",
     "questions (experiment TEXT, run TEXT, kind TEXT, place TEXT, question TEXT, models INTEGER)",
 )
+REPEATS = 3
+"""How often a request of a round may be repeated, because a server that crashed asks again."""
 OF_A_TASK = ("sparsity",)
 """Kinds that an experiment asks for once in a task, in whichever round; others are counted by round."""
 UNCOUNTED = ("digest", "vote", "open")
@@ -41,7 +43,7 @@ class RequestCount:
     def take(self, policy: SitePolicy, plan: Plan, kind: str, request: Stamp) -> None:
         """Count one request, if the experiment may still make it.
 
-        A repeat counts again: policy.max_repeats are allowed beyond what the plan needs. Kinds in UNCOUNTED
+        A repeat counts again: REPEATS are allowed beyond what the plan needs. Kinds in UNCOUNTED
         are counted only when they begin a run, of which policy.max_runs are allowed.
         Raises PolicyRefusal naming the rule when it may not, StateError when it cannot be counted.
         """
@@ -67,10 +69,10 @@ class RequestCount:
                 (experiment.digest, request.run, kind, place),
             ).fetchone()
             most = plan.most(kind, request.round)
-            if before >= most + policy.max_repeats:
+            if before >= most + REPEATS:
                 raise PolicyRefusal(
-                    f"policy.max_repeats: {kind} of {place} was asked for {before} times; the experiment "
-                    f"needs {most}, and {policy.max_repeats} repeats are allowed"
+                    f"repeated request: {kind} of {place} was asked for {before} times; the experiment "
+                    f"needs {most}, and {REPEATS} repeats are allowed"
                 )
             if kind in COUNTS:
                 self._note_question(book, policy, plan, (request.run, kind, place), request)
@@ -122,7 +124,7 @@ class RequestCount:
         most = policy.max_evaluations
         if most is None:
             needed = len(plan.last_rounds) if fitted else plan.questions()
-            most = needed * policy.max_runs + policy.max_repeats
+            most = needed * policy.max_runs + REPEATS
         if before + models > most:
             raise PolicyRefusal(
                 f"policy.max_evaluations: this experiment has asked how many answers of {before} models are "

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perennial.client.settings import part_of_settings
 from perennial.config.turn import Turn
 from perennial.data.apportion import apportion
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
+from perennial.learning.site_method import part_of_settings
 from perennial.models.feature_noise import noised_features
 from perennial.protocol.messages import TrainRequest
 

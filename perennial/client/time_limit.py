@@ -9,21 +9,23 @@ from types import FrameType
 
 from flwr.app import RecordDict
 
-from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.fields import read_kind, record_bytes
 
+LARGEST = 2**30
+"""Bytes of the tensors and texts of one request."""
+LONGEST = 3600.0
+"""Seconds of work for one request."""
 
-def check_bytes(policy: SitePolicy, record: RecordDict) -> None:
-    """Raises PolicyRefusal for a request that is larger than the policy bears, before it is parsed."""
+
+def check_bytes(record: RecordDict) -> None:
+    """Raises PolicyRefusal for a request that is larger than a site bears, before it is parsed."""
     found = record_bytes(record)
-    if found > policy.max_bytes:
-        raise PolicyRefusal(
-            f"policy.max_bytes: {read_kind(record)}: found {found} bytes, allowed {policy.max_bytes}"
-        )
+    if found > LARGEST:
+        raise PolicyRefusal(f"largest request: {read_kind(record)}: found {found} bytes, allowed {LARGEST}")
 
 
-TIME_RULE = "policy.max_seconds"
+TIME_RULE = "longest request"
 """What a refusal begins with that ended a request for its length."""
 
 

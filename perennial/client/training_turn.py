@@ -12,10 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.corrections import LocalCorrection, open_correction
-from perennial.client.data_free_distillation import open_data_free_distillation
 from perennial.client.digests import withdrawal
-from perennial.client.door import check_steps
 from perennial.client.floor import check_floor
 from perennial.client.measurements import measured
 from perennial.client.own_model import keep_own_layers, with_own_layers
@@ -31,6 +28,7 @@ from perennial.config.turn import Turn
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
+from perennial.learning.site_method import LocalTurn, SiteMethods
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
@@ -47,10 +45,10 @@ class TrainingTurn:
 
     model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
     indices: (n,) of the samples, exemplars last. chosen: the records that the update is charged to. teacher:
-    frozen model of the task before, or None if no term needs it. turn: the site's turn in a ring, or None.
-    neighbours: measures for Bayesian accounting how far one record more would move the update. own: names of
-    the layers that stay here.
-    start: the tensors that the model holds, as they were received.
+    frozen model of the task before, or None if no term needs it. methods: the site halves that the experiment
+    names. turn: the site's turn in a ring, or None. neighbours: measures for Bayesian accounting how far one
+    record more would move the update. own: names of the layers that stay here. start: the tensors that the
+    model holds, as they were received.
     """
 
     site: Site
@@ -61,7 +59,7 @@ class TrainingTurn:
     indices: Tensor
     chosen: Chosen
     teacher: IncrementalModel | None
-    correction: LocalCorrection
+    methods: SiteMethods
     own: list[str]
     turn: Turn | None
     neighbours: NeighbourDistances | None
@@ -87,8 +85,6 @@ class TrainingTurn:
             indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
         policy = site.identity.policy
         check_floor(policy, "update", len(indices))
-        if site.identity.deployed:
-            check_steps(policy, site.experiment, len(indices))
         chosen = choose(site, charges.update(site.experiment, request.run), indices)
         exemplars = (
             int(torch.isin(chosen.rows, indices[len(indices) - exemplars :]).sum()) if exemplars else 0
@@ -100,7 +96,7 @@ class TrainingTurn:
             model, flat = site.models.load(request.num_classes, arrays, previous)
         else:
             arrays, model, flat = beside.start, beside.model, beside.flat
-        correction = open_correction(site, request, flat)
+        methods = open_methods(site, request, flat)
         adversary = _adversary(site)
         data = site.samples(indices, exemplars=exemplars)
         if adversary == "label_flip":
@@ -117,7 +113,7 @@ class TrainingTurn:
             indices=indices,
             chosen=chosen,
             teacher=teacher,
-            correction=correction,
+            methods=methods,
             own=own,
             turn=turn,
             neighbours=NeighbourDistances.of(
@@ -149,12 +145,11 @@ class TrainingTurn:
         trains on halves too.
         """
         private = self.site.experiment.privacy.mode == "sample"
-        if self.turn is not None or self.neighbours is not None or private:
+        if self.turn is not None or self.neighbours is not None or private or self.methods.one_site_alone:
             return None
         from perennial.learning.cohort_training import Member
 
-        extra = open_data_free_distillation(self.site, self.request)
-        return Member(self.data, start, self._batches(), self.correction.gradient, extra)
+        return Member(self.data, start, self._batches(), self.methods.correction, self.methods.extra)
 
     def _trained(self) -> TrainingResult:
         """Train the model in place, by the learner that the experiment names and under its privacy mode."""
@@ -175,8 +170,9 @@ class TrainingTurn:
             "augmentation": self.site.experiment.data.augmentation,
             "progress": self.request.progress,
             "first_class": self.site.task_range(self.request).start,
-            "correction": self.correction.gradient,
-            "extra": open_data_free_distillation(self.site, self.request),
+            "correction": self.methods.correction,
+            "extra": self.methods.extra,
+            "terms": self.methods.terms,
         }
 
     def _by_private_steps(self) -> TrainingResult:
@@ -226,7 +222,7 @@ class TrainingTurn:
             self.neighbours.keep()
         released = release_update(site, request, result, len(self.indices), self.chosen)
         flat.clear_held(result.update)
-        self.correction.remember(result.update, result.steps)
+        self.methods.close(result.update, result.steps)
         metrics = {**measured(site, request, self.model, self.indices, result), **withdrawal(site)}
         reply = TrainReply(
             **request.stamp_fields,
@@ -235,6 +231,25 @@ class TrainingTurn:
             metrics=json.dumps(metrics),
         )
         return check_reply(site, reply)
+
+
+def open_methods(site: Site, request: TrainRequest, flat: FlatParameters) -> SiteMethods:
+    """The site halves of the experiment's methods, opened. flat: the model as it was received."""
+    methods = SiteMethods.of(site.experiment)
+    if methods.methods:
+        methods.open(
+            LocalTurn(
+                site=site.name,
+                seed=site.experiment.seed,
+                learner=site.experiment.learner,
+                request=request,
+                flat=flat,
+                input_shape=site.models.input_shape,
+                device=site.models.device,
+                records=site.state(request.run),
+            )
+        )
+    return methods
 
 
 def _adversary(site: Site) -> AdversaryKind | None:

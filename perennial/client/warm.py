@@ -14,7 +14,10 @@ ALWAYS = ("door", "handlers", "secure_answers", "site")
 
 def import_for(experiment: Experiment) -> None:
     """Import what answering the requests of an experiment needs."""
+    from perennial.learning.site_method import SiteMethods
+
     for name in ALWAYS:
         import_module(f"perennial.client.{name}")
+    SiteMethods.of(experiment)
     if experiment.privacy.mode == "sample":
         import_module("perennial.learning.private_training")

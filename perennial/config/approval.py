@@ -22,16 +22,16 @@ from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError, 
 
 
 class Approval(Block):
-    """One approval, of an experiment or of an app with code of its own.
+    """One approval of an experiment.
 
     app: folder below flower/apps, or '' for an experiment without an app. bundle: SHA-256 of the .fab file.
-    experiment: digest of the document; '' for an app with code. document: what was shown, in its very
-    bytes. manifest: of an app with code, the SHA-256 of every member.
+    experiment: digest of the document. document: what was shown, in its very bytes. manifest: written by
+    0.2.0, and not read.
     """
 
     app: str
     bundle: str
-    experiment: str
+    experiment: str = Field(min_length=1)
     document: str
     time: str
     manifest: dict[str, str] = Field(default_factory=dict)
@@ -39,7 +39,7 @@ class Approval(Block):
     @property
     def name(self) -> str:
         """Name of the record's file; an encoder's text is in the folder of the same name without .json."""
-        return f"{self.experiment[:16] or 'code'}-{self.bundle[:16] or 'installed'}.json"
+        return f"{self.experiment[:16]}-{self.bundle[:16] or 'installed'}.json"
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class OneOf(Block):
 class Asks(Block):
     """Everything that requests of a method may ask of a site beside an update of the model.
 
+    site_half: the method has a half of its own that sites run, the attribute `site_half` of its class.
     measurements: figures that a site may be asked to report beside its update.
     settings: dotted key of a request's settings -> values that it may have; None: whatever the site's own
     check of the key admits. A first part that no key has is refused.
@@ -57,6 +58,7 @@ class Asks(Block):
     single_updates: why the server needs the update of each site in the clear; "": a sum is enough.
     """
 
+    site_half: bool = False
     measurements: tuple[Measurement, ...] = ()
     settings: dict[str, Between | OneOf | None] = Field(default_factory=dict)
     personal_layers: bool = False

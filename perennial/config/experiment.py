@@ -16,8 +16,9 @@ from perennial.config.bounds import BoundsConfig
 from perennial.config.combinations import CHECKS
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig
-from perennial.config.learner import DEFAULT_LEARNER, NO_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
+from perennial.config.learner import NO_LEARNER, LearnerConfig
 from perennial.config.methods import with_targets
+from perennial.config.presets import NONE, choose_preset, complete_learner
 from perennial.config.removed import drop_removed_from_experiment
 from perennial.config.rounds import PretrainingConfig, RoundsConfig
 from perennial.config.secure import SecureConfig
@@ -126,20 +127,23 @@ class Experiment(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_learner(cls, content: Any) -> Any:
-        """Where sites train and the file names no learner, the default stands there."""
-        if not isinstance(content, dict) or content.get("learner") is not None:
+    def _learner_is_complete(cls, content: Any) -> Any:
+        """Where sites train, the learner's block is merged with its preset."""
+        if not isinstance(content, dict):
             return content
         try:
             trains = StrategySpec.model_validate(name_only(content.get("strategy", "fedavg"))).trains
         except ValidationError:
             return content
-        if not trains:
+        block = content.get("learner")
+        if not trains and block is None:
             return {key: value for key, value in content.items() if key != "learner"}
         privacy = content.get("privacy")
         mode = privacy.get("mode") if isinstance(privacy, dict) else getattr(privacy, "mode", None)
-        learner = SAMPLE_LEVEL_LEARNER if mode == "sample" else DEFAULT_LEARNER
-        return {**content, "learner": learner}
+        try:
+            return {**content, "learner": complete_learner(block, choose_preset(mode) if trains else NONE)}
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
     @model_validator(mode="before")
     @classmethod
@@ -200,13 +204,16 @@ class Experiment(Block):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | None = None) -> Experiment:
+def load_experiment(
+    path: Path | str, overrides: list[str] | None = None, seed: int | None = None
+) -> Experiment:
     """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
 
     Relative paths, of data, of an encoder and of a finished run, are relative to the file's folder when
     they exist there, else to the working folder.
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
+    path = Path(path)
     content = apply_overrides(read_yaml(path), overrides or [])
     if seed is not None:
         content["seed"] = seed

@@ -176,6 +176,9 @@ class Correction(FiniteBlock):
 class LearnerConfig(FiniteBlock):
     """The local learner. A published method is a choice of these parts."""
 
+    preset: str | None = Field(default=None, exclude=True)
+    """default, sample_level, replay or none: what this block is completed with, and only what differs need
+    be written; the resolved experiment has every key and no preset."""
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
     optimizer: Optimizer
@@ -202,17 +205,6 @@ class LearnerConfig(FiniteBlock):
     channels_last: bool = False
     """Memory layout that convolutions of GPUs prefer, of images and weights."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _stands_alone(cls, content: Any) -> Any:
-        if isinstance(content, dict) and "optimizer" not in content:
-            raise ValueError(
-                "key 'optimizer' is missing: a learner block is complete in itself; leave `learner` "
-                "out for the "
-                "default, or write all of it out as `perennial check` shows it"
-            )
-        return content
-
     @model_validator(mode="after")
     def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
@@ -229,7 +221,7 @@ class LearnerConfig(FiniteBlock):
         if self.classification.name == "current_softmax" and self.memory is not None:
             raise ValueError(
                 "classification current_softmax has no place for exemplars of earlier classes; "
-                "allowed without `memory`"
+                "allowed with `memory: null`"
             )
         if self.means == "global" and self.classifier != "nearest_mean":
             raise ValueError("means: found 'global', allowed with classifier nearest_mean")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from perennial.config.asks import Asks
 from perennial.config.learner import CLASSIFICATIONS
-from perennial.config.strategies import STRATEGIES
+from perennial.config.strategies import STRATEGIES, asks_of, nested
 from perennial.data.source_kinds import SOURCES
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
@@ -104,15 +104,17 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def require_code_of_sites(experiment: "Experiment") -> None:
-    """Raises ConfigError for a source, network or loss of an experiment that no plug-in in use has.
+    """Raises ConfigError for a source, network, loss or site half that no plug-in in use has.
 
-    Sites need these. They need no code of a strategy, which works at the server.
+    Sites need these. They need no code of a strategy without a site half, which works at the server.
     """
+    of = nested(experiment.strategy.name, experiment.strategy.parameters)
     learnt = [each.layout for each in experiment.model.maps if isinstance(each, ModelMapConfig)]
     networks = [experiment.model, *(layout.model for layout in learnt if layout is not None)]
     named: list[tuple[plugins.Kind, str]] = [
         ("source", experiment.data.source),
         ("loss", experiment.learner.classification.name),
+        *(("strategy", name) for name, keys in of if asks_of(name, keys).site_half),
         *(("model", name) for network in networks for name in (network.name, network.backbone or "")),
     ]
     for kind, name in named:

@@ -35,7 +35,18 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
 }
 """(strategy, its key) -> what became of it, for a strategy alone and for one that is the base of another."""
 
+_BY_APPROVAL = "The approved experiment fixes it; `perennial site review` shows it before the approval."
+_FIXED = "The limit is the same at every site."
 SITE: dict[str, Removed] = {
+    "policy.max_epochs": Removed(20, _BY_APPROVAL),
+    "policy.max_steps": Removed(20_000, _BY_APPROVAL),
+    "policy.max_rounds": Removed(2_000, _BY_APPROVAL),
+    "policy.max_clip_norm": Removed(10, _BY_APPROVAL),
+    "policy.min_noise_multiplier": Removed(0.5, _BY_APPROVAL),
+    "policy.max_repeats": Removed(3, _FIXED),
+    "policy.max_seconds": Removed(3600, _FIXED),
+    "policy.max_bytes": Removed(2**30, _FIXED),
+    "other_code": Removed([], "An app carries no code; install code as a plug-in (`plugins`)."),
     "receipts": Removed(None, "ledger_tip, a file outside state_dir that every site has by default"),
 }
 """Dotted path in site.yaml -> what became of it."""

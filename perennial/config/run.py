@@ -94,7 +94,12 @@ class RunSettings:
 
     def folder(self, experiment: Experiment) -> Path:
         """Absolute path of the run's folder."""
-        return Path(os.path.abspath(os.path.expanduser(self.runs))) / (self.name or experiment.name)
+        return runs_folder(self.runs) / (self.name or experiment.name)
+
+
+def runs_folder(runs: Path | str) -> Path:
+    """Absolute path of the folder that holds run folders."""
+    return Path(os.path.abspath(os.path.expanduser(runs)))
 
 
 @dataclass(frozen=True)

@@ -58,29 +58,11 @@ class SitePolicy(Block):
     """Lifetime budget of this site, over all runs; None: no budget, which require_privacy
     other than none forbids."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    max_clip_norm: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """Mode client_central: the largest norm of an update that reaches the server, which sees
-    it in the clear."""
-    min_noise_multiplier: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Mode client_central: the least noise that the server has to promise; no site can see
-    whether it adds it."""
-    max_epochs: int = Field(default=20, ge=1)
-    """Most local epochs in one round."""
-    max_steps: int = Field(default=20_000, ge=1)
-    """Most optimiser steps in one round."""
-    max_rounds: int = Field(default=2_000, ge=1)
-    """Most rounds of one experiment, all its tasks together."""
-    max_seconds: float = Field(default=3_600.0, gt=0, allow_inf_nan=False)
-    """Longest time for one request."""
-    max_bytes: int = Field(default=2**30, ge=1)
-    """Most bytes of tensors in one request."""
     max_evaluations: int | None = Field(default=None, ge=0)
     """Most models whose right answers on held-out samples one approved experiment learns in all its runs;
-    None: as many as it needs in max_runs runs, and max_repeats more. What is asked again is none."""
+    None: as many as it needs in max_runs runs, and a few more. What is asked again is none."""
     max_runs: int = Field(default=3, ge=1)
     """Most runs of one approved experiment; a run that is resumed is the same run."""
-    max_repeats: int = Field(default=3, ge=0)
-    """How often a request of a round may be repeated, because a server that crashed asks again."""
     require_secure: bool = False
     """Whether this site's values leave as a part of masked sums only (docs/secure_aggregation.md)."""
     least_sites: int = Field(default=2, ge=2)
@@ -180,9 +162,6 @@ class SiteConfig(Block):
     plugins: dict[str, str] = Field(default_factory=dict)
     """Installed packages with models, losses or sources of others that an approved experiment may use:
     package -> SHA-256 of its source; where another one is installed, `perennial site review` tells it."""
-    other_code: list[str] = Field(default_factory=list)
-    """SHA-256 of app bundles with code of their own that may be approved here, for research: their code can
-    read what the SuperNode's user can, and nothing in this file binds it."""
     policy: SitePolicy = SitePolicy()
     connection: Connection | None = None
 

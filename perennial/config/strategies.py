@@ -58,9 +58,9 @@ ASKS: Mapping[str, Asks] = {
     "fednova": Asks(
         clear_uploads=("steps",), single_updates="its weights are normalised by what single sites report"
     ),
-    "scaffold": Asks(settings=_corrected("scaffold"), clear_uploads=("steps",)),
-    "feddyn": Asks(settings=_corrected("feddyn")),
-    "adabest": Asks(settings=_corrected("adabest")),
+    "scaffold": Asks(site_half=True, settings=_corrected("scaffold"), clear_uploads=("steps",)),
+    "feddyn": Asks(site_half=True, settings=_corrected("feddyn")),
+    "adabest": Asks(site_half=True, settings=_corrected("adabest")),
     "feddisco": Asks(
         measurements=("label_counts",),
         clear_uploads=("label_counts",),
@@ -83,7 +83,7 @@ ASKS: Mapping[str, Asks] = {
     "pfa": Asks(personal_layers=True, own_models=True, sparsity=True),
     "serial_ring": Asks(settings={"turn": None}, segments=USUAL_SEGMENTS, single_updates=_HANDED_ON),
     "cyclic_weight_transfer": Asks(single_updates=_HANDED_ON),
-    "target": Asks(settings={"rehearsal": None}),
+    "target": Asks(site_half=True),
 }
 """A strategy that is not here asks for nothing beside its updates, each in the clear."""
 

@@ -202,9 +202,9 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
         node = result
         *parents, last = key.strip().split(".")
         for parent in parents:
-            child = node.setdefault(parent, {})
+            child = node.get(parent)
             if not isinstance(child, dict):
-                child = node[parent] = {"name": child}
+                child = node[parent] = {} if child is None else {"name": child}
             node = child
         node[last] = _parsed(value, f"--set {override!r}")
     return result

@@ -39,7 +39,7 @@ TAGS = (
 )
 
 
-COMPRESSED = "pip install 'perennial[dicom-compressed]'"
+COMPRESSED = "pip install 'perennial-fl[dicom-compressed]'"
 """The extra with a decoder for what pydicom and Pillow cannot decompress: lossless JPEG and JPEG-LS."""
 DECODERS = ("pydicom", "pillow")
 """pydicom's plug-ins that go before all others, so that what else is installed moves no pixel."""
@@ -98,7 +98,7 @@ def _opened(path: Path, tags: Sequence[str], *, before_pixels: bool = False) -> 
         import pydicom
         from pydicom.config import settings
     except ImportError as error:
-        raise ConfigError(f"{path}: DICOM files need pydicom: pip install 'perennial[dicom]'") from error
+        raise ConfigError(f"{path}: DICOM files need pydicom: pip install 'perennial-fl[dicom]'") from error
     settings.reading_validation_mode = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

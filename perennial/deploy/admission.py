@@ -22,26 +22,12 @@ from perennial.deploy.flower_seam import (
     public_key_to_bytes,
 )
 from perennial.deploy.handshake import Unreachable
+from perennial.deploy.reasons import CLOCK, CONNECTED, REASONS, REVOKED, UNREGISTERED
 from perennial.foundation.errors import StateError, shown
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-UNREGISTERED = (
-    "this site's key is not registered at the SuperLink; send the operator its .pub file, for `perennial "
-    "deploy add-site` and `perennial deploy register`"
-)
-REVOKED = (
-    "the operator has revoked this site's key, which cannot be registered again; to come back, make a new "
-    "one with `perennial site keygen` and send the operator its .pub file"
-)
-CONNECTED = (
-    "another SuperNode is connected with this key: either this site's own, which ended less than two minutes "
-    "ago (wait so long), or one on another machine (stop it; each site needs a key of its own). If you know "
-    "of none, the key was copied: ask the operator to revoke it"
-)
-CLOCK = "this machine's clock and the SuperLink's differ; set the clock"
-REASONS = (UNREGISTERED, REVOKED, CONNECTED)
 SECONDS = 10
 NO_HEARTBEAT = 0.0
 """An interval that Flower refuses, after it has looked for the key."""

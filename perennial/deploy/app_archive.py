@@ -6,7 +6,6 @@ may read such an archive in another way than this one.
 """
 
 import hashlib
-import re
 import struct
 import zlib
 from dataclasses import dataclass
@@ -16,18 +15,13 @@ from perennial.foundation.errors import ConfigError, shown
 
 LARGEST = 64 * 2**20
 """Bytes of an app, and of what it unpacks to."""
-MOST = 4_000
-"""Members."""
 LONGEST_NAME = 200
 MANIFEST = ".info/CONTENT"
-CODE_SUFFIXES = (".py", ".toml", ".yaml", ".yml", ".json", ".md", ".txt", ".csv")
-"""What an app with code of its own may hold: text that a person can read."""
 _END = struct.Struct("<4s4H2LH")
 _LISTED = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _UTF8 = 0x800
 _FOLDER = 0x10
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 
 
 @dataclass(frozen=True)
@@ -43,24 +37,20 @@ class _Member:
     raw: bytes
 
 
-def read_members(data: bytes, where: str, allowed: dict[str, int] | None) -> dict[str, bytes]:
+def read_members(data: bytes, where: str, allowed: dict[str, int]) -> dict[str, bytes]:
     """Read the members of an app archive: content by name.
 
-    data: the archive, named `where` in errors. allowed: name -> most bytes, of the members that it may have;
-    None: any text, as an app with code has. Raises ConfigError naming the first member or fact that no such
-    archive has.
+    data: the archive, named `where` in errors. allowed: name -> most bytes, of the members that it may have.
+    Raises ConfigError naming the first member or fact that no such archive has.
     """
     if len(data) > LARGEST:
         raise ConfigError(f"{where}: found {len(data)} bytes, allowed {LARGEST}")
-    listed = _listed(data, where, MOST if allowed is None else len(allowed))
+    listed = _listed(data, where, len(allowed))
     for member in listed:
-        if allowed is None:
-            _check_code_name(member.name, where)
-        elif member.name not in allowed:
+        if member.name not in allowed:
             raise ConfigError(
                 f"{where}: member {shown(repr(member.name))}: an app carries an experiment and no code; "
-                f"allowed: {', '.join(allowed)}. An app with code runs only where site.yaml names its "
-                "SHA-256 under `other_code`"
+                f"allowed: {', '.join(allowed)}"
             )
         elif member.size > allowed[member.name]:
             raise ConfigError(
@@ -162,15 +152,6 @@ def _check_names(names: list[str], where: str) -> None:
         parts = name.split("/")
         if any("/".join(parts[:depth]) in files for depth in range(1, len(parts))):
             raise ConfigError(f"{where}: member {name!r} lies in a folder that is a file too")
-
-
-def _check_code_name(name: str, where: str) -> None:
-    readable = _NAME.fullmatch(name) and name.endswith(CODE_SUFFIXES) and "__pycache__" not in name
-    if not readable and name != MANIFEST:
-        raise ConfigError(
-            f"{where}: member {shown(repr(name))}: allowed visible files of text in plain letters "
-            f"({', '.join(CODE_SUFFIXES)}) and {MANIFEST}"
-        )
 
 
 def _check_manifest(found: dict[str, bytes], where: str) -> None:

@@ -15,7 +15,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from perennial.config.document import DOCUMENT, ENCODER, document_digest, read_d
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import parse_yaml
-from perennial.deploy.app_archive import LARGEST, MANIFEST, read_members
+from perennial.deploy.app_archive import LARGEST, read_members
 from perennial.deploy.application import MEMBERS, PROJECT, project_file, version_of
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
@@ -43,35 +43,25 @@ class ApprovedApp:
 class Offer:
     """An app that was read, in the bytes that were read.
 
-    digest: SHA-256 of data. experiment, document: None and '' for an app with code of its own, which
-    site.yaml names under `other_code`. encoder: the text that came along, or b''. manifest: of an app
-    with code, the SHA-256 of every member.
+    digest: SHA-256 of data. encoder: the text that came along, or b''.
     """
 
     fab: Path
     data: bytes
     digest: str
-    experiment: Experiment | None = None
-    document: str = ""
+    experiment: Experiment
+    document: str
     encoder: bytes = b""
-    manifest: dict[str, str] = field(default_factory=dict)
 
 
 def read_offer(fab: Path, site: SiteConfig) -> Offer:
     """An app bundle, read once and whole; nothing of it is run, unpacked or kept.
 
-    Raises ConfigError naming the member or key when it is not what `perennial deploy stage` makes, or holds
-    code that site does not name.
+    Raises ConfigError naming the member or key when it is not what `perennial deploy stage` makes.
     """
     data = _read(fab)
     digest = hashlib.sha256(data).hexdigest()
     where = str(fab)
-    if digest in {known.lower() for known in site.other_code}:
-        members = read_members(data, where, None)
-        manifest = {
-            name: hashlib.sha256(content).hexdigest() for name, content in members.items() if name != MANIFEST
-        }
-        return Offer(fab, data, digest, manifest=manifest)
     members = read_members(data, where, MEMBERS)
     for name in (PROJECT, DOCUMENT):
         if name not in members:
@@ -124,10 +114,9 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     approval = Approval(
         app="",
         bundle=offer.digest,
-        experiment="" if offer.experiment is None else offer.experiment.digest,
+        experiment=offer.experiment.digest,
         document=offer.document,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
-        manifest=offer.manifest,
     )
     apps = flower_home / "apps"
     apps.mkdir(parents=True, exist_ok=True)
@@ -248,7 +237,7 @@ def _writable(approvals: Path) -> Iterator[None]:
 
 
 def _describe(name: str, approvals: list[Approval]) -> ApprovedApp:
-    names = (str(approval.settings.get("name", "code of its own")) for approval in approvals)
+    names = (str(approval.settings.get("name", "unnamed")) for approval in approvals)
     return ApprovedApp(name, tuple(names))
 
 
@@ -266,7 +255,7 @@ def _read(fab: Path) -> bytes:
 
 def _keep_encoder(offer: Offer, approval: Approval, approvals: Path) -> None:
     """Write an encoder's text beside the record that will name it."""
-    assert offer.experiment is not None and offer.experiment.encoder.sha256 is not None
+    assert offer.experiment.encoder.sha256 is not None
     with _writable(approvals):
         folder = approvals / approval.name.removesuffix(".json")
         folder.mkdir(exist_ok=True)

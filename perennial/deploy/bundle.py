@@ -14,7 +14,6 @@ from perennial.deploy.application import VERSION
 from perennial.deploy.approval import prepare_apps
 from perennial.deploy.federation import OperatorFolder, keep_out_of_git
 from perennial.deploy.keys import unseal, write_node_key
-from perennial.deploy.signing import SUFFIX
 from perennial.foundation.errors import ConfigError, shown
 from perennial.foundation.files import replace_file
 
@@ -22,9 +21,8 @@ TEMPLATES = Path(__file__).parent
 SEALED_KEY = "node.key.sealed"
 SUMS = "SHA256SUMS"
 AUTHORITIES = "ca.crt"
-PUBLISHER = "publisher.pub"
 RECEIPTS = "receipts.pub"
-OFFERED = re.compile(rf"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab({re.escape(SUFFIX)})?")
+OFFERED = re.compile(r"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab")
 REPLACED = ("GUIDE.md",)
 """Templates that a newer bundle may replace: nothing there runs or decides anything."""
 LARGEST = 64 * 2**20
@@ -51,11 +49,9 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
     files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
     if sealed.exists():
         files[SEALED_KEY] = sealed.read_bytes()
-    if folder.publisher_public.exists():
-        files[PUBLISHER] = folder.publisher_public.read_bytes()
     if folder.receipts_public.exists():
         files[RECEIPTS] = folder.receipts_public.read_bytes()
-    for path in sorted([*folder.apps.glob("*.fab"), *folder.apps.glob(f"*.fab{SUFFIX}")]):
+    for path in sorted(folder.apps.glob("*.fab")):
         files[f"offered/{path.name}"] = path.read_bytes()
     sums = [f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in sorted(files.items())]
     files[SUMS] = "".join(sums).encode()
@@ -71,8 +67,8 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
     """Unpack a bundle into a site's folder; returns the names of the files that were written.
 
     A bundle's checksums come from whoever made it, so they protect against damage alone. What it may write is
-    a closed list: the templates of a site, ca.crt, publisher.pub, receipts.pub, a sealed key, and apps on
-    offer with their signatures, which run only once they are approved. Templates that say what runs
+    a closed list: the templates of a site, ca.crt, receipts.pub, a sealed key, and apps on
+    offer, which run only once they are approved. Templates that say what runs
     (site.yaml, .env, compose.yaml, ...) are kept when they are there already, as keys are, so that a newer
     bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided. passphrase: opens
     a sealed key. Raises ConfigError for an archive that is damaged, holds other paths than a bundle's, or
@@ -86,8 +82,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
             raise ConfigError(f"{bundle}: holds a sealed key; give its passphrase")
         key = unseal(files[SEALED_KEY], passphrase, f"{bundle}: {SEALED_KEY}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-    # a publisher's key that came with the app it vouches for would vouch for nothing
-    kept = (_templates("site").keys() | {PUBLISHER, RECEIPTS}) - set(REPLACED)
+    kept = (_templates("site").keys() | {RECEIPTS}) - set(REPLACED)
     written = []
     for path, data in files.items():
         target = folder / path
@@ -108,7 +103,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
 
 
 def write_operator_files(folder: OperatorFolder) -> None:
-    """Write the operator's compose file and settings beside deploy.yaml."""
+    """Write what starts the operator's processes beside deploy.yaml: a compose file, or units of systemd."""
     facts = {
         "name": folder.federation.name,
         "project": project_name(folder.federation.name),
@@ -117,8 +112,10 @@ def write_operator_files(folder: OperatorFolder) -> None:
         "user": str(os.getuid() or 1000),
         "group": str(os.getgid() or 1000),
     }
+    units = folder.federation.runtime == "process"
     for path, data in _rendered("operator", facts).items():
-        replace_file(folder.path / path, data, mode=0o644)
+        if path.endswith(".service") == units:
+            replace_file(folder.path / path, data, mode=0o644)
 
 
 def project_name(name: str) -> str:
@@ -200,13 +197,13 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
 
 def _inside(member: tarfile.TarInfo, bundle: Path) -> str:
     """The path of a member below the bundle's folder. Raises ConfigError for one that no bundle has."""
-    named = {*_templates("site"), AUTHORITIES, PUBLISHER, RECEIPTS, SEALED_KEY, SUMS}
+    named = {*_templates("site"), AUTHORITIES, RECEIPTS, SEALED_KEY, SUMS}
     folder, _, path = member.name.partition("/")
     plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.size >= 0
     if not plain or folder in ("", ".", "..") or not (path in named or OFFERED.fullmatch(path)):
         raise ConfigError(
             f"{bundle}: member {shown(repr(member.name))}: allowed plain files below one folder: "
-            f"{', '.join(sorted(named))}, offered/NAME.fab, offered/NAME.fab{SUFFIX}"
+            f"{', '.join(sorted(named))}, offered/NAME.fab"
         )
     return path
 

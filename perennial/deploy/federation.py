@@ -1,12 +1,11 @@
 """The operator's folder: one federation, everything that the operator owns of it.
 
 deploy.yaml         name, hosts, how the SuperLink is reached
-authority/          the certificate authority, and the key that signs apps; keys never leave this folder
+authority/          the certificate authority; its key never leaves this folder
 certificates/       ca.crt (what sites trust), server.pem, server.key
 sites/NAME.pub      one site's public key; sites/NAME.yaml: whether it is registered
 apps/NAME/          each submitted experiment with the code that runs it; apps/*.fab: as sites get it
 bundles/            what hospitals are given
-pages.token         what people sign in with on the live pages
 state/              the SuperLink's database, the run folders, Flower's own settings
 """
 
@@ -29,18 +28,15 @@ from perennial.deploy.certificates import (
     write_issued,
 )
 from perennial.deploy.keys import check_public_line, fingerprint
-from perennial.deploy.signing import make_publisher_key
+from perennial.deploy.signing import make_signing_key
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
 from perennial.foundation.registered import NODES, RECEIPTS_KEY, write_registered
-from perennial.foundation.tokens import made_token
 from perennial.server.control import CONTROL
 
 DEPLOY = "deploy.yaml"
-PAGES_TOKEN = "pages.token"
-"""What people sign in with on the live pages, to pause, resume and stop runs."""
 IN_CONTAINER = Path("/operator")
 """Where the operator's folder is mounted in the SuperLink's container."""
 
@@ -84,8 +80,6 @@ class OperatorFolder:
         self.federation = validate(Federation, read_yaml(path / DEPLOY), str(path / DEPLOY))
         self.authority_certificate = self.path / "authority" / "ca.crt"
         self.authority_key = self.path / "authority" / "ca.key"
-        self.publisher_key = self.path / "authority" / "publisher.key"
-        self.publisher_public = self.path / "authority" / "publisher.pub"
         self.certificates = self.path / "certificates"
         self.receipts_public = self.certificates / "receipts.pub"
         self.state = self.path / "state"
@@ -186,6 +180,13 @@ class OperatorFolder:
         replace_file(self.certificates / "ca.crt", authority.certificate + old, mode=0o644)
         give_to_owner(self.path, self.certificates)
 
+    def derive_settings(self) -> None:
+        """Write Flower's own config.toml as deploy.yaml has it now: how `flwr` reaches the Control API."""
+        path, content = self.state / "flower" / "config.toml", _connection(self).encode()
+        if not path.is_file() or path.read_bytes() != content:
+            replace_file(path, content, mode=0o644)
+            give_to_owner(self.path, path.parent)
+
     def write_hosts(self, hosts: tuple[str, ...]) -> "OperatorFolder":
         """Replace the names by which sites reach the SuperLink."""
         _write_federation(self.path, self.federation.model_copy(update={"hosts": hosts}))
@@ -210,15 +211,12 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
     _write_federation(path, federation)
     folder = OperatorFolder(path)
-    make_publisher_key(folder.publisher_key, folder.publisher_public)
-    make_publisher_key(folder.receipts_key, folder.receipts_public)
+    make_signing_key(folder.receipts_key, folder.receipts_public)
     # last, because it gives the certificates to the user of the containers; root may not write there then
     folder.renew_server(days)
-    replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
+    folder.derive_settings()
     make_folder(folder.state / "runs" / CONTROL)
-    made_token(path / PAGES_TOKEN)
-    for owned in (folder.state, path / PAGES_TOKEN):
-        give_to_owner(path, owned)
+    give_to_owner(path, folder.state)
     return folder
 
 

@@ -1,18 +1,26 @@
 """What an operator does with a running federation: register and revoke sites; submit, watch and stop runs."""
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perennial.deploy.application import Application, read_application, stage_application
-from perennial.deploy.federation import OperatorFolder, SiteRecord
-from perennial.deploy.signing import sign_app
+from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owner
+from perennial.deploy.run_book import SUFFIX, FlowerRun, RunBook
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
+from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import one_at_a_time, replace_file
 from perennial.foundation.plugins import using
-from perennial.server.control import clear_request, read_request, write_request
+from perennial.server.control import (
+    clear_request,
+    pinned_split_key,
+    read_request,
+    split_key_path,
+    write_request,
+)
 
 
 def register(folder: OperatorFolder, name: str) -> str:
@@ -39,6 +47,8 @@ def revoke(folder: OperatorFolder, name: str) -> None:
 
 
 COMPLETED = "finished:completed"
+FRESH = 8.0
+"""Seconds that a command waits for the SuperLink to look at its runs again."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +75,13 @@ class Standing:
 
     @classmethod
     def of(cls, folder: OperatorFolder, name: str) -> "Standing":
-        started, statuses = _started(folder, name), run_statuses(folder)
-        over = ("finished", "unknown")
-        going = tuple(run for run in started if not statuses.get(run, "unknown").startswith(over))
+        runs, book = flower_runs(folder), RunBook(folder.apps)
+        started = book.owners(runs).get(name, [])
+        if started != book.recorded(name):
+            book.note(name, *started)
+        going = tuple(run for run in started if run in runs and not runs[run].over)
         counts = (going or tuple(started))[-1:]
-        status = statuses.get(counts[0], "unknown") if counts else ""
+        status = (runs[counts[0]].status if counts[0] in runs else "unknown") if counts else ""
         from perennial.server.checkpoint import is_begun_again
 
         run = folder.state / "runs" / name
@@ -97,26 +109,36 @@ class Standing:
         return Done(f"{name}: ended early ({self.status}); `perennial deploy resume {name}` goes on with it")
 
 
-def submit(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str) -> Done:
+def submit(
+    folder: OperatorFolder,
+    experiment: Path,
+    overrides: list[str],
+    name: str,
+    device: str,
+    split_key: str = "",
+) -> Done:
     """Stage an experiment and start its run, unless a run of this name was started before.
 
-    device: of the server, as in RunSettings. Raises StateError when the name is that of another experiment.
+    device: of the server, as in RunSettings. split_key: pins the key by which sites split their data.
+    Raises StateError when the name is that of another experiment.
     """
     with one_at_a_time(folder.apps):
         application = stage(folder, experiment, overrides, name)
         standing = Standing.of(folder, application.folder.name)
         if standing.status:
             return standing.unchanged()
+        if split_key:
+            pinned = split_key_path(folder.state / "runs" / application.folder.name)
+            replace_file(pinned, f"{split_key}\n".encode(), mode=0o644)
+            give_to_owner(folder.path, pinned.parent)
+            pinned_split_key(folder.state / "runs" / application.folder.name)
         return _start(folder, application, {"device": device})
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
-    """Stage an experiment for sites to approve without running it, signed if the publisher's key is there."""
+    """Stage an experiment for sites to approve without running it."""
     with using(folder.plugins(folder.path)):
-        application = stage_application(experiment, overrides, name, folder.apps)
-    if folder.publisher_key.exists():
-        sign_app(application.fab, folder.publisher_key)
-    return application
+        return stage_application(experiment, overrides, name, folder.apps)
 
 
 def pause(folder: OperatorFolder, name: str) -> Done:
@@ -146,13 +168,20 @@ def resume(folder: OperatorFolder, name: str, device: str) -> Done:
 
 
 def stop(folder: OperatorFolder, name: str) -> Done:
-    """Stop a run, which keeps its finished rounds and can be resumed; nothing if it does not run."""
+    """Stop a run, which keeps its finished rounds and can be resumed; nothing if it does not run.
+
+    name: of the run; or Flower's id of one that is unknown here.
+    """
     with one_at_a_time(folder.apps):
+        if name.isdecimal() and name in RunBook(folder.apps).unknown(flower_runs(folder)):
+            flwr(folder, "stop", name, CONNECTION)
+            return Done(f"Flower's run {name}: stopped; no folder here names it")
         standing = _standing(folder, name)
         if not standing.going:
             return standing.unchanged()
         for run in standing.going:
             flwr(folder, "stop", run, CONNECTION)
+        RunBook(folder.apps).note(name)
         return Done(f"{name}: stopped; `perennial deploy resume {name}` goes on with it")
 
 
@@ -165,7 +194,7 @@ def _standing(folder: OperatorFolder, name: str) -> Standing:
 def last_run(folder: OperatorFolder, name: str) -> str:
     """Flower's id of the latest start of a run. Raises StateError when there was none."""
     read_application(name, folder.apps)
-    started = _started(folder, name)
+    started = RunBook(folder.apps).owners(flower_runs(folder)).get(name, [])
     if not started:
         raise StateError(f"run {name!r}: staged, but never started; start it with `perennial deploy submit`")
     return started[-1]
@@ -177,7 +206,8 @@ def require_started(folder: OperatorFolder, name: str, run: str) -> None:
     name: of the run, for the error. run: Flower's id of its start. A run that is over, or unknown to Flower,
     passes.
     """
-    status = run_statuses(folder).get(run, "unknown")
+    runs = flower_runs(folder)
+    status = runs[run].status if run in runs else "unknown"
     if status in ("pending", "starting"):
         raise StateError(
             f"run {name!r}: {status} (Flower's run {run}); its ServerApp has not started, so it has said "
@@ -186,26 +216,25 @@ def require_started(folder: OperatorFolder, name: str, run: str) -> None:
         )
 
 
-def started_runs(folder: OperatorFolder) -> dict[str, list[str]]:
-    """Flower's ids of every start of every run, oldest first."""
-    names = sorted(path.name.removesuffix(".runs.json") for path in folder.apps.glob("*.runs.json"))
-    return {name: _started(folder, name) for name in names}
+def flower_runs(folder: OperatorFolder) -> dict[str, FlowerRun]:
+    """Flower's list of runs, by id, not older than the last command that changed one.
 
-
-def started_at(folder: OperatorFolder, name: str) -> float:
-    """Time at which a run was last started, in seconds since 1970."""
-    return _runs_file(folder, name).stat().st_mtime
-
-
-def run_statuses(folder: OperatorFolder) -> dict[str, str]:
-    """Flower's status of every run by id, such as `running` or `finished:failed`."""
-    return {run["run-id"]: run["status"] for run in flwr_json(folder, "list", CONNECTION)["runs"]}
-
-
-def node_statuses(folder: OperatorFolder) -> dict[str, str]:
-    """Flower's status of every node by id: created, online, offline."""
-    nodes = flwr_json(folder, "supernode", "list", CONNECTION)["nodes"]
-    return {node["node-id"]: node["status"] for node in nodes}
+    From the status that the SuperLink writes; where that is older, from the command `flwr list`.
+    """
+    files = [*folder.apps.glob(f"*{SUFFIX}")]
+    changed = max((path.stat().st_mtime for path in files), default=0.0)
+    until = time.monotonic() + FRESH
+    while True:
+        said = read_superlink_status(folder.state / "runs")
+        if said is None or not said.alive or said.looked == 0.0:
+            break
+        if said.looked > changed:
+            return dict(said.runs)
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    listed = flwr_json(folder, "list", CONNECTION)["runs"]
+    return {run["run-id"]: FlowerRun(run["status"], run.get("fab-hash", "")) for run in listed}
 
 
 def progress(folder: OperatorFolder, name: str) -> dict[str, Any]:
@@ -227,18 +256,27 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
     if named := folder.plugins(folder.root):
         settings["plugins"] = ",".join(named)
     run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
-    app = str(folder.root / "apps" / name)
-    answer = flwr_json(folder, "run", app, CONNECTION, "--run-config", run_config)
-    run = str(answer["run-id"])
-    replace_file(_runs_file(folder, name), json.dumps([*_started(folder, name), run]).encode(), mode=0o644)
+    app, book = str(folder.root / "apps" / name), RunBook(folder.apps)
+    book.intend(name, application.digest)
+    try:
+        run = str(flwr_json(folder, "run", app, CONNECTION, "--run-config", run_config)["run-id"])
+    except StateError as lost:
+        run = _adopted(folder, name, lost)
+    book.note(name, run)
     began = "resumed" if settings.get("resume") else "started"
     return Done(f"{name}: {began} as Flower's run {run}", run, application)
 
 
-def _started(folder: OperatorFolder, name: str) -> list[str]:
-    path = _runs_file(folder, name)
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-
-
-def _runs_file(folder: OperatorFolder, name: str) -> Path:
-    return folder.apps / f"{name}.runs.json"
+def _adopted(folder: OperatorFolder, name: str, lost: StateError) -> str:
+    """Flower's id of a run whose answer is lost. Raises StateError where it took none."""
+    book = RunBook(folder.apps)
+    try:
+        taken = [run for run in book.owners(flower_runs(folder))[name] if run not in book.recorded(name)]
+    except StateError:
+        raise StateError(
+            f"{lost}\nWhether Flower took the run is not known; `perennial deploy status` will say, and the "
+            "same command again begins no second one"
+        ) from lost
+    if not taken:
+        raise lost
+    return taken[-1]

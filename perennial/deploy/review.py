@@ -49,19 +49,11 @@ LONGEST = 600
 
 def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> Iterator[str]:
     """Yield the lines that `perennial site review` and `approve` print. earlier: the former approval."""
-    if offer.experiment is not None:
-        yield from asked_in_words(offer.experiment, site.policy, earlier)
-        try:
-            require_data(site, offer.experiment)
-        except PolicyRefusal as refusal:
-            yield f"{REFUSED}{refusal}"
-        return
-    yield (
-        f"app with CODE OF ITS OWN, SHA-256 {offer.digest}: it can read everything that the SuperNode's user "
-        "can read, and nothing in site.yaml binds it (other_code)"
-    )
-    for name, digest in offer.manifest.items():
-        yield f"  {digest}  {name}"
+    yield from asked_in_words(offer.experiment, site.policy, earlier)
+    try:
+        require_data(site, offer.experiment)
+    except PolicyRefusal as refusal:
+        yield f"{REFUSED}{refusal}"
 
 
 def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from perennial.deploy import stock
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder
+from perennial.deploy.processes import supervise
 from perennial.foundation.errors import StateError
 
 CONNECTION = "federation"
@@ -38,6 +40,9 @@ def start_superlink(folder: OperatorFolder) -> None:
     for certificate in read_validity(folder.certificates / "server.pem"):
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
+    folder.derive_settings()
+    if stock.speaks_http():
+        os._exit(supervise(*stock.superlink_processes(folder), lambda: ""))
     command = superlink_command(folder)
     os.execve(command[0], command, superlink_environment(folder))
 
@@ -96,6 +101,7 @@ def follow(folder: OperatorFolder, *arguments: str) -> int:
 
 
 def _flwr_command(folder: OperatorFolder, arguments: tuple[str, ...]) -> list[str]:
+    folder.derive_settings()
     inside = folder.path == IN_CONTAINER
     if folder.federation.runtime == "compose" and not inside:
         compose = ["docker", "compose", "--project-directory", str(folder.path)]

@@ -6,6 +6,7 @@ Flower 1.39 gives a writer of its SQLite file 5 s; then the call ends with "data
 the run. A model of hundreds of megabytes keeps the file busy for longer on a slow or busy disk.
 """
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from perennial.deploy.flower_seam import (
     sql_mixin,
     superlink_module,
 )
+from perennial.deploy.run_book import FlowerRun, RunBook
 from perennial.deploy.superlink_status import SilentSites, keep_status
 from perennial.deploy.waiting_pulls import let_pulls_wait
 from perennial.foundation.registered import NODES, registered_names
 
 BUSY_TIMEOUT = 120_000
 """Milliseconds."""
+PROBE = "heartbeat interval"
+"""In what Flower says of a site that checks its key (deploy/admission.py)."""
 
 
 def wait_for_the_database() -> None:
@@ -52,7 +56,19 @@ def say_who_is_connected(folder: Path) -> None:
         def others() -> dict[str, str]:
             return {name: site.state for name, site in operator.sites().items() if site.state != "registered"}
 
-        keep_status(folder / "state" / "runs", ends.timestamp(), sites, others)
+        def runs() -> dict[str, FlowerRun]:
+            listed = self.state_factory.state().get_run_info(order_by="pending_at")
+            return {
+                str(run.run_id): FlowerRun(
+                    ":".join(filter(None, (run.status.status, run.status.sub_status))),
+                    run.fab_hash,
+                    str(run.override_config.get("name", "")),
+                )
+                for run in listed
+            }
+
+        unknown = RunBook(operator.apps).unknown
+        keep_status(folder / "state" / "runs", ends.timestamp(), sites, others, runs, unknown)
 
     superlink_module.SuperLinkLifespan.startup = start_and_say
 
@@ -68,8 +84,15 @@ def answer_when_there_is_a_message() -> None:
     superlink_module.SuperLinkLifespan.startup = wait_and_start
 
 
+def be_quiet() -> None:
+    """Log no line for each request of the Control API, and none for a site that checks its own key."""
+    logging.getLogger("uvicorn.access").addFilter(lambda record: False)
+    logging.getLogger("flwr").addFilter(lambda record: PROBE not in record.getMessage())
+
+
 if __name__ == "__main__":
     plain_logs()
+    be_quiet()
     folder = Path(sys.argv.pop(1))
     wait_for_the_database()
     say_who_is_connected(folder)

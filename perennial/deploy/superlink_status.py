@@ -1,7 +1,7 @@
 """What the SuperLink says of itself beside the runs, for the operator's pages.
 
-So they know of it when no run goes. The file's time is its heartbeat; the content changes when a site comes
-or goes.
+So they know of it when no run goes. The file's time is its heartbeat. `perennial deploy status` reads it
+too, and so starts no command of Flower's.
 """
 
 import json
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.files import replace_file
 from perennial.foundation.heartbeat import BEAT, SILENT_AFTER, last_beat, renew
 
@@ -33,13 +34,17 @@ class SuperLinkStatus:
     silent_for: seconds since its last heartbeat. certificate_ends: when the certificate that it serves with
     expires, in seconds since 1970. sites: of every registered site, None while it is connected, else the time
     since which it is silent, in seconds since 1970; 0 if it was never connected. others: `added` or `revoked`
-    of every other site on record.
+    of every other site on record. runs: Flower's list of runs by id, as of `looked`, in seconds since 1970.
+    unknown: status by id of those that go on and that no name here has (deploy/run_book.py).
     """
 
     silent_for: float
     certificate_ends: float
     sites: Mapping[str, float | None]
     others: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[str, FlowerRun] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    looked: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -58,33 +63,43 @@ def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
             str(name)[:80]: None if since is None else float(since) for name, since in found["sites"].items()
         }
         others = {str(name)[:80]: str(state)[:20] for name, state in found.get("others", {}).items()}
-        return SuperLinkStatus(silent_for, float(found["certificate_ends"]), sites, others)
+        runs = {str(run): FlowerRun(*map(str, facts)) for run, facts in found.get("runs", {}).items()}
+        unknown = {str(run)[:40]: str(state)[:40] for run, state in found.get("unknown", {}).items()}
+        ends, looked = float(found["certificate_ends"]), float(found.get("looked", 0.0))
+        return SuperLinkStatus(silent_for, ends, sites, others, runs, unknown, looked)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def keep_status(
-    runs: Path,
+    folder: Path,
     certificate_ends: float,
     sites: Callable[[], Mapping[str, float | None]],
     others: Callable[[], Mapping[str, str]] = dict,
+    runs: Callable[[], Mapping[str, FlowerRun]] = dict,
+    unknown: Callable[[Mapping[str, FlowerRun]], Mapping[str, str]] = lambda _: {},
 ) -> None:
     """Write the status from now on, in threads of its own, every BEAT seconds.
 
-    sites, others: as in SuperLinkStatus; an error in them is logged once.
+    folder: of all runs. sites, others, runs, unknown: as in SuperLinkStatus; an error in them is logged once.
     """
-    path = runs / STATUS
+    path = folder / STATUS
 
     def say() -> None:
-        written, failed = b"", ""
+        failed = ""
         while True:
             try:
-                named = {"sites": dict(sorted(sites().items())), "others": dict(others())}
-                status = {"certificate_ends": certificate_ends, **named}
-                content = json.dumps(status).encode()
-                if content != written:
-                    replace_file(path, content, mode=0o644, durable=False)
-                    written = content
+                # before the look: whoever changes a run later must not take this for an answer
+                looked, listed = time.time(), runs()
+                status = {
+                    "certificate_ends": certificate_ends,
+                    "sites": dict(sorted(sites().items())),
+                    "others": dict(others()),
+                    "runs": {run: (facts.status, facts.bundle, facts.name) for run, facts in listed.items()},
+                    "unknown": dict(unknown(listed)),
+                    "looked": looked,
+                }
+                replace_file(path, json.dumps(status).encode(), mode=0o644, durable=False)
                 failed = ""
             except Exception as error:  # of Flower's database too, or of a full disk
                 if str(error) != failed:

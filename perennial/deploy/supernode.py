@@ -3,22 +3,31 @@
 import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from perennial.client.signing import certify_own_key
 from perennial.config.site import Connection, SiteConfig, load_site_config
-from perennial.deploy.admission import check_admission, sign_off
+from perennial.deploy import stock
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_validity
 from perennial.deploy.handshake import Unreachable, check_handshake
 from perennial.deploy.health import check_health
 from perennial.deploy.keys import fingerprint, public_line, read_node_key
-from perennial.deploy.predecessor import left_node
+from perennial.deploy.predecessor import left_node, note_node, place
+from perennial.deploy.processes import supervise
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import sole_owner
+from perennial.foundation.heartbeat import beating, renew
 from perennial.foundation.site_log import log
 from perennial.privacy.signed_sums import certify
 
+ALIVE = "supernode.alive"
+"""In a site's state_dir: its heartbeat."""
+ANSWERED = "superlink.answered"
+"""In a site's state_dir: its time is when the SuperLink last answered this site, which had proved its key."""
 SOON = 30
 """Days before a certificate's end at which a person is told."""
 
@@ -107,14 +116,37 @@ def check_superlink(setup: SiteSetup) -> None:
     check_handshake(address, authority)
     key = read_node_key(setup.path(setup.connection.key))
     own_place = runs_here(setup.connection) or left_node(setup.config.state_dir) is not None
-    check_admission(address, authority, key, connected=own_place)
+    stock.check_admission(address, authority, key, connected=own_place)
 
 
 def deregister_dead_node(setup: SiteSetup) -> None:
     """Sign off from the SuperLink for this site's last SuperNode if it was killed. Raises Unreachable."""
     if (node := left_node(setup.config.state_dir)) is not None:
         key = read_node_key(setup.path(setup.connection.key))
-        sign_off(setup.connection.superlink, setup.path(setup.connection.ca), key, node)
+        address, authority = setup.connection.superlink, setup.path(setup.connection.ca)
+        if stock.speaks_http():
+            return stock.sign_off(address, authority, key)
+        from perennial.deploy.admission import sign_off
+
+        sign_off(address, authority, key, node)
+
+
+def _run_stock(setup: SiteSetup, path: Path, explain: Callable[[], str]) -> NoReturn:
+    """Be the site's processes of Flower 1.40 and later. path: site.yaml."""
+    state = setup.config.state_dir
+    commands, environment = stock.supernode_processes(setup, path)
+
+    def meanwhile() -> None:
+        try:
+            check_superlink(setup)
+        except (StateError, ConfigError):
+            return
+        renew(state / ANSWERED)
+
+    with sole_owner(place(state), "the SuperNode"), beating(state / ALIVE):
+        note_node(state, 0)
+        status = supervise(commands, environment, explain, meanwhile)
+    os._exit(status)
 
 
 def ports_in_words(connection: Connection) -> str:
@@ -147,6 +179,16 @@ def start_supernode(path: Path) -> None:
         log.warning("%s The SuperNode keeps trying.", problem)
     key = read_node_key(setup.path(connection.key))
     certify_own_key(setup.config.state_dir, lambda own: certify(key, setup.config.site, own))
+
+    def explain() -> str:
+        try:
+            check_superlink(setup)
+        except (StateError, ConfigError) as problem:
+            return str(problem)
+        return ""
+
+    if stock.speaks_http():
+        _run_stock(setup, path.absolute(), explain)
     home = setup.path(connection.flower_home)
     home.mkdir(parents=True, exist_ok=True)
     command = [
@@ -166,4 +208,4 @@ def start_supernode(path: Path) -> None:
         "FLWR_TELEMETRY_ENABLED": "0",
         "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-    os.execve(command[0], command, environment)
+    os._exit(supervise({"the SuperNode": command}, environment, explain))

@@ -40,6 +40,7 @@ from perennial.deploy.flower_seam import (
 from perennial.deploy.fork_server import FIRST_WAIT
 from perennial.deploy.predecessor import note_node, place
 from perennial.deploy.superexec_process import KILLED, WAKE
+from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating, renew
@@ -58,10 +59,6 @@ HEARTBEAT = 15
 """Seconds: Flower beats every 7 to 9 then. The SuperLink takes a node for gone after a minute, as before."""
 WAITED = 1.0
 """Seconds after which the answer to a question for messages says that it waited."""
-ALIVE = "supernode.alive"
-"""In a site's state_dir: its heartbeat."""
-ANSWERED = "superlink.answered"
-"""In a site's state_dir: its time is when the SuperLink last answered this site, which had proved its key."""
 
 Send = Callable[[Any, Any, float], Any]
 

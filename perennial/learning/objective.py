@@ -1,6 +1,7 @@
 """The sum of a training set's loss terms: averaged by ordinary training, sample by sample for DP-SGD."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,6 +64,7 @@ class Objective:
 
     teacher: frozen model of the task before, or None in task 1 and where no term needs it. augmented: whether
     inputs change between epochs. first_class: of the task. extra: one more term, with samples of its own.
+    terms: further ones over each batch, each a scalar or None.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Objective:
         augmented: bool,
         first_class: int = 0,
         extra: Extra | None = None,
+        terms: Sequence[Callable[[Batch], Tensor | None]] = (),
     ) -> None:
+        self._terms = terms
         self._config, self._model, self._first_class, self._extra = config, model, first_class, extra
         self._loss = classification(config)
         self._loss.begin(class_counts(config, data, model.num_classes))
@@ -89,6 +93,9 @@ class Objective:
         self.classification = loss.detach()
         for term in terms_beside(self._config, batch):
             loss = loss + term.mean()
+        for further in self._terms:
+            if (value := further(batch)) is not None:
+                loss = loss + value
         if self._extra is None:
             return loss
         drawn, targets = self._extra.draw()
@@ -97,7 +104,7 @@ class Objective:
     def require_alone(self) -> None:
         """Raise PrivacyError that names each term in which a sample's loss depends on other samples."""
         terms = coupled_terms(self._config)
-        if self._extra is not None:
+        if self._extra is not None or self._terms:
             terms.append("the strategy's own term of the loss")
         if terms:
             raise PrivacyError(coupled_reason(terms))

@@ -7,6 +7,7 @@ Abadi et al. 2016 (arXiv 1607.00133).
 """
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,9 +21,9 @@ from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
-from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Extra, Objective
 from perennial.learning.optimizers import FlatOptimizer
+from perennial.learning.site_method import GradientCorrection, OptionalTerm
 from perennial.learning.training import TrainingResult, seeded_dropout
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
@@ -46,6 +47,7 @@ def train_privately(
     first_class: int = 0,
     correction: GradientCorrection | None = None,
     extra: Extra | None = None,
+    terms: Sequence[OptionalTerm] = (),
     neighbours: NeighbourDistances | None = None,
 ) -> TrainingResult:
     """Train model in place by DP-SGD and return its update; its loss is private and stays at the site.
@@ -57,9 +59,11 @@ def train_privately(
     """
     assert privacy.sample_rate is not None
     before = flat.vector.clone()
-    objective = Objective(config.at(progress), model, data, teacher, augmentation.active, first_class, extra)
+    objective = Objective(
+        config.at(progress), model, data, teacher, augmentation.active, first_class, extra, terms
+    )
     objective.require_alone()
-    if correction is not None and correction.shift is not None:
+    if correction is not None and (correction.shift is not None or correction.others):
         raise PrivacyError(
             "the strategy's correction of gradients is made of the site's data, and has no form of one "
             "sample alone; privacy.mode sample takes strategies that train by the learner's own losses"

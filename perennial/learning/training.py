@@ -3,7 +3,7 @@
 Symbols: n samples, M classes seen so far, P floats of the model, B batch size.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import torch_seed
 from perennial.learning.batches import TrainingSet, shuffled
-from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Extra, Objective
 from perennial.learning.optimizers import FlatOptimizer
 from perennial.learning.precision import autocast
+from perennial.learning.site_method import GradientCorrection, OptionalTerm
 from perennial.learning.steps import AS_THEY_COME, DRAWS_ANEW, Steps
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
@@ -53,14 +53,16 @@ def train(
     first_class: int = 0,
     correction: GradientCorrection | None = None,
     extra: Extra | None = None,
+    terms: Sequence[OptionalTerm] = (),
     steps: Steps = AS_THEY_COME,
     start: Mapping[str, Tensor] | None = None,
 ) -> TrainingResult:
     """Train model in place on data for the configured epochs, and return its update and losses.
 
-    correction: is added to each step's gradient. extra: one more term of each step's loss. steps: carries
-    them out. The device is not waited for between the first step and the last. start: the tensors
-    that flat was loaded from, if the caller still holds them: then no copy of them is made.
+    correction: is added to each step's gradient. extra, terms: further terms of each step's loss, extra on
+    inputs of its own. steps: carries them out. The device is not waited for between the first step and the
+    last. start: the tensors that flat was loaded from, if the caller still holds them: then no copy of them
+    is made.
     Raises DataError when there is nothing to train on, or when batch normalisation meets a single sample.
     """
     if len(data) == 0:
@@ -72,7 +74,9 @@ def train(
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
     device = flat.vector.device
     before = flat.vector.clone() if start is None or correction is not None or flat.keeps_parts else None
-    objective = Objective(config.at(progress), model, data, teacher, augmentation.active, first_class, extra)
+    objective = Objective(
+        config.at(progress), model, data, teacher, augmentation.active, first_class, extra, terms
+    )
     optimizer = FlatOptimizer(
         config.optimizer, flat.trainable, flat.gradient, progress, recorded=steps.records
     )
@@ -96,7 +100,8 @@ def train(
         epoch_loss.add_(loss.detach(), alpha=size)
         epoch_classification.add_(objective.classification, alpha=size)
 
-    obstacle = "" if extra is None else DRAWS_ANEW
+    own = extra is not None or terms or (correction is not None and correction.others)
+    obstacle = DRAWS_ANEW if own else ""
     with seeded_dropout(model, generator), steps.turn(obstacle) as carry_out:
         for _ in range(config.epochs):
             epoch_loss.zero_()

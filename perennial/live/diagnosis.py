@@ -57,6 +57,8 @@ def of_superlink(superlink: SuperLinkStatus) -> Iterator[Fault]:
         since = time.time() - superlink.silent_for
         yield Fault("superlink", since=since if math.isfinite(since) else None)
         return
+    for run, status in superlink.unknown.items():
+        yield Fault("unknown_run", key=run, detail=f"It is {status}.")
     for site, since in superlink.sites.items():
         if since is not None:
             yield Fault("silent", site, since=since or None)
@@ -186,8 +188,8 @@ def _of_site(state: "HospitalState") -> Iterator[Fault]:
 
 def _obstacle(site: str, state: "HospitalState") -> Fault:
     """Why the SuperLink does not answer, as far as this machine can tell."""
-    from perennial.deploy.admission import CLOCK, CONNECTED, REVOKED, UNREGISTERED
     from perennial.deploy.handshake import CERTIFICATE_EXPIRED, SET_CLOCK
+    from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 
     words = state.obstacle
     known = {

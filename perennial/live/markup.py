@@ -1,12 +1,11 @@
-"""The frame that all pages share, and the small pages: a message, a form that confirms, signing in."""
+"""The frame that all pages share, and its small parts."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from starlette.responses import HTMLResponse
 
-from perennial.live.guard import Session
 from perennial.server.faults import Fault, grouped
 from perennial.server.report.markup import MISSING, Markup, element, escape, join
 
@@ -46,49 +45,6 @@ def message(title: str, text: str, status: int) -> HTMLResponse:
     """A page with a title, one text and a link back, answered with HTTP status `status`."""
     body = join([element("h1", title), element("p", text, "story"), Markup('<p><a href="/">back</a></p>')])
     return page(title, body, Markup(""), status=status)
-
-
-def sign_in(back: str, fault: str = "") -> HTMLResponse:
-    """The page that asks for the token. back: address to go to afterwards. fault: what was wrong before."""
-    wrong = element("p", fault, "fault") if fault else ""
-    body = Markup(
-        f"<h1>Sign in</h1>{wrong}"
-        '<form class="ask" method="post" action="/sign-in">'
-        f'<input type="hidden" name="back" value="{escape(back)}">'
-        '<label for="token">The token of these pages</label>'
-        '<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>'
-        '<p class="quiet">It is in the file that the server was started with.</p>'
-        '<p class="actions"><button>Sign in</button></p></form>'
-    )
-    return page("Sign in", body, Markup(""), status=403 if fault else 200)
-
-
-def confirm(
-    title: str,
-    text: str,
-    action: str,
-    button: str,
-    session: Session,
-    back: str,
-    fields: Markup | None = None,
-    hidden: Mapping[str, str] | None = None,
-) -> HTMLResponse:
-    """A page that says what an action would do, with a form whose submission does it.
-
-    action: address that the form is sent to. back: address to return to. fields: further inputs of the form.
-    hidden: values that it carries along.
-    """
-    kept = "".join(
-        f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
-        for name, value in {"form": session.form, **(hidden or {})}.items()
-    )
-    body = Markup(
-        f'<h1>{escape(title)}</h1><p class="story">{escape(text)}</p>'
-        f'<form class="ask" method="post" action="{escape(action)}">{kept}{fields or ""}'
-        f'<p class="actions"><button>{escape(button)}</button> '
-        f'<a class="button quiet" href="{escape(back)}">no, go back</a></p></form>'
-    )
-    return page(title, body, Markup(f'<a href="{escape(back)}">back</a>'))
 
 
 def heading(status: str, words: str, name: str, story: Markup) -> Markup:

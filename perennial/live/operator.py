@@ -1,8 +1,8 @@
-"""The operator's pages: every run of one folder, watched as events arrive and, with a token, steered."""
+"""The operator's pages: every run of one folder, watched as events arrive."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -12,23 +12,20 @@ from urllib.parse import quote
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from perennial.deploy.superlink_status import read_superlink_status
-from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import beating
 from perennial.live.charts import share_chart, share_curve
-from perennial.live.guard import Sessions, read_form
-from perennial.live.markup import confirm, page, panel, sign_in
+from perennial.live.markup import page, panel
 from perennial.live.metrics import CONTENT_TYPE, run_metrics
-from perennial.live.notices import FEDERATION, Notices
-from perennial.live.pages import Pages, event_stream, token_wanted, version_seen
+from perennial.live.pages import Pages, event_stream, version_seen
 from perennial.live.run_page import SITE_WORDS, SitesAsked, sites
 from perennial.live.runs import Runs, WatchedRun, compared
 from perennial.live.tail import number
-from perennial.server.control import clear_request, pages_beat, write_request
+from perennial.server.control import pages_beat
 from perennial.server.report.markup import Markup, element, escape, join
 
 MOST_WATCHERS = 2000
@@ -38,53 +35,27 @@ REPORT_POLICY = (
     "frame-ancestors 'none'; sandbox allow-scripts"
 )
 """A report is one self-contained page: it loads nothing, and is of no origin, so that it reaches no form."""
-ASKED = {
-    "pause": (
-        "Pause",
-        "The run finishes the round that it is in, and rests then. A pause lasts until somebody resumes the "
-        "run, also over restarts. Nothing is lost, and the model will be the same.",
-    ),
-    "resume": ("Resume", "The run goes on with its next round."),
-    "stop": (
-        "Stop",
-        "The run ends now. The round that it is in is lost; every round before it is kept, and the run can "
-        "be resumed with `perennial deploy resume`, or `perennial run --resume` for a simulation.",
-    ),
-}
 
 
 class OperatorPages(Pages):
     """The pages for one folder of runs.
 
-    sessions: who may steer. everyone: whether a person who has not signed in may look. notices: sends faults
-    to people, checked every 2 s; None: sends none. budget: as in Spending.
+    budget: as in Spending.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        sessions: Sessions,
-        *,
-        everyone: bool = True,
-        notices: Notices | None = None,
-        budget: float | None = None,
-    ) -> None:
-        super().__init__(sessions)
-        self.runs = Runs(folder, sessions.enabled, budget)
-        self._everyone = everyone
-        self._notices = notices
+    def __init__(self, folder: Path, *, budget: float | None = None) -> None:
+        self.runs = Runs(folder, budget)
 
     def app(self, hosts: set[str]) -> ASGIApp:
         """Build the web application. hosts: names by which it may be asked for."""
         routes = [
-            Route("/", self._read(self.index)),
-            Route("/events", self._read(self.index_events)),
-            Route("/compare", self._read(self.compare)),
-            Route("/metrics", self._read(self.metrics)),
-            Route("/runs/{name}", self._read(self.run)),
-            Route("/runs/{name}/events", self._read(self.run_events)),
-            Route("/runs/{name}/report.html", self._read(self.report)),
-            Route("/runs/{name}/{action:str}", self.act, methods=["GET", "POST"]),
+            Route("/", self.index),
+            Route("/events", self.index_events),
+            Route("/compare", self.compare),
+            Route("/metrics", self.metrics),
+            Route("/runs/{name}", self.run),
+            Route("/runs/{name}/events", self.run_events),
+            Route("/runs/{name}/report.html", self.report),
         ]
         return self._app(routes, hosts)
 
@@ -96,21 +67,10 @@ class OperatorPages(Pages):
         task.cancel()
 
     async def _follow(self) -> None:
-        """Keep unfinished runs read, so that their pages are there at once; tell of what needs somebody."""
+        """Keep unfinished runs read, so that their pages are there at once."""
         while True:
-            await asyncio.to_thread(self._look_and_tell)
+            await asyncio.to_thread(self.runs.diagnosis)
             await asyncio.sleep(2.0)
-
-    def _look_and_tell(self) -> None:
-        faults, runs = self.runs.diagnosis(), self.runs.recent()
-        if self._notices is not None:
-            self._notices.take(FEDERATION, [fault for fault in faults if not fault.run])
-            for run in runs:
-                name, finished = run.state.name, run.state.status == "finished"
-                own = [fault for fault in faults if fault.run == name]
-                self._notices.take(name, own, finished=finished)
-
-    # looking
 
     async def index(self, request: Request) -> Response:
         """Answer with the overview of all runs."""
@@ -121,7 +81,7 @@ class OperatorPages(Pages):
             f'{panel("runs", panels["runs"])}<p class="actions"><button>Compare the chosen</button></p>'
             "</form>"
         )
-        return page("Runs", body, self._where(request), watched=f"/events?v={self.runs.board.version}")
+        return page("Runs", body, Markup(""), watched=f"/events?v={self.runs.board.version}")
 
     async def index_events(self, request: Request) -> Response:
         """Stream the changes of the overview."""
@@ -135,9 +95,7 @@ class OperatorPages(Pages):
         if asked != SitesAsked():
             drawn["sites"] = sites(run.state, run.spending, asked)
         heading = _site_search(asked)
-        parts = [
-            panel(name, drawn[name]) for name in ("headline", "controls", "warnings", "figures", "waiting")
-        ]
+        parts = [panel(name, drawn[name]) for name in ("headline", "warnings", "figures", "waiting")]
         listed = Markup(
             f'<section aria-labelledby="sites-title">{heading}<div id="sites">{drawn["sites"]}</div>'
             "</section>"
@@ -149,7 +107,7 @@ class OperatorPages(Pages):
         links = Markup(f'<a href="/">all runs</a><a href="/runs/{name}/report.html">report</a>')
         if not (run.folder / "report.html").is_file():
             links = Markup('<a href="/">all runs</a>')
-        return page(run.state.name, join(parts), join([links, self._where(request)]), watched=events)
+        return page(run.state.name, join(parts), links, watched=events)
 
     async def run_events(self, request: Request) -> Response:
         """Stream the changes of one run's page."""
@@ -180,7 +138,7 @@ class OperatorPages(Pages):
             f"<figure><figcaption><h2>After each task</h2><p>{words}</p></figcaption>{chart}</figure>"
         )
         body = join([element("h1", "Compared"), compared(summaries), figure])
-        return page("Compared", body, join([Markup('<a href="/">all runs</a>'), self._where(request)]))
+        return page("Compared", body, Markup('<a href="/">all runs</a>'))
 
     async def metrics(self, request: Request) -> Response:
         """Answer Prometheus with the metrics of runs and of the SuperLink."""
@@ -189,59 +147,11 @@ class OperatorPages(Pages):
         runs = await asyncio.to_thread(self.runs.recent)
         return Response(run_metrics(runs, faults, superlink), media_type=CONTENT_TYPE)
 
-    # steering
-
-    async def act(self, request: Request) -> Response:
-        """Ask whether to pause, resume or stop a run, and do so once the form that asks is submitted."""
-        action, run = request.path_params["action"], self._run(request)
-        if action not in ASKED:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "There is no such page.")
-        if not self._sessions.enabled:
-            raise HTTPException(HTTPStatus.FORBIDDEN, "These pages are read-only: no token was given.")
-        here = f"/runs/{quote(run.state.name)}"
-        session = self._sessions.of(request)
-        if session is None:
-            return sign_in(f"{here}/{action}")
-        await asyncio.to_thread(run.look)
-        if action not in run.actions():
-            raise HTTPException(
-                HTTPStatus.CONFLICT, f"This run cannot {action} now: it is {run.state.status}."
-            )
-        title, text = ASKED[action]
-        if request.method == "GET":
-            return confirm(f"{title} {run.state.name}?", text, f"{here}/{action}", title, session, here)
-        self._sessions.allow_change(request, await read_form(request))
-        try:
-            if action == "resume":
-                clear_request(run.folder)
-            else:
-                write_request(run.folder, "pause" if action == "pause" else "stop")
-        except StateError as error:
-            raise HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
-        return RedirectResponse(here, HTTPStatus.SEE_OTHER)
-
-    # shared
-
     def _run(self, request: Request) -> WatchedRun:
         run = self.runs.get(request.path_params["name"])
         if run is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "There is no such run.")
         return run
-
-    def _read(
-        self, handle: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """The handler, for whoever may look."""
-
-        async def checked(request: Request) -> Response:
-            may = self._everyone or self._sessions.of(request) or self._sessions.bearer(request)
-            if may:
-                return await handle(request)
-            if request.url.path == "/metrics":
-                return token_wanted()
-            return sign_in(request.url.path)
-
-        return checked
 
     def _stream(self, events: AsyncIterator[str]) -> Response:
         watching = self.runs.board.watchers + sum(run.board.watchers for run in self.runs.watched())

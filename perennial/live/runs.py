@@ -17,7 +17,7 @@ from perennial.live.run_page import PANELS, STATUS_WORDS
 from perennial.live.run_state import RunState, Status
 from perennial.live.spending import Spending
 from perennial.live.tail import number, plain
-from perennial.server.control import ALIVE, read_request
+from perennial.server.control import ALIVE
 from perennial.server.faults import Fault, of_summary
 from perennial.server.journal import EVENTS
 from perennial.server.report.markup import (
@@ -43,17 +43,12 @@ SPENDING_EVERY = 2.0
 
 
 class WatchedRun:
-    """One run as a page shows it: its state, its privacy spending and its panels.
+    """One run as a page shows it: its state, its privacy spending and its panels."""
 
-    steered: whether people may pause, resume and stop it here.
-    """
-
-    def __init__(self, folder: Path, steered: bool, budget: float | None = None) -> None:
+    def __init__(self, folder: Path, budget: float | None = None) -> None:
         self.folder = folder
         self.state, self.spending = RunState(folder), Spending(folder, budget)
         self.board = Board(self.look, self.draw)
-        self._steered = steered
-        self._request: str | None = None
         self._counted = 0.0
         self._turn = threading.Lock()
         self._undrawn = True
@@ -62,9 +57,6 @@ class WatchedRun:
         """Read what happened in the run; returns whether something is not yet in the panels."""
         with self._turn:
             changed = self.state.read()
-            request = read_request(self.folder)
-            if request != self._request:
-                self._request, changed = request, True
             now = time.monotonic()
             if now - self._counted > SPENDING_EVERY:
                 self._counted = now
@@ -76,41 +68,18 @@ class WatchedRun:
         """Draw every panel of the page; returns them by name."""
         with self._turn:
             self._undrawn = False
-            drawn = {name: draw(self.state, self.spending) for name, draw in PANELS.items()}
-            return drawn | {"controls": self._controls()}
-
-    def actions(self) -> tuple[str, ...]:
-        """The actions that the run allows now: pause, resume, stop, or none."""
-        match self.state.status:
-            case "running" | "waiting":
-                return ("resume", "stop") if self._request == "pause" else ("pause", "stop")
-            case "paused":
-                return ("resume", "stop") if self._request == "pause" else ("stop",)
-        return ()
-
-    def _controls(self) -> Markup:
-        if not self._steered:
-            return Markup("")
-        request = ""
-        if self._request == "pause" and self.state.status == "running":
-            request = element("p", "It pauses when this round is over.", "quiet")
-        links = "".join(
-            f'<a class="button" href="{escape(self.state.name)}/{action}">{action.capitalize()}</a>'
-            for action in self.actions()
-        )
-        return Markup(f'<p class="actions">{links}</p>{request}' if links else "")
+            return {name: draw(self.state, self.spending) for name, draw in PANELS.items()}
 
 
 class Runs:
     """The runs whose folders lie in `folder`.
 
     Only names that the folder itself lists are ever opened, so no name of an address leads anywhere else.
-    steered, budget: as in WatchedRun and Spending.
+    budget: as in Spending.
     """
 
-    def __init__(self, folder: Path, steered: bool, budget: float | None = None) -> None:
+    def __init__(self, folder: Path, budget: float | None = None) -> None:
         self.folder = folder
-        self.steered = steered
         self.budget = budget
         self._watched: dict[str, WatchedRun] = {}
         self._summaries: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -136,7 +105,7 @@ class Runs:
             return None
         if name not in self._watched:
             self._make_room()
-            self._watched[name] = WatchedRun(self.folder / name, self.steered, self.budget)
+            self._watched[name] = WatchedRun(self.folder / name, self.budget)
         return self._watched[name]
 
     def recent(self) -> list[WatchedRun]:

@@ -3,7 +3,6 @@
 import math
 import time
 from collections import Counter
-from urllib.parse import quote
 
 from perennial.config.approval import Approval, experiment_of
 from perennial.deploy.approval import read_offer
@@ -99,24 +98,20 @@ def approved(state: HospitalState) -> Markup:
     """Every approved experiment and every offer, with what each asks for."""
     parts: list[str] = []
     for offer in state.offered:
-        name = quote(offer.name)
         parts.append(
             Markup(
                 f'<div class="card-box"><h3>{escape(offer.name)} {pill("offered", "to be decided")}</h3>'
-                f"{_asked(state, offer.name)}"
-                f'<p class="actions"><a class="button" href="/approve?app={name}">Approve</a>'
-                f'<a class="button" href="/refuse?app={name}">Refuse</a></p></div>'
+                f"{_asked(state, offer.name)}<p>If you agree: <code>perennial site approve "
+                f"offered/{escape(offer.name)} SHA256</code>, with the SHA-256 that the operator told you by "
+                "telephone.</p></div>"
             )
         )
-    for app, approvals in _by_app(state.approvals).items():
-        names = ", ".join(str(one.settings.get("name", "code of its own")) for one in approvals)
+    for _app, approvals in _by_app(state.approvals).items():
+        names = ", ".join(str(one.settings.get("name", "unnamed")) for one in approvals)
         words = "".join(f"<li>{escape(line)}</li>" for one in approvals for line in _approval_in_words(one))
         asks = "".join(_asks(state, one) for one in approvals)
-        button = (
-            f'<p class="actions"><a class="button" href="/disapprove?app={quote(app)}">Disapprove</a></p>'
-        )
         title = f"<h3>{escape(names)} {pill('approved', 'approved')}</h3>"
-        box = f'<div class="card-box">{title}<ul>{words}</ul>{asks}{button if app else ""}</div>'
+        box = f'<div class="card-box">{title}<ul>{words}</ul>{asks}</div>'
         parts.append(Markup(box))
     if not parts:
         parts.append(element("p", "No experiment is approved here, so nothing can run.", "quiet"))
@@ -124,16 +119,19 @@ def approved(state: HospitalState) -> Markup:
 
 
 def runs(state: HospitalState) -> Markup:
-    """What is stored of each run, and a link to withdraw from it."""
+    """What is stored of each run, and from which this site has withdrawn."""
     rows = []
     for kept in state.kept[:SHOWN]:
-        link = Markup(f'<a href="/withdraw?run={quote(kept.run)}">Withdraw</a>')
-        rows.append((state.names.get(kept.run, kept.run[:12]), size(kept.bytes), since(kept.newest), link))
+        rows.append(
+            (state.names.get(kept.run, kept.run[:12]), size(kept.bytes), since(kept.newest), kept.run)
+        )
     for run, when in list(state.consent.withdrawn.items())[-SHOWN:]:
         rows.append((state.names.get(run, run[:12]), "nothing", when[:10], pill("refused", "withdrawn")))
     if not rows:
         return Markup("")
-    return join([element("h2", "Runs"), table(("run", "kept here", "last used", ""), rows, "lrll", "Runs")])
+    return join(
+        [element("h2", "Runs"), table(("run", "kept here", "last used", "token"), rows, "lrll", "Runs")]
+    )
 
 
 def requests(state: HospitalState) -> Markup:
@@ -151,21 +149,8 @@ def requests(state: HospitalState) -> Markup:
     return join([element("h2", "Requests"), table(columns, rows, "llrllrl", "Requests")])
 
 
-def controls(state: HospitalState) -> Markup:
-    """Buttons for what the hospital can do at any time."""
-    links = [
-        '<a class="button" href="/resume">Resume</a>'
-        if state.consent.paused
-        else '<a class="button" href="/pause">Pause</a>'
-    ]
-    if "digest" in state.config.policy.answers:
-        links.append('<a class="button" href="/withdraw-digests">Withdraw digests</a>')
-    return Markup(f'<p class="actions">{"".join(links)}</p>')
-
-
 PANELS = {
     "headline": headline,
-    "controls": controls,
     "warnings": warnings,
     "figures": figures,
     "approved": approved,

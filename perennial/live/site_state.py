@@ -12,11 +12,10 @@ from perennial.client.consent import Consent, read_consent
 from perennial.client.record_figures import RecordFigures, record_figures
 from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
-from perennial.deploy.admission import check_admission
 from perennial.deploy.handshake import Unreachable, check_handshake
 from perennial.deploy.keys import read_node_key
-from perennial.deploy.supernode import ports_are_free
-from perennial.deploy.supernode_process import ALIVE, ANSWERED
+from perennial.deploy.stock import check_admission
+from perennial.deploy.supernode import ALIVE, ANSWERED, ports_are_free
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import size_of
 from perennial.foundation.heartbeat import is_alive, last_beat

@@ -35,11 +35,6 @@ UNCOVERED = (
     ),
     Uncovered(
         r"Refusal(\..*)?",
-        "whether a round would take more steps than policy.max_steps, which follows the number of samples",
-        r"policy\.max_steps",
-    ),
-    Uncovered(
-        r"Refusal(\..*)?",
         "whether the site's files can be read: it answers with an error that says no more",
         r"details are in this site's own log",
     ),

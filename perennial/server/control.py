@@ -7,14 +7,16 @@ pause is in a checkpoint, so a run that went on after one ends with the same bit
 """
 
 import json
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, cast
 
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import StateError, shown
 from perennial.foundation.files import make_folder, replace_file
+from perennial.protocol.stamp import SPLIT_KEY
 
 CONTROL = ".control"
 """Folder beside the run folders: whoever may write a request need not be able to write a run."""
@@ -38,6 +40,22 @@ def request_path(run: Path) -> Path:
 def pages_beat(runs: Path) -> Path:
     """Path of the heartbeat of the operator's pages for a folder of runs."""
     return runs / CONTROL / "pages.alive"
+
+
+def split_key_path(run: Path) -> Path:
+    """Path of the file with which an operator pins the key of the splits of the run in folder `run`."""
+    return run.parent / CONTROL / f"{run.name}.split-key"
+
+
+def pinned_split_key(run: Path) -> str:
+    """The key that the operator pinned, or '' for one that is drawn. Raises StateError for any other text."""
+    path = split_key_path(run)
+    if not path.exists():
+        return ""
+    key = path.read_text(encoding="utf-8").strip()
+    if not re.fullmatch(f"[0-9a-f]{{{SPLIT_KEY}}}", key):
+        raise StateError(f"{path}: found {shown(repr(key), 80)}, allowed {SPLIT_KEY} hexadecimal digits")
+    return key
 
 
 def read_request(run: Path) -> Request | None:

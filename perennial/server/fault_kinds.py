@@ -10,10 +10,10 @@ from typing import Literal, cast
 Grade = Literal["critical", "warning"]
 Owner = Literal["operator", "hospital", "network", "nobody"]
 SURFACES = {
-    "p": "operator's pages, /metrics, webhook, mail",
+    "p": "operator's pages, /metrics",
     "s": "perennial deploy status",
     "r": "report",
-    "h": "hospital's page, /metrics, webhook, mail",
+    "h": "hospital's page, /metrics",
 }
 """Where a fault is named, by the letters of `Kind.seen`."""
 
@@ -33,6 +33,9 @@ _KINDS = """
 superlink: critical, operator, ps
     The SuperLink gives no sign of life: no site is served.
     perennial deploy start (containers: docker compose up -d superlink)
+unknown_run: critical, operator, ps
+    Flower's run {key} goes on, and no folder here names it.
+    perennial deploy stop {key}
 superexec: critical, operator, s
     Run {run} is submitted, and no process begins it.
     restart the SuperLink: perennial deploy start (containers: docker compose up -d superlink)

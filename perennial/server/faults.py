@@ -1,6 +1,6 @@
 """The faults of a federation as all pages and commands name them, with those of answers and of results.
 
-Pages, `perennial deploy status`, `/metrics`, webhook, mail and report take their words from here and
+Pages, `perennial deploy status`, `/metrics` and report take their words from here and
 `server/fault_kinds.py`; `live/diagnosis.py` finds the faults of what goes on.
 """
 

@@ -20,6 +20,7 @@ from perennial.server.checkpoint import (
     load_checkpoint,
     set_damaged_aside,
 )
+from perennial.server.control import pinned_split_key
 from perennial.server.run_states import Progress, State
 
 FREE_ON_RESUME = ("rounds", "evaluation", "absence")
@@ -48,10 +49,11 @@ class RunFolder:
         """The progress of a run that has not begun.
 
         Its token and the key of its splits are drawn here, once, from the operating system's secure source.
+        An operator may pin the key (server/control.py), to compare two deployed runs on the same splits.
         """
         return Progress(
             run=secrets.token_hex(RUN_TOKEN // 2),
-            split_key=secrets.token_hex(SPLIT_KEY // 2),
+            split_key=pinned_split_key(self.path) or secrets.token_hex(SPLIT_KEY // 2),
             inputs=self.inputs,
             cohort=self.cohort,
         )
@@ -69,7 +71,7 @@ def open_run_folder(
     begun = any((path / CHECKPOINT / name).exists() for name in (LATEST, BEFORE))
     exists = begun or (path / "events.jsonl").exists()
     if exists and not resume:
-        raise StateError(f"{path}: holds a run already; resume it (--resume), or choose another --name")
+        raise StateError(f"{path}: holds a run already; resume it, or choose another name")
     if resume and not exists and not (path / "experiment.yaml").exists():
         raise StateError(f"{path}: no run to resume here")
     folder = RunFolder(path, None, _as_stored(inputs), cohort=cohort)

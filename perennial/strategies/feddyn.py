@@ -9,11 +9,30 @@ from typing import Any
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
+from perennial.learning.site_method import LocalTurn
+from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
 from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.corrected import Corrected, CorrectedMean
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.parameters import is_statistic
+
+ALPHA = 0.1
+
+
+class FedDynSite(CorrectedSite):
+    """The site half: steps along gradient - h_k + alpha (parameters - received); own is h_k."""
+
+    name = "feddyn"
+
+    def start(self, turn: LocalTurn) -> None:
+        self.shift, self.pull = -self.own, self._alpha
+
+    def moved(self, change: Tensor, steps: int) -> Tensor:
+        return self.own - self._alpha * change
+
+    @property
+    def _alpha(self) -> float:
+        return float(self.keys.get("alpha", ALPHA))
 
 
 class FedDyn(Corrected):
@@ -24,16 +43,15 @@ class FedDyn(Corrected):
     """
 
     asks = ASKS["feddyn"]
+    site_half = FedDynSite
+    name = FedDynSite.name
     traits = replace(Corrected.traits, requires="the dynamic regulariser in the sites' steps")
 
-    def __init__(self, alpha: float = 0.1, max_update_norm: float | None = None, **flower: Any) -> None:
+    def __init__(self, alpha: float = ALPHA, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         if not alpha > 0:
             raise ValueError(f"alpha: found {alpha}, allowed above 0")
         self.alpha = alpha
-
-    def correction(self) -> dict[str, Any]:
-        return {"name": "feddyn", "alpha": self.alpha}
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
         return DynamicMean(ctx, self)

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take each site's drift out of its steps.
+"""SCAFFOLD: control variates take each site's drift out of its steps. Both halves.
 
 Karimireddy et al. 2020 (arXiv 1910.06378).
 """
@@ -6,14 +6,16 @@ Karimireddy et al. 2020 (arXiv 1910.06378).
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.learning.site_method import LocalTurn
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
 from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.corrected import Corrected, CorrectedMean
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.nested_state import nested, part
 from perennial.strategies.round.run_context import RunContext
@@ -21,6 +23,35 @@ from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.parameters import is_statistic, parameter_zeros
 
 PER_STEP = "per step"
+CONTROL = "control"
+"""Prefix of c among the tensors of a request."""
+
+
+class ScaffoldSite(CorrectedSite):
+    """The site half, option II: steps along gradient - c_k + c; own is c_k."""
+
+    name = "scaffold"
+
+    def start(self, turn: LocalTurn) -> None:
+        self.control = _read_control(turn)
+        self.shift = self.control - self.own
+
+    def moved(self, change: Tensor, steps: int) -> Tensor:
+        return self.own - self.control - change / (steps * self.turn.learner.optimizer.lr)
+
+
+def _read_control(turn: LocalTurn) -> Tensor:
+    """Read c, (T,), from a request. Personal layers have none there, and 0 here."""
+    flat, request = turn.flat, turn.request
+    given = part(CONTROL, request.method or {})
+    given |= {name: torch.zeros(flat.shapes[name]) for name in request.personal or () if name in flat.shapes}
+    for name in flat.trainable_keys:
+        if name not in given or given[name].shape != flat.shapes[name]:
+            found = tuple(given[name].shape) if name in given else "nothing"
+            raise ProtocolError(
+                f"TrainRequest: method: {CONTROL}/{name}: found {found}, expected {tuple(flat.shapes[name])}"
+            )
+    return flat.trained_vector(given)
 
 
 class Scaffold(Corrected):
@@ -33,6 +64,8 @@ class Scaffold(Corrected):
     """
 
     asks = ASKS["scaffold"]
+    site_half = ScaffoldSite
+    name = ScaffoldSite.name
     traits = replace(Corrected.traits, requires="control variates in the sites' steps")
 
     def __init__(self, server_lr: float = 1.0, max_update_norm: float | None = None, **flower: Any) -> None:
@@ -55,11 +88,8 @@ class Scaffold(Corrected):
                 )
         self.local_lr = optimizer.lr
 
-    def correction(self) -> dict[str, Any]:
-        return {"name": "scaffold"}
-
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
-        tensors = {**(request.method or {}), **nested("control", self.memory)}
+        tensors = {**(request.method or {}), **nested(CONTROL, self.memory)}
         return replace(super().ordered(request, last), method=Tensors(tensors))
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:

@@ -25,7 +25,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
 }
 RING = {
     "strategy": {"name": "serial_ring", "segments": 2},

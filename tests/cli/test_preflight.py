@@ -17,7 +17,7 @@ GOOD: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "mlp"},
-    "learner": {"optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
 }
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
 CENTRAL = {**LOCAL, "mode": "client_central"}
@@ -29,11 +29,11 @@ BAD: dict[str, dict[str, Any]] = {
     "a key of a strategy": {"strategy": {"name": "scaffold", "server_lrr": 1}},
     "scaffold with momentum": {
         "strategy": "scaffold",
-        "learner": {"optimizer": {"lr": 0.1, "momentum": 0.9}},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1, "momentum": 0.9}},
     },
     "fednova that overshoots": {
         "strategy": "fednova",
-        "learner": {"optimizer": {"lr": 1.0}, "correction": {"name": "fedprox", "mu": 2.0}},
+        "learner": {"preset": "none", "optimizer": {"lr": 1.0}, "correction": {"name": "fedprox", "mu": 2.0}},
     },
     "an unbounded strategy under central noise": {
         "strategy": "uniform_mean",
@@ -46,7 +46,7 @@ BAD: dict[str, dict[str, Any]] = {
         **UNMEASURED,
     },
     "a loss that couples samples": {
-        "learner": {"optimizer": {"lr": 0.1}, "classification": "gradient_compensation"},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "classification": "gradient_compensation"},
         "privacy": SAMPLE,
         **UNMEASURED,
     },
@@ -65,7 +65,9 @@ BAD: dict[str, dict[str, Any]] = {
         }
     },
     "images that are tables": {"model": {"name": "dual_backbone", "backbone": "no_such"}},
-    "a memory that is too small": {"learner": {"optimizer": {"lr": 0.1}, "memory": {"fixed_total": 3}}},
+    "a memory that is too small": {
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "memory": {"fixed_total": 3}}
+    },
     "a ring that freezes everything": {"strategy": {"name": "serial_ring", "freeze": 9, "relabel": "none"}},
     "more rounds than a Bayesian figure was planned for": {
         "privacy": BAYESIAN,

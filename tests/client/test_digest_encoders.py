@@ -42,7 +42,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 80, "test_limit": 20},
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05, "momentum": 0.9}},
     "strategy": {"name": "digest_synthesis", "base": "fedavg"},
     "digests": {"per_digest": 2},
     "absence": [{"site": "site-1", "first_round": 2}],

@@ -33,7 +33,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 4},
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "strategy": {"name": "digest_synthesis", "base": "fedavg"},
     "digests": {"per_digest": 4, "protection": "laplace", "epsilon": 8.0, "largest": 1.0},
     "evaluation": {"federated": False},

@@ -27,7 +27,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}, "classification": "ce"},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "classification": "ce"},
     "privacy": {"mode": "client_local", "clip_norm": 0.5, "noise_multiplier": 4.0, "noise_source": "secure"},
     "evaluation": {"federated": True, "noise_multiplier": 20.0, "clip_counts": 5.0},
 }

@@ -250,7 +250,7 @@ def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_
     training = {
         "model": {"name": "mlp", "hidden": [4], "norm": "none"},
         "tasks": {"count": 1, "rounds": 2},
-        "learner": {"optimizer": {"lr": 0.1}, "batch_size": 4},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "batch_size": 4},
         "strategy": "fedavg",
         "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.1},
     }

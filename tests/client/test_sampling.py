@@ -31,7 +31,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 8, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"increments": [10], "rounds": 12},
     "model": {"name": "mlp", "hidden": [4]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
 }
 
 

@@ -27,7 +27,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 5},
     "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "mlp"},
-    "learner": {"optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
 }
 
 

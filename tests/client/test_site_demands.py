@@ -46,7 +46,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}, "batch_size": 8},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "batch_size": 8},
     "evaluation": {"federated": False},
 }
 SAMPLE = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2}

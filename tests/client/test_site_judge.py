@@ -70,7 +70,7 @@ def test_a_ring_is_valued_by_its_sites(tmp_path: Path) -> None:
                 "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
                 "tasks": {"count": 1, "rounds": 3},
                 "model": {"name": "mlp", "hidden": [16]},
-                "learner": {"optimizer": {"name": "adam", "lr": 0.01}},
+                "learner": {"preset": "none", "optimizer": {"name": "adam", "lr": 0.01}},
                 "evaluation": {"central": False, "federated": True},
                 "adversaries": [{"site": "site-1", "kind": "free_rider"}],
                 "strategy": {"name": "contribution", "base": {"name": "serial_ring", "segments": 2}},

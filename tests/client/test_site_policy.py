@@ -38,7 +38,7 @@ def experiment(folder: Path, privacy: dict[str, Any]) -> Experiment:
         "data": {"source": "digits", "sites": 2},
         "tasks": {"count": 1, "rounds": 1},
         "model": {"name": "mlp", "hidden": [4]},
-        "learner": {"optimizer": {"lr": 0.1}},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
         "privacy": privacy,
         "evaluation": {"federated": False},
     }

@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 5, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
     "evaluation": {"federated": False},
 }
 

@@ -19,7 +19,7 @@ SUMS: dict[str, Any] = {
     "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": 4.0},
     "evaluation": {"federated": False},
 }
-POLICY = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 3.0, "max_steps": 1}
+POLICY = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 3.0}
 
 
 @pytest.fixture(autouse=True)

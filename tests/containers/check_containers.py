@@ -40,6 +40,7 @@ EXPERIMENT = {
     "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 240, "deadline": 240},
     "model": {"name": "small_cnn"},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.05, "momentum": 0.9},
         "classification": "balanced_softmax",
         "distillation": {"weight": 1.0},
@@ -159,12 +160,12 @@ class Federation:
 
     def wait_for_run(self, name: str) -> str:
         from perennial.deploy.federation import OperatorFolder
-        from perennial.deploy.operations import last_run, run_statuses
+        from perennial.deploy.operations import flower_runs, last_run
 
         operator = OperatorFolder(self.operator)
         last = last_run(operator, name)
-        self.wait(lambda: run_statuses(operator)[last].startswith("finished"), f"run {name}", 420)
-        return run_statuses(operator)[last]
+        self.wait(lambda: flower_runs(operator)[last].over, f"run {name}", 420)
+        return flower_runs(operator)[last].status
 
     def down(self) -> None:
         for folder in (*(self.folder / name for name in self.networks), self.operator):

@@ -51,7 +51,7 @@ def test_check_shows_samples_columns_and_what_may_surprise(
         "columns cp hold at most 10 different whole numbers",
         "2 categories: f, m",
         "15 (25 %)",
-        "learner: the default, written out:",
+        "learner: default; written out:",
         "name: adam",
         "expected here in one process: about",
     ):
@@ -101,8 +101,8 @@ def test_without_a_learner_there_is_a_default(tmp_path: Path) -> None:
     again = tmp_path / "again.yaml"
     again.write_text(load_experiment(table(tmp_path)).to_yaml())
     assert load_experiment(again).digest == load_experiment(table(tmp_path)).digest
-    with pytest.raises(ConfigError, match="a learner block is complete in itself; leave `learner` out"):
-        load_experiment(table(tmp_path), ["learner.epochs=3"])
+    longer = load_experiment(table(tmp_path), ["learner.epochs=3"]).learner
+    assert longer == DEFAULT_LEARNER.model_copy(update={"epochs": 3})
 
 
 def test_a_site_file_without_a_name_is_still_a_site_file(tmp_path: Path) -> None:

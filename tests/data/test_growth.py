@@ -41,7 +41,7 @@ def experiment(folder: Path, data: dict[str, Any], **learner: Any) -> Path:
         "data": {"sites": 2, **data},
         "tasks": {"count": 2, "rounds": 2},
         "model": {"name": "mlp", "hidden": [16]},
-        "learner": {"optimizer": {"lr": 0.05}, "epochs": 2, **learner},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "epochs": 2, **learner},
     }
     path = folder / "growing.yaml"
     path.write_text(yaml.safe_dump(content))

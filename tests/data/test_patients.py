@@ -198,7 +198,8 @@ def test_a_run_states_that_it_hides_patients(tmp_path: Path) -> None:
     file.write_text(
         f"{{name: e, data: {block}, tasks: {{count: 1, rounds: 2}}, "
         "model: {name: mlp, hidden: [8], norm: none}, "
-        "learner: {optimizer: {lr: 0.1}, epochs: 1, batch_size: 8}, evaluation: {federated: false}, "
+        "learner: {preset: none, optimizer: {lr: 0.1}, epochs: 1, batch_size: 8}, "
+        "evaluation: {federated: false}, "
         "privacy: {mode: sample, unit: patient, clip_norm: 1.0, noise_multiplier: 1.0, sample_rate: 0.5}}"
     )
     summary: Any = run_in_process(RunSettings(str(file), runs=str(tmp_path), device="cpu"))

@@ -24,6 +24,7 @@ SETTINGS = {
     "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "small_cnn", "norm": "group"},
     "learner": {
+        "preset": "none",
         "optimizer": {"name": "sgd", "lr": 0.1},
         "batch_size": 8,
         "epochs": 1,
@@ -92,7 +93,7 @@ def test_a_resumed_run_keeps_its_key(tmp_path: Path) -> None:
     file = tmp_path / "e.yaml"
     file.write_text(
         "{name: e, data: {source: digits, sites: 2, samples_limit: 60}, tasks: {count: 2, rounds: 1}, "
-        "model: {name: small_cnn}, learner: {optimizer: {lr: 0.1}}}"
+        "model: {name: small_cnn}, learner: {preset: none, optimizer: {lr: 0.1}}}"
     )
 
     def key_of(resume: str, overrides: str = "") -> str:

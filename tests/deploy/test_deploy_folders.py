@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from perennial.cli.main import app
 from perennial.config.site import Connection, SiteConfig, load_site_config
 from perennial.deploy import operations
 from perennial.deploy.application import read_application, stage_application
@@ -25,6 +27,8 @@ from perennial.deploy.approval import (
 from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.keys import make_node_key, public_line, read_node_key, write_node_key
+from perennial.deploy.run_book import FlowerRun
+from perennial.deploy.superlink import _flwr_command
 from perennial.deploy.supernode import ports_in_words, read_setup, require_free_ports
 from perennial.foundation.errors import ConfigError, StateError
 
@@ -42,7 +46,7 @@ def experiment(tmp_path: Path) -> Path:
         "name": "small",
         "data": {"source": "digits", "sites": 2},
         "model": {"name": "mlp"},
-        "learner": {"optimizer": {"lr": 0.1}},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
     }
     path.write_text(yaml.safe_dump({**content, "tasks": {"count": 2, "rounds": 1}}))
     return path
@@ -153,7 +157,9 @@ def test_a_site_without_connection_or_key_says_so(tmp_path: Path) -> None:
 
 
 def test_compose_files_are_hardened(operator: OperatorFolder, tmp_path: Path) -> None:
-    write_operator_files(operator)
+    path = operator.path / "deploy.yaml"
+    path.write_text(path.read_text().replace("runtime: process", "runtime: compose"))
+    write_operator_files(OperatorFolder(operator.path))
     operator.add_site("graz", public_line(make_node_key()))
     open_bundle(write_bundle(operator, "graz"), tmp_path / "graz", None)
     for folder in (operator.path, tmp_path / "graz"):
@@ -229,14 +235,35 @@ def test_no_key_enters_a_repository_that_a_folder_is_made_in(tmp_path: Path) -> 
 def test_the_log_of_a_run_that_has_not_started_is_not_waited_for(
     operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        operations, "run_statuses", lambda folder: {"7": "pending", "8": "running", "9": "starting"}
-    )
+    runs = {run: FlowerRun(status) for run, status in (("7", "pending"), ("8", "running"), ("9", "starting"))}
+    monkeypatch.setattr(operations, "flower_runs", lambda folder: runs)
     with pytest.raises(StateError, match="run 'trial': pending .*SuperExec"):
         operations.require_started(operator, "trial", "7")
     with pytest.raises(StateError, match="starting"):
         operations.require_started(operator, "trial", "9")
     operations.require_started(operator, "trial", "8")
+
+
+def test_a_changed_port_reaches_flowers_commands(operator: OperatorFolder) -> None:
+    path = operator.path / "deploy.yaml"
+    path.write_text(path.read_text().replace("control_port: 8000", "control_port: 8123"))
+    assert "127.0.0.1:8000" in (operator.state / "flower" / "config.toml").read_text()
+    _flwr_command(OperatorFolder(operator.path), ("list",))
+    assert '"127.0.0.1:8123"' in (operator.state / "flower" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("runtime", ["process", "compose"])
+def test_the_operators_processes_are_started_by_what_is_there(tmp_path: Path, runtime: str) -> None:
+    command = ["deploy", "init", str(tmp_path / "f"), "--host", "fl.example.org", "--runtime", runtime]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    units = {path.name for path in (tmp_path / "f").glob("*.service")}
+    assert units == (
+        {"perennial-superlink.service", "perennial-pages.service"} if runtime == "process" else set()
+    )
+    assert (tmp_path / "f" / "compose.yaml").exists() == (runtime == "compose")
+    for unit in units:
+        text = (tmp_path / "f" / unit).read_text()
+        assert "Restart=always" in text and "@{" not in text and "NoNewPrivileges=true" in text
 
 
 def test_a_second_supernode_on_a_machine_is_told_which_key_to_change() -> None:

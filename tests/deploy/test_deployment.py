@@ -26,6 +26,7 @@ EXPERIMENT = {
     "model": {"name": "small_cnn"},
     "rounds": {"wait_for": 2, "join_timeout": 120, "deadline": 120},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.05, "momentum": 0.9},
         "distillation": {"weight": 1.0},
         "memory": {"per_class": 4},

@@ -1,4 +1,4 @@
-"""The pages on extending at real sites, which have the code of the loss and none of the strategies."""
+"""The pages on extending at real sites, which have the code of the loss and of a site half."""
 
 import json
 import os
@@ -21,15 +21,20 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
     "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 300, "deadline": 300},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
 }
 OWN: dict[str, dict[str, Any]] = {
     "measured": {"strategy": {"name": "my_accuracy:ByAccuracy"}},
     "kept": {"strategy": {"name": "my_momentum:Momentum"}},
     "wrapped": {"strategy": {"name": "my_clipping:Clipped", "length": 5.0, "base": "fedavg"}},
-    "set": {"strategy": {"name": "my_settings:Regularised", "alpha": 0.05}},
+    "half": {"strategy": {"name": "my_prox:Prox", "mu": 0.3}},
     "loss": {"learner": {**EXPERIMENT["learner"], "classification": {"name": "my_loss:Focal"}}},
 }
+INSTALLED = {
+    "my_loss": "[perennial.losses]\nfocal = my_loss:Focal\n",
+    "my_prox": "[perennial.strategies]\nprox = my_prox:Prox\n",
+}
+"""Packages of the hospitals, each with what it offers."""
 TRUSTING = {
     "answers": ["train", "evaluate"],
     "min_samples": 1,
@@ -41,20 +46,24 @@ TRUSTING = {
 class Own(Deployment):
     """A federation whose operator has a folder of every module of the page, and names it in deploy.yaml.
 
-    Its hospitals have installed the loss alone.
+    Its hospitals have installed the loss and the method that has a site half.
     """
 
     def __init__(self, modules: dict[str, str], patch: pytest.MonkeyPatch) -> None:
         super().__init__(SITES)
-        self._patch, folders = patch, {"operator": modules, "hospital": {"my_loss": modules["my_loss"]}}
+        self._patch, folders = (
+            patch,
+            {"operator": modules, "hospital": {name: modules[name] for name in INSTALLED}},
+        )
         for name, held in folders.items():
             (self.folder / f"{name}-modules").mkdir()
             for module, code in held.items():
                 (self.folder / f"{name}-modules" / f"{module}.py").write_text(code)
-        facts = self.folder / "hospital-modules" / "my_loss-1.0.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-loss\nVersion: 1.0\n")
-        (facts / "entry_points.txt").write_text("[perennial.losses]\nfocal = my_loss:Focal\n")
+        for module, offered in INSTALLED.items():
+            facts = self.folder / "hospital-modules" / f"{module}-1.0.dist-info"
+            facts.mkdir()
+            (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+            (facts / "entry_points.txt").write_text(offered)
         installed = os.pathsep.join([str(ROOT), str(self.folder / "hospital-modules")])
         self.environment |= {site: {"PYTHONPATH": installed} for site in SITES}
         self._patch.setenv("PYTHONPATH", installed)
@@ -91,17 +100,17 @@ def test_what_is_ones_own_gives_the_bits_of_one_process_at_real_sites(federation
     experiment = federation.folder / f"{name}.yaml"
     experiment.write_text(yaml.safe_dump({**EXPERIMENT, "name": name, **OWN[name]}))
     staged = federation.deploy("stage", experiment)
-    if name == "loss":
+    if name in ("loss", "half"):
+        package = "my_loss" if name == "loss" else "my_prox"
         said = approve(federation, staged, fails=True)
-        assert "write `plugins: {my_loss: SHA256}` in site.yaml" in said
+        assert f"write `plugins: {{{package}: SHA256}}` in site.yaml" in said
         for site in SITES:
-            federation.edit_site(site, plugins={"my_loss": "SHA256"})
+            federation.edit_site(site, plugins={package: "SHA256"})
         found = re.findall(r"has SHA-256 (\w{64})", approve(federation, staged, fails=True))
         for site in SITES:
-            federation.edit_site(site, plugins={"my_loss": found[0]})
+            federation.edit_site(site, plugins={package: found[0]})
     said = approve(federation, staged)
     assert bool(re.search("beside each update: .*held_out_accuracy", said)) == (name == "measured")
-    assert ("correction.alpha: 0 to 0.1" in said) == (name == "set")
     federation.deploy("submit", experiment)
     assert federation.wait_for_run(name, seconds=300) == "finished:completed", federation.logs()
     folder = federation.operator / "state" / "runs" / name
@@ -110,6 +119,3 @@ def test_what_is_ones_own_gives_the_bits_of_one_process_at_real_sites(federation
     here = run_in_process(RunSettings(str(experiment), runs=runs, plugins=named))
     assert there["engine"] == "grpc" and hashes_of(there) == hashes_of(here)
     assert there["rounds"] == 2
-    if name == "set":
-        kept = [[*(federation.folder / site / "state").rglob("*correction*")] for site in SITES]
-        assert all(kept), "the sites' own half of the correction has run"

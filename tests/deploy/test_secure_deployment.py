@@ -18,7 +18,7 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
     "rounds": {"wait_for": 3, "quorum": 3, "join_timeout": 300, "deadline": 300},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "secure": {"least": 3, "assumed_colluders": 1},
 }
 

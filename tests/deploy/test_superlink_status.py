@@ -5,7 +5,6 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ from perennial.deploy.superlink_status import (
 )
 from perennial.foundation.heartbeat import SILENT_AFTER
 from perennial.live.diagnosis import of_run, of_superlink
-from perennial.live.notices import FEDERATION, Notices
 from perennial.live.run_state import RunState
 from tests.live_pages import ask, events_of, going_on, operator_pages, until
 
@@ -33,11 +31,12 @@ def said(
     ends: float | None = None,
     silence: float = 0.0,
     others: dict[str, str] | None = None,
+    unknown: dict[str, str] | None = None,
 ) -> None:
     """The SuperLink has said this, so many seconds ago."""
     runs.mkdir(exist_ok=True)
     content = {"certificate_ends": time.time() + YEAR if ends is None else ends, "sites": sites}
-    content |= {"others": others or {}}
+    content |= {"others": others or {}, "unknown": unknown or {}}
     (runs / STATUS).write_text(json.dumps(content))
     os.utime(runs / STATUS, (time.time() - silence, time.time() - silence))
 
@@ -150,19 +149,3 @@ def test_the_end_of_the_certificate_is_told_in_time(days: float, grade: str, wor
     found = list(of_superlink(status))
     assert [fault.grade for fault in found] == [grade] * bool(grade)
     assert all(words in fault.said and "perennial deploy rotate" in fault.turn for fault in found)
-
-
-def test_each_cause_is_told_once_and_again_after_it_was_gone() -> None:
-    sent: list[dict[str, Any]] = []
-    notices = Notices([sent.append])
-    good, ends = SuperLinkStatus(0.0, time.time() + YEAR, {"linz": None}), time.time() + YEAR
-    gone = SuperLinkStatus(0.0, ends, {"linz": 1.0})
-    dead = [SuperLinkStatus(silence, ends, {"linz": 1.0}) for silence in (9.0, 12.0, 15.0)]
-    for status in (*dead, good, gone, gone):
-        notices.take(FEDERATION, of_superlink(status))
-    until(lambda: len(sent) >= 2)
-    time.sleep(0.1)
-    assert [(notice["run"], notice["kind"]) for notice in sent] == [
-        (FEDERATION, "superlink"),
-        (FEDERATION, "silent"),
-    ]

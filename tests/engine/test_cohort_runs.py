@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {
     },
     "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "small_cnn"},
-    "learner": {"epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.05, "momentum": 0.9}},
+    "learner": {"preset": "none", "epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.05, "momentum": 0.9}},
     "evaluation": {"federated": False},
 }
 TWO_TASKS = {"tasks": {"count": 2, "rounds": 1}}
@@ -80,7 +80,7 @@ def models(folder: Path, name: str) -> torch.Tensor:
     [
         {"strategy": "fedavg"},
         {"strategy": {"name": "multi_factor"}},
-        {"strategy": {"name": "scaffold"}, "learner": {"optimizer": {"lr": 0.05}}},
+        {"strategy": {"name": "scaffold"}, "learner": {"preset": "none", "optimizer": {"lr": 0.05}}},
         {"strategy": {"name": "feddyn", "alpha": 0.1}},
         {"strategy": {"name": "fedper", "personal": ["head"]}},
         {"strategy": {"name": "layer_attention"}},

@@ -18,6 +18,7 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "small_cnn"},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.05, "momentum": 0.9},
         "classification": "balanced_softmax",
         "distillation": {"weight": 1.0},

@@ -61,6 +61,7 @@ def test_a_run_with_channels_last_is_the_same_over_workers(tmp_path: Path) -> No
         "model": {"name": "small_cnn", "norm": "group"},
         "strategy": "scaffold",
         "learner": {
+            "preset": "none",
             "epochs": 1,
             "optimizer": {"lr": 0.05},
             "distillation": {},

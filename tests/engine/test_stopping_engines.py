@@ -18,7 +18,11 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 4},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"optimizer": {"lr": 0.05}, "memory": {"selection": "random", "per_class": 2}},
+    "learner": {
+        "preset": "none",
+        "optimizer": {"lr": 0.05},
+        "memory": {"selection": "random", "per_class": 2},
+    },
     # no round after the first one is so much better, so that each task ends after its second round
     "stopping": {"patience": 1, "gain": 0.9},
 }

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     },
     "tasks": {"count": 2, "rounds": [3, 4]},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"epochs": 2, "optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "epochs": 2, "optimizer": {"lr": 0.05}},
 }
 PIXELS, HIDDEN, CLASSES = 64, 8, 10
 FORWARD = 2 * (PIXELS * HIDDEN + HIDDEN * CLASSES)

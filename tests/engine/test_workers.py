@@ -30,6 +30,7 @@ SMALL = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp"},
     "learner": {
+        "preset": "none",
         "epochs": 1,
         "batch_size": 32,
         "optimizer": {"lr": 0.05},

@@ -28,6 +28,7 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.1},
         "memory": {"per_class": 4},
         "classifier": "nearest_mean",

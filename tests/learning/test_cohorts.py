@@ -16,8 +16,8 @@ from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.classification import LOSSES, CrossEntropy
 from perennial.learning.cohort_training import Member, train_cohort
-from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Term
+from perennial.learning.site_method import GradientCorrection
 from perennial.learning.training import TrainingResult, train
 from perennial.models.config import CONVOLUTIONAL, ModelConfig
 from perennial.models.factory import build_model
@@ -46,7 +46,7 @@ def samples(count: int, shape: tuple[int, ...], first: int = 0) -> TrainingSet:
 
 
 def learner(**parts: Any) -> LearnerConfig:
-    settings = {"epochs": 2, "batch_size": 32, "optimizer": {"lr": 0.05, "momentum": 0.9}}
+    settings = {"preset": "none", "epochs": 2, "batch_size": 32, "optimizer": {"lr": 0.05, "momentum": 0.9}}
     return LearnerConfig.model_validate(settings | parts)
 
 
@@ -191,8 +191,8 @@ def _gradient(parameter: Tensor) -> Tensor:
         {"classification": "icarl_bce"},
         {"contrastive": {"weight": 0.5}},
         {"contrastive": {"weight": 0.5, "form": "in"}},
-        {"optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}},
-        {"optimizer": {"lr": 0.05, "weight_decay": 0.1, "schedule": "cosine"}},
+        {"preset": "none", "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}},
+        {"preset": "none", "optimizer": {"lr": 0.05, "weight_decay": 0.1, "schedule": "cosine"}},
         {"memory": {"per_class": 2, "balanced": True}, "classification": "balanced_softmax"},
         {"batch_size": 1000},
         {"batch_size": 1, "epochs": 1},

@@ -36,12 +36,12 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "dual_backbone", "backbone": "mlp", "hidden": [16]},
-    "learner": {"optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
 }
 
 
 def learner(**parts: Any) -> LearnerConfig:
-    settings = {"epochs": 4, "batch_size": 16, "optimizer": {"lr": 0.05, "momentum": 0.9}}
+    settings = {"preset": "none", "epochs": 4, "batch_size": 16, "optimizer": {"lr": 0.05, "momentum": 0.9}}
     return LearnerConfig.model_validate(settings | parts)
 
 

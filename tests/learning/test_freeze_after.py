@@ -15,7 +15,12 @@ from perennial.learning.batches import TrainingSet
 from perennial.models.saved import SavedModel, load_saved
 from tests.learning.test_gaussian_classifier import LEARNER, run
 
-WITHOUT_MEMORY: dict[str, Any] = {"optimizer": {"lr": 0.1}, "classifier": "gaussian", "freeze_after": 1}
+WITHOUT_MEMORY: dict[str, Any] = {
+    "preset": "none",
+    "optimizer": {"lr": 0.1},
+    "classifier": "gaussian",
+    "freeze_after": 1,
+}
 THREE: dict[str, Any] = {"tasks": {"count": 3, "rounds": 2}}
 
 
@@ -79,7 +84,7 @@ def test_a_killed_run_goes_on_to_the_same_head(tmp_path: Path) -> None:
     [
         ({"learner": WITHOUT_MEMORY | {"freeze_after": 2}}, "needs `memory`, or `freeze_after: 1`"),
         (
-            {"learner": {"optimizer": {"lr": 0.1}, "freeze_after": 1}},
+            {"learner": {"preset": "none", "optimizer": {"lr": 0.1}, "freeze_after": 1}},
             "freeze_after: found 1, allowed with classifier gaussian",
         ),
         ({"learner": WITHOUT_MEMORY, "model": {"name": "dual_backbone", "backbone": "mlp"}}, "dual_backbone"),

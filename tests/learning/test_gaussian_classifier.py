@@ -29,6 +29,7 @@ from perennial.server.task_end import check_sums, gaussian_head
 from tests.client.test_site_demands import arrays, entries, hospital, stamp
 
 LEARNER: dict[str, Any] = {
+    "preset": "none",
     "optimizer": {"lr": 0.1},
     "memory": {"per_class": 4},
     "classifier": "gaussian",
@@ -149,7 +150,10 @@ def test_a_resumed_server_has_it_still(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"learner": {"optimizer": {"lr": 0.1}, "classifier": "gaussian"}}, "it needs `memory`"),
+        (
+            {"learner": {"preset": "none", "optimizer": {"lr": 0.1}, "classifier": "gaussian"}},
+            "it needs `memory`",
+        ),
         (
             {"learner": LEARNER | {"classifier": "head", "shrinkage": 0.3}},
             "shrinkage: found 0.3, allowed with classifier gaussian",

@@ -25,9 +25,9 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning import classification, private_training
 from perennial.learning.batches import TrainingSet, shuffled
 from perennial.learning.cohort_training import Member, train_cohort
-from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.precision import autocast, use_products_of
 from perennial.learning.private_training import train_privately
+from perennial.learning.site_method import GradientCorrection
 from perennial.learning.steps import GraphedSteps, Steps, gpu_options, prepare_gpu
 from perennial.learning.training import TrainingResult, train
 from perennial.models.config import ModelConfig
@@ -92,6 +92,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learner(**changes: Any) -> LearnerConfig:
     settings = {
+        "preset": "none",
         "epochs": 3,
         "batch_size": 8,
         "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},

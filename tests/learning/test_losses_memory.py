@@ -217,7 +217,12 @@ def test_the_softmax_of_the_current_task_leaves_old_rows_alone() -> None:
         current_softmax(logits, torch.tensor([1]), 2)
     with pytest.raises(ValueError, match="no place for exemplars"):
         LearnerConfig.model_validate(
-            {"optimizer": {"lr": 0.1}, "classification": "current_softmax", "memory": {"per_class": 1}}
+            {
+                "preset": "none",
+                "optimizer": {"lr": 0.1},
+                "classification": "current_softmax",
+                "memory": {"per_class": 1},
+            }
         )
 
 

@@ -60,7 +60,7 @@ def experiment_file(folder: Path, optimizer: dict[str, Any], **changes: Any) -> 
                 },
                 "tasks": {"increments": [10], "rounds": ROUNDS},
                 "model": {"name": "mlp", "hidden": [12]},
-                "learner": {"epochs": 2, "batch_size": 16, "optimizer": optimizer},
+                "learner": {"preset": "none", "epochs": 2, "batch_size": 16, "optimizer": optimizer},
             }
             | changes
         )

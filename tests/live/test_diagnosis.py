@@ -19,22 +19,20 @@ from perennial.cli import deployment_status
 from perennial.cli.main import app
 from perennial.config.site import SitePolicy
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
+from perennial.deploy.run_book import FlowerRun
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
 from perennial.live.diagnosis import of_run
-from perennial.live.guard import Sessions
-from perennial.live.mail import MailSettings, message_of
 from perennial.live.metrics import run_metrics
-from perennial.live.notices import Notices
 from perennial.live.operator import OperatorPages
 from perennial.live.run_state import RunState
 from perennial.server.control import ALIVE, pages_beat
 from perennial.server.fault_kinds import KINDS
-from perennial.server.faults import FORGETTING, grouped, of_answer
+from perennial.server.faults import FORGETTING, of_answer
 from tests.deploy.test_superlink_status import said
 from tests.live.test_live_state import EXPERIMENT
-from tests.live_pages import GoingOn, room_for, until
+from tests.live_pages import GoingOn, room_for
 from tests.run_folders import HOSTILE
 
 CALM = "Nothing needs attention."
@@ -61,9 +59,14 @@ class World:
     def federation(self, **more: Any) -> None:
         """The SuperLink says this. linz: since when it is silent. others: sites that are not registered."""
         sites = {"graz": None, "linz": more.pop("linz", None)}
+        self.unknown = more.get("unknown") or {}
         said(self.runs, sites, **more)
         for name, state in (more.get("others") or {}).items():
             self.operator.write_site(name, SiteRecord(state=state))
+
+    def listed(self) -> dict[str, FlowerRun]:
+        """Flower's runs as its Control API has them."""
+        return {"7": FlowerRun(self.flower)} | {run: FlowerRun(was) for run, was in self.unknown.items()}
 
     def round(self, number: int, sites: tuple[str, ...] = ("graz", "linz"), **more: Any) -> None:
         self.run.begin_round(number, list(sites), **more)
@@ -162,6 +165,7 @@ POLICY = "policy: policy.answers: 'train' is not answered here; answered: none"
 BUDGET = "privacy: policy.max_epsilon: the update for server would bring this site's lifetime epsilon to 9"
 STATES: dict[str, State] = {
     "superlink": State(lambda w: w.federation(silence=SILENT_AFTER + 1), lambda w: w.federation()),
+    "unknown_run": State(lambda w: w.federation(unknown={"99": "running"}), lambda w: w.federation()),
     "superexec": State(submitted_long_ago, give(flower="running")),
     "serverapp": State(give(alive=False), give(alive=True)),
     "pages": State(pages_died, lambda w: pages_beat(w.runs).touch()),
@@ -239,7 +243,7 @@ def world(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         for name in ("graz", "linz"):
             made.operator.write_site(name, SiteRecord(state="registered", node="1"))
         # the Control API is asked in the slow tests
-        monkeypatch.setattr(deployment_status, "ask_flower", lambda _: ({}, {"7": made.flower}))
+        monkeypatch.setattr(deployment_status, "ask_flower", lambda _: made.listed())
         yield made
 
 
@@ -247,13 +251,11 @@ class Surfaces:
     """What every surface of the operator's says, each as (the words on it, the kinds of faults on it)."""
 
     def __init__(self, world: World) -> None:
-        told: list[dict[str, Any]] = []
         with room_for(world.free), ExitStack() as stack:
             if world.alive:
                 stack.enter_context(beating(world.run.folder / ALIVE))
-            notices, nobody = Notices([told.append]), Sessions(None, "x", secure=False)
-            pages = OperatorPages(world.runs, nobody, notices=notices, budget=world.budget)
-            pages._look_and_tell()
+            pages = OperatorPages(world.runs, budget=world.budget)
+            pages.runs.diagnosis()
             run = pages.runs.get("trial")
             assert run is not None
             self.overview = html.unescape(pages.runs._draw()["warnings"])
@@ -265,10 +267,6 @@ class Surfaces:
             self.status = " ".join(CliRunner().invoke(app, command, catch_exceptions=False).output.split())
             as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False).output
             self.faults = json.loads(as_json)["faults"]
-        until(lambda: len(told) >= len(grouped(faults)), 5)
-        self.told = told
-        settings = MailSettings(server="localhost", sender="a@b.c", to=["d@e.f"])
-        self.mails = [message_of(notice, settings).get_content() for notice in told]
 
     def labels(self) -> list[dict[str, str]]:
         """Of each fault in the metrics."""
@@ -279,7 +277,7 @@ class Surfaces:
 def test_where_nothing_is_wrong_every_page_says_so(world: World) -> None:
     calm = Surfaces(world)
     assert CALM in calm.overview and CALM in calm.run_page and CALM in calm.status
-    assert not calm.told and not calm.faults and not calm.labels()
+    assert not calm.faults and not calm.labels()
 
 
 @pytest.mark.parametrize("kind", STATES)
@@ -308,9 +306,6 @@ def test_all_surfaces_name_one_cause_owner_and_command(world: World, kind: str) 
     assert CALM not in seen.overview + seen.run_page
     for page in (seen.overview, seen.run_page):
         assert f"<strong>{cause}" in page and turn in page
-    (notice,) = [told for told in seen.told if told["kind"] == kind]
-    assert notice["cause"] == cause and cause in notice["text"] and turn == notice["remedy"]
-    assert any(cause in mail and turn in mail for mail in (text.replace("\n", " ") for text in seen.mails))
     if state.ended is not None:
         state.ended(world)
         after = Surfaces(world)
@@ -360,7 +355,7 @@ def test_an_unapproved_site_is_in_the_table_and_is_not_offline(world: World) -> 
 def test_words_of_a_site_stay_text_on_every_surface(world: World) -> None:
     world.round(2, ("graz", HOSTILE[:60]))
     world.run.answer(HOSTILE[:60], f"policy: {HOSTILE}", refused=True)
-    pages = OperatorPages(world.runs, Sessions(None, "x", secure=False))
+    pages = OperatorPages(world.runs)
     run = pages.runs.get("trial")
     assert run is not None
     pages.runs.diagnosis()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from perennial.server.control import RunStopped, write_request
-from tests.live_pages import TOKEN, browser, going_on, needs_browser, operator_pages, until
+from perennial.server.control import write_request
+from tests.live_pages import browser, going_on, needs_browser, operator_pages, until
 from tests.run_folders import HOSTILE
 from tests.switched_grid import SwitchedRun
 
@@ -120,32 +120,6 @@ def test_scripts_in_names_and_reasons_stay_text(tmp_path: Path, driver: Any) -> 
         assert name.replace("\\", "") in text(driver, "sites").replace("\n", "")
 
 
-def test_a_run_is_paused_and_resumed_by_keyboard(tmp_path: Path, driver: Any) -> None:
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-
-    run = SwitchedRun(tmp_path, tasks={"count": 1, "rounds": 300})
-    run.grid.delay = 0.2
-    thread = run.start()
-    with operator_pages(run.folder.parent, TOKEN) as address:
-        until(lambda: run.events("round"))
-        driver.get(f"{address}/runs/switched")
-        pause = driver.find_element(By.LINK_TEXT, "Pause")
-        pause.send_keys(Keys.ENTER)
-        driver.find_element(By.ID, "token").send_keys(TOKEN, Keys.ENTER)
-        until(lambda: "finishes the round" in text(driver))
-        driver.find_element(By.CSS_SELECTOR, ".ask button").send_keys(Keys.ENTER)
-        until(lambda: "The run rests" in text(driver, "headline"))
-        assert run.events("paused")
-        driver.find_element(By.LINK_TEXT, "Resume").send_keys(Keys.ENTER)
-        driver.find_element(By.CSS_SELECTOR, ".ask button").send_keys(Keys.ENTER)
-        until(lambda: "answered" in text(driver, "headline") or "Finished" in text(driver, "headline"))
-        assert run.events("went_on")
-        write_request(run.folder, "stop")
-        thread.join(10)
-    assert isinstance(run.error, RunStopped)
-
-
 def test_screen_readers_hear_of_new_warnings_once_and_not_of_growing_figures(
     tmp_path: Path, driver: Any
 ) -> None:
@@ -170,7 +144,7 @@ def test_every_text_can_be_read_in_light_and_dark(
     tmp_path: Path, driver: Any, scheme: str, width: int
 ) -> None:
     """WCAG 2.2, 1.4.3 (AA): 4.5 to 1, and 3 to 1 for large text."""
-    with going_on(tmp_path) as run, operator_pages(tmp_path, TOKEN) as address:
+    with going_on(tmp_path) as run, operator_pages(tmp_path) as address:
         run.begin_round(4, ["graz", "linz", "wels"], missing=["steyr"])
         for number in (1, 2, 3):
             run.end_round(number, ["graz", "linz"], accuracy=0.5 + number / 10)
@@ -193,11 +167,11 @@ def test_every_text_can_be_read_in_light_and_dark(
             driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@pytest.mark.parametrize("page", ["", "runs/trial", "sign-in", "runs/trial/pause"])
+@pytest.mark.parametrize("page", ["", "runs/trial"])
 def test_a_screen_reader_finds_one_heading_landmarks_and_a_name_for_all(
     tmp_path: Path, driver: Any, page: str
 ) -> None:
-    with going_on(tmp_path) as run, operator_pages(tmp_path, TOKEN) as address:
+    with going_on(tmp_path) as run, operator_pages(tmp_path) as address:
         run.begin_round(2, ["graz", "linz"])
         run.end_round(1, ["graz", "linz"], accuracy=0.5)
         driver.get(f"{address}/{page}")
@@ -223,7 +197,7 @@ def test_every_control_is_reached_by_the_tab_key_and_can_be_seen(tmp_path: Path,
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
-    with going_on(tmp_path) as run, operator_pages(tmp_path, TOKEN) as address:
+    with going_on(tmp_path) as run, operator_pages(tmp_path) as address:
         run.begin_round(2, ["graz", "linz"])
         driver.get(f"{address}/runs/trial")
         until(lambda: "graz" in text(driver))

@@ -216,7 +216,7 @@ name: trial
 data: {source: digits, partition: {kind: dirichlet, alpha: 0.5}, sites: 2}
 tasks: {count: 2, rounds: 2}
 model: {name: small_cnn}
-learner: {optimizer: {lr: 0.1}, batch_size: 8}
+learner: {preset: none, optimizer: {lr: 0.1}, batch_size: 8}
 strategy: {name: fedavg}
 privacy: {mode: sample, clip_norm: 1.0, noise_multiplier: 1.0, sample_rate: 0.1, delta: 1.0e-5}
 evaluation: {federated: false}

@@ -25,7 +25,7 @@ def exported(tmp_path: Path) -> set[str]:
     with going_on(tmp_path) as run:
         run.begin_round(2, ["graz"])
         run.end_round(1, ["graz"], accuracy=0.5, refused=[{"site": "linz", "reason": "no"}])
-        watched = WatchedRun(run.folder, steered=False)
+        watched = WatchedRun(run.folder)
         watched.look()
         watched.spending.by_site["graz"] = 1.0
         of_operator = run_metrics(

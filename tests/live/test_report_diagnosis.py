@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from perennial.live.guard import Sessions
 from perennial.live.operator import OperatorPages
 from perennial.server.fault_kinds import KINDS
 from perennial.server.faults import of_summary
@@ -49,7 +48,7 @@ def test_a_report_says_of_a_finished_run_what_the_pages_say(tmp_path: Path, kind
     assert fault.kind == kind and "r" in KINDS[kind].seen
     report = html.unescape(write_report(folder).read_text())
     assert f"<strong>{fault.said}</strong> {fault.turn}" in report
-    pages = OperatorPages(tmp_path, Sessions(None, "x", secure=False))
+    pages = OperatorPages(tmp_path)
     with room_for(1e12):
         drawn = html.unescape(pages.runs._draw()["warnings"])
         run = pages.runs.get("bad")
@@ -58,7 +57,7 @@ def test_a_report_says_of_a_finished_run_what_the_pages_say(tmp_path: Path, kind
     # and once it is no news, in a line
     old = time.time() - YEAR
     os.utime(folder / "summary.json", (old, old))
-    drawn = OperatorPages(tmp_path, Sessions(None, "x", secure=False)).runs._draw()["warnings"]
+    drawn = OperatorPages(tmp_path).runs._draw()["warnings"]
     assert CALM not in drawn and "learnt badly" in drawn and "bad" in drawn
 
 

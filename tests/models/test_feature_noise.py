@@ -101,7 +101,7 @@ def test_a_run_trains_with_the_noise_that_it_names(tmp_path: Path) -> None:
                     | {"partition": {"kind": "iid"}},
                     "tasks": {"count": 1, "rounds": 1},
                     "model": {"name": "mlp", "hidden": [8]},
-                    "learner": {"optimizer": {"lr": 0.05}},
+                    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
                     "strategy": {"name": "serial_ring", "segments": 2, "stratify": True, **features},
                 }
             )

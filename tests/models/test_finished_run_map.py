@@ -32,7 +32,7 @@ LEARNT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 300, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "dual_backbone", "backbone": "mlp", "hidden": [16]},
-    "learner": {"optimizer": {"lr": 0.05}, "memory": {"per_class": 3}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "memory": {"per_class": 3}},
     "evaluation": {"federated": False},
 }
 

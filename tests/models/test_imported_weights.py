@@ -19,7 +19,7 @@ from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.imported import import_weights
 from perennial.models.feature_maps.weights import bare_network
 
-pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial[pretrained])")
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")
 VIT = "vit_tiny_patch16_224"
 
 

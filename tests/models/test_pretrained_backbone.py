@@ -23,7 +23,7 @@ from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.incremental import IncrementalModel, travelling
 from perennial.models.saved import load_saved
 
-pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial[pretrained])")
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")
 CONSTANTS = torch.tensor([0.4]), torch.tensor([0.3])
 
 
@@ -117,6 +117,7 @@ def test_a_gradient_method_learns_on_it_and_the_model_is_an_ordinary_one(
         "tasks": {"count": 2, "rounds": 1},
         "model": {"name": "pretrained", "pretrained": weights, "trained_blocks": 1},
         "learner": {
+            "preset": "none",
             "optimizer": {"lr": 0.01},
             "batch_size": 16,
             "memory": {"per_class": 2},

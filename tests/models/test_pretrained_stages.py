@@ -16,7 +16,7 @@ from perennial.models.feature_maps.pretrained import build_pretrained, stages_of
 from perennial.models.pretrained_backbone import build_pretrained_backbone
 from tests.models.test_pretrained_backbone import weights  # noqa: F401  a fixture
 
-pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial[pretrained])")
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")
 
 
 def network(name: str) -> nn.Module:

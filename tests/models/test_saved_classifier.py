@@ -28,7 +28,12 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 240, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"optimizer": {"lr": 0.1}, "memory": {"per_class": 4}, "classifier": "nearest_mean"},
+    "learner": {
+        "preset": "none",
+        "optimizer": {"lr": 0.1},
+        "memory": {"per_class": 4},
+        "classifier": "nearest_mean",
+    },
 }
 
 

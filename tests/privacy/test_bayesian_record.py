@@ -29,7 +29,13 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.005}, "classification": "ce"},
+    "learner": {
+        "preset": "none",
+        "epochs": 1,
+        "batch_size": 16,
+        "optimizer": {"lr": 0.005},
+        "classification": "ce",
+    },
     "evaluation": {"federated": False},
 }
 BAYESIAN = {"pairs": 24, "planned_rounds": 2, "failure_probability": 1e-7}

@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8, 8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "privacy": {
         "mode": "client_local",
         "clip_norm": 1.0,
@@ -45,6 +45,7 @@ VECTORS = {
 }
 MEANS = {
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.05},
         "memory": {"per_class": 2},
         "classifier": "nearest_mean",

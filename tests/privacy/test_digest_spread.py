@@ -20,7 +20,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 120, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "strategy": {"name": "digest_synthesis", "base": "fedavg", "spread": True},
     "digests": {"per_digest": 2, "mix": "within_class"},
     "rounds": {"join_timeout": 5},

@@ -36,7 +36,7 @@ def experiment(seed: int = 3, **privacy: Any) -> Experiment:
             },
             "tasks": {"count": 2, "rounds": 2},
             "model": {"name": "mlp"},
-            "learner": {"epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}, **memory},
+            "learner": {"preset": "none", "epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}, **memory},
             "privacy": {"clip_norm": 1.0, "delta": 1e-5, **seeded, **privacy},
             "evaluation": {"federated": False},
         }

@@ -28,7 +28,13 @@ def final_model(folder: Path, name: str, model: dict[str, Any], **privacy: Any) 
         "data": {"source": "digits", "sites": 2, "samples_limit": 200},
         "tasks": {"count": 2, "rounds": 1},
         "model": model,
-        "learner": {"epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.05}, "classification": "ce"},
+        "learner": {
+            "preset": "none",
+            "epochs": 1,
+            "batch_size": 16,
+            "optimizer": {"lr": 0.05},
+            "classification": "ce",
+        },
         "privacy": PRIVACY | privacy,
         "evaluation": {"federated": False},
     }

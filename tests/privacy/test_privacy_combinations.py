@@ -183,7 +183,7 @@ def test_a_sample_that_digests_hide_from_replacement_is_claimed_so_at_their_cost
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_loss_says_itself_whether_dp_sgd_can_have_it(name: str) -> None:
-    learner = {"classification": name, "optimizer": {"lr": 0.1}} | (
+    learner = {"preset": "none", "classification": name, "optimizer": {"lr": 0.1}} | (
         {"memory": {"selection": "random", "share": 0.5}} if name == "icarl_bce" else {}
     )
     experiment = Experiment.model_validate(

@@ -44,7 +44,13 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits", "sites": 4, "samples_limit": 300, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}, "classification": "ce"},
+    "learner": {
+        "preset": "none",
+        "epochs": 1,
+        "batch_size": 16,
+        "optimizer": {"lr": 0.1},
+        "classification": "ce",
+    },
     "evaluation": {"federated": False},
 }
 CENTRAL = {"mode": "client_central", "clip_norm": 0.5, "noise_multiplier": 2.0, "noise_source": "seeded"}

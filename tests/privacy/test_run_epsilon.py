@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     },
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"batch_size": 16, "optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "batch_size": 16, "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }
 SAMPLE = {

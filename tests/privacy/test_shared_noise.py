@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits", "sites": 4, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "secure": {"least": 3, "quorum": 4},
     "sums": {"bits": 32},
     "privacy": {
@@ -159,7 +159,7 @@ def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
     monkeypatch.setattr(central_privacy, "noised", released)
     changes: dict[str, Any] = {
         "model": {"name": "mlp", "hidden": [64]},
-        "learner": {"optimizer": {"lr": 1e-9}},
+        "learner": {"preset": "none", "optimizer": {"lr": 1e-9}},
         "tasks": {"count": 1, "rounds": 1},
     }
     shares = SMALL["privacy"] | {"noise_multiplier": 2.0, "clip_norm": 0.5}

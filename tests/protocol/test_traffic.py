@@ -20,6 +20,7 @@ EXPERIMENT = {
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.05},
         "distillation": {"weight": 1.0},
         "memory": {"per_class": 2},

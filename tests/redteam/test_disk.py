@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from perennial.client import request_count
 from perennial.client.quota import clean
 from perennial.client.state import SiteState
 from perennial.foundation.files import make_folder, one_at_a_time, size_of, sole_owner
@@ -31,8 +32,11 @@ def state_bytes(folder: Path) -> int:
     return size_of(folder / "state" / "runs")
 
 
-def test_a_previous_model_of_another_shape_is_never_written(tmp_path: Path) -> None:
-    site = DeployedSite(tmp_path, policy={"max_repeats": 100})
+def test_a_previous_model_of_another_shape_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_count, "REPEATS", 100)
+    site = DeployedSite(tmp_path)
     assert train(site) is None
     before = state_bytes(tmp_path)
     for number in range(6):

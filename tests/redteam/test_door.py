@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.client.door import bounds
+from perennial.client import door
+from perennial.client import time_limit as time_limit_module
 from perennial.client.floor import withheld
-from perennial.client.plan import Plan
 from perennial.client.request_count import RequestCount
 from perennial.client.time_limit import time_limit
-from perennial.config.experiment import load_experiment
-from perennial.config.site import SitePolicy
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
-from perennial.foundation.errors import PolicyRefusal
+from perennial.config.site import SitePolicy, load_site_config
+from perennial.foundation.errors import ConfigError, PolicyRefusal
 from perennial.protocol.measurements import LABEL_COUNTS, TRAIN_ACCURACY
 from perennial.protocol.messages import (
     EvaluateReply,
@@ -95,7 +92,7 @@ def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
     assert hospital.ask(evaluate(0.1)) is not None and hospital.ask(evaluate(0.2)) is not None
     again = hospital.ask(evaluate(0.1))
     assert again == hospital.ask(evaluate(0.1)), "the answer that left before, which is no repeat"
-    assert "policy.max_repeats: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate(0.3))
+    assert "repeated request: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate(0.3))
     second = "f" * 16
     assert hospital.ask(evaluate(0.5, second)) is not None
     assert "policy.max_evaluations" in refused(hospital, evaluate(0.6, second))
@@ -126,7 +123,9 @@ def test_temperatures_are_counted_apart_and_as_strictly(tmp_path: Path) -> None:
     assert "temperature: the approved experiment does not ask for it in round 1" in refused(hospital, early)
 
 
-def test_refusals_and_failures_do_not_shut_the_door_for_a_hospital_that_mends_them(tmp_path: Path) -> None:
+def test_refusals_and_failures_do_not_shut_the_door_for_a_hospital_that_mends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server asks for a round until it is served; work that took too long stays counted."""
     closed = Hospital(tmp_path, POLICIES["open"] | {"answers": ["evaluate"], "max_repeats": 1})
     for _ in range(5):
@@ -134,57 +133,53 @@ def test_refusals_and_failures_do_not_shut_the_door_for_a_hospital_that_mends_th
     assert RequestCount(tmp_path / "state").counted("train") == 0
     mended = Hospital(tmp_path, POLICIES["open"] | {"max_repeats": 1})
     assert mended.ask(train(mended)) is not None
-    slow = Hospital(tmp_path / "slow", POLICIES["open"] | {"max_seconds": 0.001, "max_repeats": 1})
-    assert "policy.max_seconds" in refused(slow, train(slow))
-    assert "policy.max_seconds" in refused(slow, train(slow))
-    assert "policy.max_repeats" in refused(slow, train(slow))
+    slow = Hospital(tmp_path / "slow", POLICIES["open"] | {"max_repeats": 1})
+    monkeypatch.setattr(door, "LONGEST", 0.001)
+    assert "longest request" in refused(slow, train(slow))
+    assert "longest request" in refused(slow, train(slow))
+    assert "repeated request" in refused(slow, train(slow))
 
 
-def test_large_requests_and_long_ones(tmp_path: Path) -> None:
-    hospital = Hospital(tmp_path, POLICIES["open"] | {"max_bytes": 1000})
-    assert "policy.max_bytes: TrainRequest: found" in refused(hospital, train(hospital))
-    slow = Hospital(tmp_path / "slow", POLICIES["open"] | {"max_seconds": 0.001})
-    assert "policy.max_seconds" in refused(slow, train(slow))
+def test_large_requests_and_long_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hospital = Hospital(tmp_path, POLICIES["open"])
+    monkeypatch.setattr(time_limit_module, "LARGEST", 1000)
+    assert "largest request: TrainRequest: found" in refused(hospital, train(hospital))
+    monkeypatch.undo()
+    monkeypatch.setattr(door, "LONGEST", 0.001)
+    slow = Hospital(tmp_path / "slow", POLICIES["open"])
+    assert "longest request" in refused(slow, train(slow))
     with (
-        pytest.raises(PolicyRefusal, match=r"max_seconds: the request took longer than 0\.01"),
+        pytest.raises(PolicyRefusal, match=r"longest request: the request took longer than 0\.01"),
         time_limit(0.01),
     ):
         while True:
             torch.ones(1).sum()
 
 
-def test_bounds_on_what_is_taken_on_trust(tmp_path: Path) -> None:
-    central = {"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": 0.1}
-    hospital = Hospital(tmp_path, {}, privacy=central, evaluation={"federated": False})
-    assert "policy.min_noise_multiplier: privacy.noise_multiplier: found 0.1" in refused(
-        hospital, train(hospital)
-    )
-    adaptive = central | {"noise_multiplier": 1.0, "adaptive_clipping": {"count_noise_multiplier": 10.0}}
+def test_the_clip_norm_of_a_request_is_bounded_where_the_server_sees_the_update(tmp_path: Path) -> None:
+    adaptive = {
+        "mode": "client_central",
+        "clip_norm": 1.0,
+        "noise_multiplier": 1.0,
+        "adaptive_clipping": {"count_noise_multiplier": 10.0},
+    }
     hospital = Hospital(tmp_path / "a", {}, privacy=adaptive, evaluation={"federated": False})
-    assert "policy.max_clip_norm: clip_norm of the request: found 1e+06" in refused(
-        hospital, train(hospital, clip_norm=1e6)
-    )
-    learner = {"optimizer": {"lr": 0.01}, "epochs": 30}
-    hospital = Hospital(tmp_path / "b", {}, learner=learner)
-    assert "policy.max_epochs: learner.epochs: found 30, allowed at most 20" in refused(
-        hospital, train(hospital)
-    )
-    hospital = Hospital(tmp_path / "c", {"max_steps": 3}, learner=learner | {"epochs": 1, "batch_size": 4})
-    assert "policy.max_steps" in refused(hospital, train(hospital))
+    assert "clip_norm of the request: found 1e+06" in refused(hospital, train(hospital, clip_norm=1e6))
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_committed_experiment_passes_the_default_bounds(path: Path) -> None:
-    experiment, policy = load_experiment(path), SitePolicy()
-    tasks = experiment.tasks
-    count = tasks.count or (1 if isinstance(tasks.increments, int) else len(tasks.increments or (1,)))
-    if isinstance(tasks.increments, int):
-        count = 100 // tasks.increments
-    each = (tasks.rounds,) * count if isinstance(tasks.rounds, int) else tasks.rounds
-    schedule = TaskSchedule(tuple(range(len(each) + 1)), each)
-    plan = Plan(experiment, Registry(tuple(map(str, range(len(each)))), schedule))
-    assert [str(bound) for bound in bounds(policy, experiment, plan.rounds) if not bound.holds] == []
-    assert policy.max_evaluations is None and plan.questions() >= plan.evaluations()
+@pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [("max_epochs", 20, 30), ("max_repeats", 3, 10), ("max_clip_norm", 10, 1e9), ("max_bytes", 2**30, 1)],
+)
+def test_a_limit_that_is_gone_is_taken_at_its_default_alone(
+    tmp_path: Path, key: str, default: float, other: float
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(f"site: graz\nstate_dir: state\npolicy: {{{key}: {default}}}\nother_code: []\n")
+    assert load_site_config(path).policy == SitePolicy()
+    path.write_text(f"site: graz\nstate_dir: state\npolicy: {{{key}: {other}}}\n")
+    with pytest.raises(ConfigError, match=rf"policy\.{key}"):
+        load_site_config(path)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2},
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
 }
 SITE = {"site": "graz", "state_dir": "state"}
 BOMB = "\n".join(
@@ -95,7 +95,9 @@ FILES: dict[str, str] = {
     "not YAML": "{[}",
     "a control character": "a: \x01\n",
     "nothing": "",
-    "an infinite rate": yaml.safe_dump({**EXPERIMENT, "learner": {"optimizer": {"lr": float("inf")}}}),
+    "an infinite rate": yaml.safe_dump(
+        {**EXPERIMENT, "learner": {"preset": "none", "optimizer": {"lr": float("inf")}}}
+    ),
     "a date that is none": "name: 2026-99-99\n",
 }
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from flwr.app import Context, RecordDict
 
-from perennial.client.exposure import ANY_APP, OTHER_CODE, channels, in_one_sentence, in_words
+from perennial.client.exposure import ANY_APP, channels, in_one_sentence, in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
 from tests.attacked_hospital import POLICIES, Hospital, template_policy
@@ -35,7 +35,8 @@ def test_every_attack_fails_at_the_template(name: str, tmp_path: Path) -> None:
     assert outcome.recovered == 0
     if name != NOISED:
         # the noised update leaves, as it may; all others meet a rule that is named
-        assert outcome.refusal.split(": ")[1].startswith(("policy.", "run config", "lends"))
+        named = ("policy.", "run config", "lends", "repeated request")
+        assert outcome.refusal.split(": ")[1].startswith(named)
 
 
 @pytest.mark.parametrize("name", ["ring, one sample a segment", "class means, one exemplar a class"])
@@ -52,7 +53,7 @@ def test_counts_of_few_samples_stay_and_questions_end(tmp_path: Path) -> None:
     floor = attacked("counts, pixel by pixel", "floor of 20", tmp_path / "floor")
     assert floor.recovered == 0 and "policy.min_samples" in floor.refusal
     bounded = attacked("counts, pixel by pixel", "defaults", tmp_path / "bounded")
-    assert bounded.recovered == 0 and "policy.max_repeats" in bounded.refusal
+    assert bounded.recovered == 0 and "repeated request" in bounded.refusal
 
 
 def test_prototypes_leave_only_where_the_policy_names_them(tmp_path: Path) -> None:
@@ -122,7 +123,6 @@ def test_a_site_that_runs_any_app_gives_everything_and_is_told(tmp_path: Path) -
     first, second, third = [*in_words(policy, any_app=True)][:3]
     assert first == ANY_APP and "YES, ALL OF THEM" in first
     assert "Perennial's own code" in second and third == next(in_words(policy))
-    assert next(in_words(policy, other_code=True)) == OTHER_CODE
 
 
 def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Path) -> None:

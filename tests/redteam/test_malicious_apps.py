@@ -12,7 +12,7 @@ from perennial.config.approval import read_approvals
 from perennial.config.site import SiteConfig
 from perennial.deploy.application import stage_application
 from perennial.deploy.approval import approve, read_offer
-from perennial.deploy.review import asked_in_words, offer_in_words
+from perennial.deploy.review import asked_in_words
 from perennial.foundation.errors import ConfigError
 from tests import malicious_apps as corpus
 
@@ -82,7 +82,7 @@ def test_an_honest_app_is_read_and_shown_from_the_bytes_that_are_recorded(
     approve(offer, tmp_path / "flower", tmp_path / "approvals")
     (record,) = read_approvals(tmp_path / "approvals")
     assert record.document == offer.document and record.bundle == hashlib.sha256(offer.data).hexdigest()
-    assert offer.experiment is not None and record.experiment == offer.experiment.digest
+    assert record.experiment == offer.experiment.digest
     assert yaml.safe_load(record.document) == record.settings
 
 
@@ -97,43 +97,6 @@ def test_the_attacks_of_the_trial_are_refused_by_name(tmp_path: Path, site: Site
             read_offer(write(tmp_path, corpus.beside(name)), site)
 
 
-def test_code_of_its_own_runs_by_other_code_alone_and_is_listed(tmp_path: Path, site: SiteConfig) -> None:
-    members = [*corpus.honest(), ("research/app.py", b"app = 1\n")]
-    data = corpus.packed(members)
-    path = write(tmp_path, data)
-    with pytest.raises(ConfigError, match="an app carries an experiment and no code"):
-        read_offer(path, site)
-    allowed = site.model_copy(update={"other_code": [hashlib.sha256(data).hexdigest()]})
-    offer = read_offer(path, allowed)
-    assert offer.experiment is None
-    assert offer.manifest == {name: hashlib.sha256(content).hexdigest() for name, content in members}
-    said = [*offer_in_words(offer, site, None)]
-    assert "CODE OF ITS OWN" in said[0] and any(line.endswith("  research/app.py") for line in said)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "a/__pycache__/b.py",
-            "a/b.pyc",
-            "a/b.so",
-            ".hidden.py",
-            "a/.b/c.py",
-            "../a.py",
-            "/a.py",
-            "a//b.py",
-        ),
-        *("RESEARCH/app.py", "research", "research/app.py/x.py", "a b.py", "ä.py"),
-    ],
-)
-def test_even_named_code_hides_nothing(name: str, tmp_path: Path, site: SiteConfig) -> None:
-    data = corpus.packed([*corpus.honest(), ("research/app.py", b"app = 1\n"), (name, b"")])
-    allowed = site.model_copy(update={"other_code": [hashlib.sha256(data).hexdigest()]})
-    with pytest.raises(ConfigError, match="member"):
-        read_offer(write(tmp_path, data), allowed)
-
-
 def test_no_setting_of_a_stranger_writes_a_line_of_the_review(tmp_path: Path, site: SiteConfig) -> None:
     """Names are checked; a value that is shown in a difference may hold anything."""
     first = write(tmp_path, corpus.packed(corpus.honest()))
@@ -143,7 +106,6 @@ def test_no_setting_of_a_stranger_writes_a_line_of_the_review(tmp_path: Path, si
         update={"document": earlier.document + 'forged: "x\\n  privacy.mode: none -> sample\\e[2K"\n'}
     )
     offer = read_offer(first, site)
-    assert offer.experiment is not None
     said = [*asked_in_words(offer.experiment, site.policy, forged)]
     assert any("forged" in line for line in said)
     assert all(line.isprintable() for line in said)

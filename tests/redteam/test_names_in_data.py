@@ -112,7 +112,13 @@ def test_modules_of_perennial_itself_are_no_plug_ins(tmp_path: Path) -> None:
         {"strategy": {"name": "perennial.strategies.fedavg:FedAvg"}},
         {"model": {"name": "perennial.foundation.files:make_folder", "options": {}}},
         {"data": {"source": "perennial.data.digits:load_digits", "sites": 2}},
-        {"learner": {"optimizer": {"lr": 0.1}, "classification": "perennial.cli.main:main"}},
+        {
+            "learner": {
+                "preset": "none",
+                "optimizer": {"lr": 0.1},
+                "classification": "perennial.cli.main:main",
+            }
+        },
     ):
         with pytest.raises(PerennialError):
             Experiment.of(**{**PLAIN, **section})

@@ -20,7 +20,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200},
     "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2},
     "evaluation": {"federated": False},
     "rounds": {"wait_for": 1, "join_timeout": 15, "deadline": 60},

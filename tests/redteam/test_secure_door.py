@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from perennial.client import time_limit
+from perennial.client.request_count import REPEATS
 from perennial.client.secure_state import SecureState
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, StateError
@@ -71,8 +73,8 @@ def test_invented_runs_come_to_an_end_and_leave_no_folders(hospital: Hospital, k
 
 
 def test_introductions_of_one_round_come_to_an_end(hospital: Hospital) -> None:
-    said = [ask(hospital, "introduce") for _ in range(1 + hospital.config.policy.max_repeats + 1)]
-    assert said[0] == "" and "policy.max_repeats: introduce of round 1" in said[-1]
+    said = [ask(hospital, "introduce") for _ in range(1 + REPEATS + 1)]
+    assert said[0] == "" and "repeated request: introduce of round 1" in said[-1]
 
 
 def test_another_experiment_has_no_sums_here(hospital: Hospital) -> None:
@@ -95,10 +97,11 @@ def test_a_long_share_is_refused_before_it_is_looked_at(hospital: Hospital) -> N
     assert f"{SEALED} hexadecimal digits" in Refusal.from_record(reply.content).reason
 
 
-def test_a_request_of_texts_alone_is_bounded_too(tmp_path: Path) -> None:
-    small = Hospital(tmp_path, {"answers": ["train"], "max_bytes": 5_000}, **SECURE)
+def test_a_request_of_texts_alone_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "LARGEST", 5_000)
+    small = Hospital(tmp_path, {"answers": ["train"]}, **SECURE)
     many = {"senders": ["a"] * 50, "shares": ["0" * SEALED] * 50}
-    assert "policy.max_bytes: VoteRequest: found" in ask(small, "vote", **many)
+    assert "largest request: VoteRequest: found" in ask(small, "vote", **many)
 
 
 # one lock, and stages that never go back

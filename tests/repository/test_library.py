@@ -140,14 +140,13 @@ def test_own_arrays_become_a_model_without_a_file(tmp_path: Path) -> None:
     assert np.mean([one.label == label for one, label in zip(found, y, strict=True)]) > 0.9
     assert "&lt;calm&gt;" in result.model._repr_html_() and "<calm>" not in result.model._repr_html_()
     assert "after task 2" in result._repr_html_()
-    with pytest.raises(PerennialError, match="holds a run already"):
-        run(content, data=held, runs=tmp_path)
-    assert (
-        run(content, data=held, runs=tmp_path, overwrite=True).summary["model_sha256"]
-        == (result.summary["model_sha256"])
-    )
+    again = run(content, data=held, runs=tmp_path)
+    assert again.folder.name == "experiment-2" and hashes_of(again.summary) == hashes_of(result.summary)
+    over = run(content, data=held, runs=tmp_path, overwrite=True)
+    assert over.folder == result.folder and hashes_of(over.summary) == hashes_of(result.summary)
     with pytest.raises(PerennialError, match=r"y has shape \(79,\) for 80 rows of x"):
         run(content, data=Source.of(x, y[1:]), runs=tmp_path, name="other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_mapping_has_the_errors_of_a_file(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def declared() -> dict[str, Requirement]:
         *(x for extra in PROJECT["optional-dependencies"].values() for x in extra),
     ]
     requirements = [Requirement(line) for line in lines]
-    return {canonicalize_name(found.name): found for found in requirements if found.name != "perennial"}
+    return {canonicalize_name(found.name): found for found in requirements if found.name != PROJECT["name"]}
 
 
 def imported() -> dict[str, set[str]]:

@@ -28,7 +28,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "mlp"},
-    "learner": {"optimizer": {"lr": 0.1}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
 }
 STAGE = (
     "import sys; from pathlib import Path; from perennial.deploy.application import stage_application\n"

@@ -21,7 +21,7 @@ SMALL = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200},
     "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "mlp", "hidden": [32]},
-    "learner": {"epochs": 1, "optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "epochs": 1, "optimizer": {"lr": 0.05}},
 }
 
 

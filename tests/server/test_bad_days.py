@@ -20,7 +20,7 @@ EXPERIMENT = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 3},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "rounds": {"max_skipped": 2},
 }
 Fault = Callable[[Message, Message], Message | None]

@@ -23,7 +23,13 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": SITES, "samples_limit": 120, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": ROUNDS},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}, "classification": "ce"},
+    "learner": {
+        "preset": "none",
+        "epochs": 1,
+        "batch_size": 16,
+        "optimizer": {"lr": 0.1},
+        "classification": "ce",
+    },
     "privacy": {"mode": "client_local", "clip_norm": 0.5, "noise_multiplier": 4.0},
     "evaluation": {"federated": False},
 }

@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 4},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }
 PROTECTED = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}

@@ -36,6 +36,7 @@ SMALL = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.05, "momentum": 0.9},
         "distillation": {"weight": 1.0},
         "memory": {"per_class": 3},

@@ -21,6 +21,7 @@ SMALL = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "small_cnn"},
     "learner": {
+        "preset": "none",
         "epochs": 1,
         "batch_size": 32,
         "optimizer": {"lr": 0.05, "momentum": 0.9},

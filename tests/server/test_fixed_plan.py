@@ -45,6 +45,7 @@ def experiment(folder: Path, **changes: Any) -> Path:
         "tasks": {"count": 3, "rounds": 2},
         "model": {"name": "mlp", "hidden": [8]},
         "learner": {
+            "preset": "none",
             "optimizer": {"lr": 0.05},
             "memory": {"selection": "random", "per_class": 3},
         },
@@ -143,7 +144,7 @@ def test_a_continuation_that_was_said_is_kept_through_a_kill(tmp_path: Path) -> 
 
 def test_too_few_answers_end_a_simulation_with_an_error_and_use_up_no_round(tmp_path: Path) -> None:
     """Every site refuses: exit status 1, and after the reason is gone the whole plan is trained."""
-    policy = {"memory": {"selection": "random", "per_class": 3}, "optimizer": {"lr": 1e30}}
+    policy = {"preset": "none", "memory": {"selection": "random", "per_class": 3}, "optimizer": {"lr": 1e30}}
     path = experiment(tmp_path, learner=policy)
     done = CliRunner().invoke(app, ["run", str(path), "--runs", str(tmp_path / "runs")])
     folder = tmp_path / "runs" / "own"

@@ -25,7 +25,7 @@ from perennial.server.preflight import data_facts
 
 COMMON = {
     "tasks": {"count": 1, "rounds": 3},
-    "learner": {"epochs": 12, "batch_size": 16, "optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "epochs": 12, "batch_size": 16, "optimizer": {"lr": 0.05}},
 }
 
 

@@ -23,7 +23,7 @@ EXPERIMENT = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 240, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
     "strategy": {"name": "layer_attention"},
     "pretraining": {"samples": 10, "rounds": 2},
 }

@@ -380,6 +380,6 @@ def _small(folder: Path) -> str:
     path = folder / "words.yaml"
     path.write_text(
         "name: words\ndata: {source: digits, sites: 2, samples_limit: 120}\ntasks: {count: 2, rounds: 1}\n"
-        "model: {name: mlp, hidden: [8]}\nlearner: {optimizer: {lr: 0.05}}\n"
+        "model: {name: mlp, hidden: [8]}\nlearner: {preset: none, optimizer: {lr: 0.05}}\n"
     )
     return str(path)

@@ -241,7 +241,7 @@ def of_table(folder: Path, **data: Any) -> RunSettings:
         "data": found | data,
         "tasks": {"count": 2, "rounds": 1},
         "model": {"name": "mlp", "hidden": [4]},
-        "learner": {"optimizer": {"lr": 0.05}},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     }
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return RunSettings(str(path), runs=str(folder / "runs"))

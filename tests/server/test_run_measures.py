@@ -207,7 +207,7 @@ def test_a_subgroup_that_is_served_worse_is_shown_first(
     tmp_path: Path, secure: dict[str, Any] | None
 ) -> None:
     data = patients(tmp_path / "patients.csv") | {"sites": 4}
-    learner = {"optimizer": {"lr": 0.1}, "epochs": 6}
+    learner = {"preset": "none", "optimizer": {"lr": 0.1}, "epochs": 6}
     tasks, model = {"count": 1, "rounds": 6}, {"name": "mlp", "hidden": [16]}
     found = measured(tmp_path, data=data, learner=learner, secure=secure, tasks=tasks, model=model)
     assert found.subgroup_column == "sex" and list(found.subgroups) == ["f", "m"]

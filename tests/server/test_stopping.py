@@ -26,7 +26,11 @@ RULE = {"patience": 1, "gain": 0.9}
 TWO_TASKS = {
     "secure": None,
     "tasks": {"count": 2, "rounds": 5},
-    "learner": {"optimizer": {"lr": 0.05}, "memory": {"selection": "random", "per_class": 2}},
+    "learner": {
+        "preset": "none",
+        "optimizer": {"lr": 0.05},
+        "memory": {"selection": "random", "per_class": 2},
+    },
 }
 
 

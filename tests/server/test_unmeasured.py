@@ -18,7 +18,7 @@ EXPERIMENT = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 60, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
 }
 NOBODY = {"central": False, "federated": False}
 

@@ -22,7 +22,7 @@ from perennial.models.prediction import NONE_OF_THE_KNOWN, answers
 from perennial.models.saved import Confidence, load_saved
 from perennial.server.measures.record import read_measures
 
-LEARNER = {"epochs": 8, "batch_size": 16, "optimizer": {"lr": 0.05}}
+LEARNER = {"preset": "none", "epochs": 8, "batch_size": 16, "optimizer": {"lr": 0.05}}
 
 
 def invoke(*arguments: object) -> str:

@@ -291,7 +291,7 @@ def test_each_sites_sums_are_kept_or_not(tmp_path: Path) -> None:
             {"strategy": {"shrinkage": "validation"}, "data": {"validation_fraction": 0.0}},
             "validation_fraction 0",
         ),
-        ({"learner": {"optimizer": {"lr": 0.1}}}, "leave it out"),
+        ({"learner": {"preset": "none", "optimizer": {"lr": 0.1}}}, "leave it out"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

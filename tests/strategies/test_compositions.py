@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 180, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 3},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"batch_size": 16, "optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "batch_size": 16, "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }
 NOISE = {"clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded", "accountant": "rdp"}

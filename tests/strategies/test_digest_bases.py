@@ -18,14 +18,20 @@ from perennial.strategies.round.gate import Admitted
 from perennial.strategies.scaffold import Scaffold
 from tests.rounds import begun
 
-PROXIMAL = {"learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}, "correction": {"name": "fedprox"}}}
-PLAIN_STEPS = {"learner": {"optimizer": {"lr": 0.05}}}
+PROXIMAL = {
+    "learner": {
+        "preset": "none",
+        "optimizer": {"lr": 0.05, "momentum": 0.9},
+        "correction": {"name": "fedprox"},
+    }
+}
+PLAIN_STEPS = {"learner": {"preset": "none", "optimizer": {"lr": 0.05}}}
 SMALL: dict[str, Any] = {
     "name": "bases",
     "data": {"source": "digits", "sites": 3, "samples_limit": 120, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 3},
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05, "momentum": 0.9}},
     "digests": {"per_digest": 2},
     "absence": [{"site": "site-1", "first_round": 2, "last_round": 2}],
     "evaluation": {"federated": False},

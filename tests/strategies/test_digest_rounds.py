@@ -23,7 +23,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 120, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 3},
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "strategy": {"name": "digest_synthesis", "base": "fedavg"},
     "digests": {"per_digest": 2},
     "rounds": {"deadline": 1.0},

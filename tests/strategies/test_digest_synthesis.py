@@ -39,7 +39,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 3},
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05, "momentum": 0.9}},
     "strategy": {"name": "digest_synthesis", "base": "fedavg"},
     "digests": {"per_digest": 2},
     "absence": [{"site": "site-1", "first_round": 2, "last_round": 4}],
@@ -157,7 +157,7 @@ def test_the_guidance_stays_at_the_server_and_digests_survive_in_its_checkpoint(
     [
         ({"digests": None}, "digests: missing"),
         ({"model": {"name": "mlp"}}, "reads digests with digest_two_branch"),
-        ({"learner": {"optimizer": {"name": "adam", "lr": 0.01}}}, "trains with sgd"),
+        ({"learner": {"preset": "none", "optimizer": {"name": "adam", "lr": 0.01}}}, "trains with sgd"),
     ],
 )
 def test_an_experiment_that_cannot_make_or_read_digests_is_refused(

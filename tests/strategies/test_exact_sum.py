@@ -280,4 +280,4 @@ def test_a_large_model_is_summed_to_the_same_bits_without_numba(
         logger.removeHandler(caplog.handler)
         exact_loops._compiled.cache_clear()
     assert torch.equal(plain, compiled)
-    assert "perennial[server]" in caplog.text
+    assert "perennial-fl[server]" in caplog.text

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial import PerennialError, run
+from perennial import PerennialError, load_experiment, run
+from perennial.config.methods import require_code_of_sites
+from perennial.foundation import plugins
 from tests.extend_pages import BLOCKS, CODE, MODULES
 
 SETTINGS = [yaml.safe_load(block) for block in BLOCKS]
-EXAMPLES = ("strategy", "measurements", "state", "wrapper", "site settings", "loss", "source", "model")
+EXAMPLES = ("strategy", "measurements", "state", "wrapper", "site half", "loss", "source", "model")
 EXPERIMENT: dict[str, Any] = {
     "name": "extended",
     "seed": 3,
     "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"epochs": 2, "optimizer": {"lr": 0.1}, "memory": {"per_class": 3}},
+    "learner": {"preset": "none", "epochs": 2, "optimizer": {"lr": 0.1}, "memory": {"per_class": 3}},
 }
 
 
@@ -53,6 +55,24 @@ def test_an_example_of_the_page_runs_by_its_name(modules: Path, number: int) -> 
     summary = run(path, runs=modules / "runs", device="cpu", plugins=[modules]).summary
     # three times what a guess is worth
     assert summary["average_incremental_accuracy"] > 3 / len(summary["classes"])
+
+
+def test_a_proximal_half_of_ones_own_gives_the_bits_of_ours(modules: Path) -> None:
+    own = written(modules, {"strategy": {"name": "my_prox:Prox", "mu": 0.3}})
+    found = run(own, runs=modules / "own", device="cpu", plugins=[modules]).summary["model_sha256"]
+    proximal = {"learner": {"correction": {"name": "fedprox", "mu": 0.3}}}
+    ours = run(written(modules, proximal), runs=modules / "ours", device="cpu").summary["model_sha256"]
+    plain = run(written(modules, {}), runs=modules / "plain", device="cpu").summary["model_sha256"]
+    assert found == ours != plain
+
+
+def test_a_site_without_the_code_of_a_half_refuses_the_experiment(modules: Path) -> None:
+    path = written(modules, {"strategy": {"name": "my_prox:Prox", "mu": 0.3}})
+    with plugins.using([modules]):
+        experiment = load_experiment(path)
+        require_code_of_sites(experiment)
+    with plugins.only({}), pytest.raises(PerennialError, match="my_prox"):
+        require_code_of_sites(experiment)
 
 
 def test_a_key_that_a_method_of_ones_own_does_not_have_is_named(modules: Path) -> None:

@@ -44,7 +44,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 4, "samples_limit": 240, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 4},
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05, "momentum": 0.9}},
     "strategy": CLUSTERS,
     "digests": {"per_digest": 2},
     "absence": [{"site": "site-1", "first_round": 3, "last_round": 3}],

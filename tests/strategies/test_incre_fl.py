@@ -29,6 +29,7 @@ SMALL = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "small_cnn", "channels": [8, 8], "squeeze_excitation": True},
     "learner": {
+        "preset": "none",
         "batch_size": 32,
         "optimizer": {"lr": 0.5},
         "classification": "icarl_bce",

@@ -42,7 +42,7 @@ SMALL = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 3},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "rounds": {"deadline": 60},
 }
 CLUSTERS = {
@@ -207,7 +207,7 @@ def test_a_late_update_costs_a_site_neither_its_cluster_nor_its_own_model(
 
 
 def test_a_late_end_of_task_costs_a_site_no_evaluation(tmp_path: Path) -> None:
-    learner = {"optimizer": {"lr": 0.05}, "memory": {"per_class": 2}}
+    learner = {"preset": "none", "optimizer": {"lr": 0.05}, "memory": {"per_class": 2}}
     summary, events = run(tmp_path, "FinishTaskReply", learner=learner, tasks={"count": 2, "rounds": 1})
     assert notes(events, "site-0") == ["site site-0: no answer within 60 s"] * 2
     assert summary["sites"]["site-0"]["accuracy"] is not None

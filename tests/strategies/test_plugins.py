@@ -104,7 +104,11 @@ def test_keys_are_checked_as_ours_are(
 
 
 def test_a_loss_is_checked_too(installed: Path, tmp_path: Path) -> None:
-    learner = {"optimizer": {"lr": 0.1}, "classification": {"name": "focal", "options": {"gama": 1}}}
+    learner = {
+        "preset": "none",
+        "optimizer": {"lr": 0.1},
+        "classification": {"name": "focal", "options": {"gama": 1}},
+    }
     path = written(tmp_path, learner=learner, privacy={}, rounds={"max_skipped": 1})
     with pytest.raises(PerennialError, match="unknown key 'gama'"):
         run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))

@@ -43,6 +43,7 @@ SMALL: dict[str, Any] = {
     "tasks": {"count": 3, "rounds": 2},
     "model": {"name": "dual_backbone", "backbone": "mlp", "hidden": [16]},
     "learner": {
+        "preset": "none",
         "optimizer": {"lr": 0.05},
         "classification": "balanced_softmax",
         "distillation": {},
@@ -304,6 +305,7 @@ def test_losses_refuse_what_does_not_fit() -> None:
 def test_the_prior_is_of_the_samples_as_they_are_drawn(balanced: bool) -> None:
     learner = LearnerConfig.model_validate(
         {
+            "preset": "none",
             "optimizer": {"lr": 0.1},
             "classification": "balanced_softmax",
             "memory": {"per_class": 1, "balanced": balanced},

@@ -25,7 +25,7 @@ def test_a_relayed_ring_sends_twice_its_segments_times_equation_23(segments: int
 
 
 def test_a_run_without_a_round_has_sent_nothing() -> None:
-    assert set(RingCost().block(None).values()) == {0}
+    assert set(RingCost().block().values()) == {0}
 
 
 class SlowGrid(ScriptedGrid):

@@ -21,7 +21,7 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 1, "rounds": ROUNDS},
     "model": {"name": "mlp", "hidden": [16]},
     "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 120, "deadline": 120},
-    "learner": {"optimizer": {"name": "adam", "lr": 0.01}},
+    "learner": {"preset": "none", "optimizer": {"name": "adam", "lr": 0.01}},
     "evaluation": {"federated": False},
     "strategy": {
         "name": "contribution",

@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
     "learner": {
+        "preset": "none",
         "batch_size": 16,
         "optimizer": {"name": "adam", "lr": 0.01},
         "distillation": {"weight": 1.0},
@@ -121,7 +122,7 @@ def test_sites_of_other_strategies_are_valued_by_their_updates(base: str, tmp_pa
         tmp_path,
         strategy=strategy | {"utility": "probability"},
         tasks={"count": 1, "rounds": 1},
-        learner={"optimizer": {"lr": 0.1}},
+        learner={"preset": "none", "optimizer": {"lr": 0.1}},
         adversaries=[{"site": "site-1", "kind": "free_rider"}],
     )
     summary: dict[str, Any] = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
@@ -153,7 +154,7 @@ def test_a_free_rider_is_named_and_a_label_flipper_has_the_least_value(tmp_path:
         data={"source": "digits", "sites": 4, "samples_limit": 600, "partition": {"kind": "iid"}},
         tasks={"count": 1, "rounds": 6},
         model={"name": "mlp", "hidden": [16]},
-        learner={"batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
+        learner={"preset": "none", "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
         strategy={"name": "contribution", "utility": "probability", "base": SMALL["strategy"]["base"]},
         adversaries=[{"site": "site-1", "kind": "free_rider"}, {"site": "site-2", "kind": "label_flip"}],
     )

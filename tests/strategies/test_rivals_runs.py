@@ -21,7 +21,7 @@ SMALL = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "learner": {"batch_size": 16, "optimizer": {"lr": 0.05}, "memory": {"per_class": 3}},
+    "learner": {"preset": "none", "batch_size": 16, "optimizer": {"lr": 0.05}, "memory": {"per_class": 3}},
 }
 OURS = [
     "adabest",

@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits", "sites": 4, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
-    "learner": {"optimizer": {"lr": 0.05}},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "secure": {"least": 3},
     "rounds": {"deadline": 30, "max_skipped": 50},
 }
@@ -113,10 +113,17 @@ def events(folder: Path, name: str = "secure") -> list[dict[str, Any]]:
         {},
         {"strategy": "uniform_mean"},
         {"sums": {"bits": 32, "largest_norm": 4.0}, "bounds": {"max_samples": 64}},
-        {"learner": {"optimizer": {"lr": 0.05}, "correction": {"name": "fedprox", "mu": 0.1}}},
+        {
+            "learner": {
+                "preset": "none",
+                "optimizer": {"lr": 0.05},
+                "correction": {"name": "fedprox", "mu": 0.1},
+            }
+        },
         {
             "tasks": {"count": 2, "rounds": 1},
             "learner": {
+                "preset": "none",
                 "optimizer": {"lr": 0.05},
                 "memory": {"per_class": 3},
                 "classifier": "nearest_mean",

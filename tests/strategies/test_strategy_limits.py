@@ -147,7 +147,8 @@ def test_fednova_takes_momentum_and_pull_of_sgd_alone(optimizer: str, momentum: 
     learner = {"correction": {"name": "fedprox", "mu": 0.5}}
     chosen = {"name": optimizer, "lr": 0.1} | ({"momentum": 0.9} if optimizer == "sgd" else {})
     experiment = SimpleNamespace(
-        learner=LearnerConfig.model_validate(learner | {"optimizer": chosen}), privacy=PrivacyConfig()
+        learner=LearnerConfig.model_validate(learner | {"preset": "none", "optimizer": chosen}),
+        privacy=PrivacyConfig(),
     )
     strategy = FedNova()
     strategy.attach(cast(RunContext, SimpleNamespace(experiment=experiment)))

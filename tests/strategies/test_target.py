@@ -1,18 +1,16 @@
 """TARGET: inputs made from a model alone, and what a site does with them."""
 
-import json
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
 from perennial.baselines.inversion import _statistics_distance, synthesise
-from perennial.baselines.target import Target
-from perennial.client.data_free_distillation import DataFreeDistillation, open_data_free_distillation
-from perennial.client.site import Site
+from perennial.baselines.target import MadeInputs, Target, TargetSite
 from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.learning.site_method import LocalTurn
 from perennial.models.incremental import IncrementalModel
 from perennial.models.sample_generator import NOISE, SampleGenerator
 from perennial.protocol.messages import TrainRequest
@@ -27,7 +25,6 @@ STAMP = {
     "round": 3,
     "num_classes": 3,
 }
-ORDER = {"rehearsal": {"weight": 2.0, "temperature": 2.0}}
 
 
 def teacher() -> nn.Module:
@@ -69,16 +66,20 @@ def test_generated_inputs_have_the_shape_and_scale_of_normalised_ones(shape: tup
     assert float(made.std()) == pytest.approx(1.0, abs=0.05)
 
 
-def request(method: dict[str, torch.Tensor] | None, settings: dict[str, Any]) -> TrainRequest:
+def opened(method: dict[str, torch.Tensor] | None) -> MadeInputs | None:
+    """The term that the site half makes of a request with these tensors."""
     tensors = None if method is None else Tensors(method)
-    return TrainRequest(**STAMP, arrays=Tensors(), method=tensors, settings=json.dumps(settings))
-
-
-def site() -> Site:
-    learner = SimpleNamespace(batch_size=4)
-    experiment = SimpleNamespace(seed=1, learner=learner)
-    models = SimpleNamespace(input_shape=(2,), device=torch.device("cpu"))
-    return cast(Site, SimpleNamespace(name="a", experiment=experiment, models=models))
+    turn = SimpleNamespace(
+        site="a",
+        seed=1,
+        learner=SimpleNamespace(batch_size=4),
+        request=TrainRequest(**STAMP, arrays=Tensors(), method=tensors),
+        input_shape=(2,),
+        device=torch.device("cpu"),
+    )
+    half = TargetSite({"distillation": 2.0, "temperature": 2.0})
+    half.open(cast(LocalTurn, turn))
+    return half.make_extra()
 
 
 def test_a_model_that_agrees_has_nothing_to_learn() -> None:
@@ -86,43 +87,34 @@ def test_a_model_that_agrees_has_nothing_to_learn() -> None:
     x = torch.randn(10, 2)
     agreeing = {"rehearsal/x": x, "rehearsal/logits": model(x)[:, :2].detach()}
 
-    def loss(rehearsal: DataFreeDistillation | None) -> float:
+    def loss(rehearsal: MadeInputs | None) -> float:
         assert rehearsal is not None
         x, logits = rehearsal.draw()
         return float(rehearsal.term(model(x), logits).mean().detach())
 
-    rehearsal = open_data_free_distillation(site(), request(agreeing, ORDER))
+    rehearsal = opened(agreeing)
     assert loss(rehearsal) == pytest.approx(0.0, abs=1e-6)
     disagreeing = {"rehearsal/x": x, "rehearsal/logits": -agreeing["rehearsal/logits"]}
-    other = open_data_free_distillation(site(), request(disagreeing, ORDER))
+    other = opened(disagreeing)
     assert loss(other) > 0.1
-    assert open_data_free_distillation(site(), request(None, {})) is None
+    assert opened(None) is None
 
 
 X, LOGITS = torch.zeros(5, 2), torch.zeros(5, 2)
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "reason"),
+    ("method", "reason"),
     [
-        (None, ORDER, "missing"),
-        ({"rehearsal/x": X}, ORDER, "missing"),
-        ({"rehearsal/x": X[:4], "rehearsal/logits": LOGITS}, ORDER, r"found x \(4, 2\)"),
-        ({"rehearsal/x": torch.zeros(5, 3), "rehearsal/logits": LOGITS}, ORDER, r"found x \(5, 3\)"),
-        ({"rehearsal/x": X, "rehearsal/logits": torch.zeros(5, 4)}, ORDER, "up to 3"),
-        ({"rehearsal/x": X, "rehearsal/logits": LOGITS}, {"rehearsal": {"weight": 1.0}}, "required"),
-        (
-            {"rehearsal/x": X, "rehearsal/logits": LOGITS},
-            {"rehearsal": {**ORDER["rehearsal"], "weight": -1}},
-            "0",
-        ),
+        ({"rehearsal/x": X}, "missing"),
+        ({"rehearsal/x": X[:4], "rehearsal/logits": LOGITS}, r"found x \(4, 2\)"),
+        ({"rehearsal/x": torch.zeros(5, 3), "rehearsal/logits": LOGITS}, r"found x \(5, 3\)"),
+        ({"rehearsal/x": X, "rehearsal/logits": torch.zeros(5, 4)}, "up to 3"),
     ],
 )
-def test_a_faulty_order_is_refused(
-    method: dict[str, torch.Tensor] | None, settings: dict[str, Any], reason: str
-) -> None:
+def test_faulty_made_inputs_are_refused(method: dict[str, torch.Tensor], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        open_data_free_distillation(site(), request(method, settings))
+        opened(method)
 
 
 def test_nothing_is_made_before_there_is_anything_to_forget() -> None:

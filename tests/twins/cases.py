@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
     "data": {"source": "digits"},
     "tasks": {"count": 2},
     "model": {"name": "mlp", "hidden": [8], "norm": "none"},
-    "learner": {"optimizer": {"name": "sgd", "lr": 0.2}},
+    "learner": {"preset": "none", "optimizer": {"name": "sgd", "lr": 0.2}},
     "strategy": "fedavg",
 }
 TABLE = {"source": "npz"}
@@ -206,7 +206,6 @@ def cases() -> list[Case]:
         table = MODES[name] | {"data": sliced(BASE | {"data": TABLE})["data"]}
         found.append(Case(f"{name}, table", table, "table"))
         found.append(Case(f"{name}, resumed", MODES[name], "few", crash=3))
-    found.append(Case("none, at the most steps", MODES["none"], "steps"))
     found.append(Case("sample, budget spent", MODES["sample, counts"], pairs="few", policy=BUDGET, runs=2))
     found.append(Case("sums, budget spent", MODES["sample, sums"], pairs="few", policy=BUDGET, runs=3))
     found.append(

@@ -12,7 +12,6 @@ from perennial.protocol.fields import read_kind
 from tests.twins.cases import Case
 from tests.twins.compare import Difference, compared
 from tests.twins.pairs import HELD_OUT, Pair, Pairs, training_count
-from tests.twins.records import record
 from tests.twins.slices import data_of
 from tests.twins.world import Federation, Ran
 
@@ -118,39 +117,18 @@ def _federations(case: Case, folder: Path) -> Iterator[tuple[Federation, Any]]:
             yield whole, lambda pairs: [pairs.unreadable()]
         case "table":
             yield whole, lambda pairs: (*pairs.usual(), pairs.not_finite())
-        case "floor" | "steps":
+        case "floor":
             yield from _at_a_bound(case, whole)
 
 
 def _at_a_bound(case: Case, whole: Federation) -> Iterator[tuple[Federation, Any]]:
-    """A floor that the added record reaches, and one that neither copy reaches; likewise the most steps."""
+    """A floor that the added record reaches, and one that neither copy reaches."""
     before = whole.recorded(copies=False)
     count = training_count(whole, Pairs(whole, before).key)
-    if case.pairs == "floor":
-        bounds = [
-            ("exactly at the floor", {"min_samples": count + 1}),
-            ("below the floor", {"min_samples": count + 4}),
-        ]
-    else:
-        batch = whole.experiment().learner.batch_size
-        more = batch - count % batch  # so many more records, and then one, begin a batch of their own
-        records = whole.data[whole.first]
-        added, trial = 0, 0
-        while added < more % batch:
-            longer = records.with_one(record(2, f"fill {trial}", records.x.shape[1:], 0), "c0")
-            trial += 1
-            if (
-                training_count(
-                    replace(whole, data=dict(whole.data) | {whole.first: longer}), Pairs(whole, before).key
-                )
-                > count + added
-            ):
-                records, added = longer, added + 1
-        whole = replace(whole, data=dict(whole.data) | {whole.first: records})
-        bounds = [
-            ("exactly at the most steps", {"max_steps": (count + added) // batch}),
-            ("above the most steps", {"max_steps": 1}),
-        ]
+    bounds = [
+        ("exactly at the floor", {"min_samples": count + 1}),
+        ("below the floor", {"min_samples": count + 4}),
+    ]
     for name, bound in bounds:
         federation = replace(
             whole, folder=whole.folder.parent / name.replace(" ", "-"), policy=dict(case.policy) | bound

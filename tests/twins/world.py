@@ -36,8 +36,6 @@ from tests.twins.records import Records
 OPEN: dict[str, Any] = {
     "answers": ["train", "evaluate", "measures", "digest", "sparsity", "statistics"],
     "below_floor": ["prototypes"],
-    "max_clip_norm": 1e9,
-    "min_noise_multiplier": 0.0,
 }
 """A policy that refuses nothing by itself."""
 KEPT = ("state", "outside")

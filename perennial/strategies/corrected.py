@@ -1,14 +1,19 @@
 """The base of SCAFFOLD, FedDyn and AdaBest: corrections at the sites, and one vector at the server.
 
 Sites count alike, each site corrects its gradients by a vector of its own, and the server keeps one vector of
-the model's shape across rounds.
+the model's shape across rounds. Both halves of the base stand here.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
+from perennial.foundation.block import FiniteBlock
+from perennial.foundation.errors import ProtocolError
+from perennial.learning.site_method import LocalTurn, SiteMethod
 from perennial.models.growth import grown
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg, WeightedMean
@@ -38,9 +43,8 @@ class Corrected(FedAvg):
 
     # what a method changes
 
-    def correction(self) -> dict[str, Any]:
-        """The correction's name and strength, as requests carry them to the sites."""
-        raise NotImplementedError
+    name = ""
+    """By which a site knows records of this method."""
 
     def beginning(self, arrays: Arrays) -> dict[str, Tensor]:
         """First values of the server's vector, for new classes too. arrays: the model's."""
@@ -60,7 +64,7 @@ class Corrected(FedAvg):
 
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
         """The request with the correction and `last`, the site's last round that memory includes."""
-        return with_settings(request, correction={**self.correction(), "folded": last})
+        return with_settings(request, correction={"name": self.name, "folded": last})
 
     def weight(self, reply: Admitted) -> float:
         return 1.0
@@ -104,3 +108,82 @@ class CorrectedMean(WeightedMean):
     def moved(self) -> dict[str, Tensor]:
         """Move the server's vector, and return the new global model."""
         raise NotImplementedError
+
+
+RECORD = "correction"
+IN_CLUSTER = "correction-in-cluster"
+"""Each task's clusters begin with a server vector of their own, to which a site's memory must belong."""
+
+
+class CorrectionOrder(FiniteBlock):
+    """`correction` of a request's settings.
+
+    folded: last round of this site whose update is in the server's vector, 0 before the first. What the site
+    stored in later rounds is rolled back: those replies were lost, late or refused.
+    """
+
+    name: str
+    folded: int = Field(ge=0)
+
+
+class CorrectedSite(SiteMethod):
+    """The site half: a vector that the site remembers from round to round, and shifts its gradients by.
+
+    It is computed from the update as it was released, so under privacy it holds nothing more than the release
+    does; it is written before the reply leaves. Personal layers have no correction, because no other site has
+    such a layer from which this one could drift.
+
+    own: (T,), what the site remembers. since: rounds since it was written.
+    """
+
+    name = ""
+    order: CorrectionOrder | None = None
+    own: Tensor
+    since: int
+
+    def start(self, turn: LocalTurn) -> None:
+        """Set shift and pull from `own`."""
+        raise NotImplementedError
+
+    def moved(self, change: Tensor, steps: int) -> Tensor:
+        """What to remember, (T,). change: (T,), the update as released. steps: of the optimiser."""
+        raise NotImplementedError
+
+    def open(self, turn: LocalTurn) -> None:
+        """Read what the site remembers; nothing without an order, as in rounds of pre-training."""
+        self.turn, self.order = turn, turn.read_settings("correction", CorrectionOrder)
+        if self.order is None:
+            return
+        if self.order.name != self.name:
+            raise ProtocolError(
+                f"TrainRequest: settings.correction.name: found {self.order.name!r:.40}, allowed "
+                f"{self.name!r}"
+            )
+        self.own, self.since = self._remembered(turn, self.order)
+        self.start(turn)
+
+    def close(self, update: Tensor, steps: int) -> None:
+        if self.order is None:
+            return
+        request = self.turn.request
+        named = self.turn.flat.trained_views(self.moved(update[: len(self.own)], steps))
+        shared = {name: tensor for name, tensor in named.items() if name not in (request.personal or ())}
+        facts = {"name": self.name, "round": request.round, "task": request.task}
+        self.turn.records.forget(self._record, after=self.order.folded, before=request.round)
+        self.turn.records.put(self._record, request.round, shared, facts)
+
+    def _remembered(self, turn: LocalTurn, order: CorrectionOrder) -> tuple[Tensor, int]:
+        """This site's vector after the last folded round, zero for new classes; rounds since then."""
+        flat, request = turn.flat, turn.request
+        found = flat.trained_views(torch.zeros_like(flat.trainable))
+        record, since = turn.records.get(self._record, min(order.folded + 1, request.round)), 1
+        if record is not None and self._record == IN_CLUSTER and record[1]["task"] != request.task:
+            record = None
+        if record is not None and record[1]["name"] == self.name:
+            found = grown(record[0], found)
+            since = max(1, request.round - record[1]["round"])
+        return flat.trained_vector(found), since
+
+    @property
+    def _record(self) -> str:
+        return RECORD if self.turn.request.personal is None else IN_CLUSTER

@@ -1,0 +1,424 @@
+"""The only port that sites reach: passes the calls of Flower's Fleet API to the SuperLink, and nothing else.
+
+From 1.40 on, Flower's SuperLink has its Fleet, Control and Runtime APIs at one port, and whoever reaches the
+Control API can start runs. So the SuperLink listens on loopback, and this process (`python -m
+perennial.deploy.gateway FOLDER`) stands before it. A request gets through if its path is one of FLEET, letter
+for letter, and its headers are signed with the key of a registered site. A question for messages waits here
+until there is one. What Flower answers to a site, this notes: who is connected, and since when one is silent.
+"""
+
+import asyncio
+import base64
+import binascii
+import datetime
+import json
+import logging
+import ssl
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from perennial.deploy.certificates import read_validity
+from perennial.deploy.federation import OperatorFolder
+from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
+from perennial.deploy.run_book import FlowerRun, RunBook
+from perennial.deploy.superlink_status import STATUS
+from perennial.foundation.errors import PerennialError, shown
+from perennial.foundation.files import replace_file
+from perennial.foundation.heartbeat import BEAT, renew
+
+log = logging.getLogger("perennial.gateway")
+KIB, MIB = 2**10, 2**20
+FLEET = {
+    b"/v1/fleet/activate-node": 64 * KIB,
+    b"/v1/fleet/deactivate-node": 64 * KIB,
+    b"/v1/fleet/send-node-heartbeat": 64 * KIB,
+    b"/v1/fleet/pull-messages": 64 * KIB,
+    b"/v1/fleet/push-messages": 64 * MIB,
+    b"/v1/fleet/get-run": 64 * KIB,
+    b"/v1/fleet/get-fab": 64 * KIB,
+    b"/v1/fleet/push-object": 1024 * MIB,
+    b"/v1/fleet/pull-object": 64 * KIB,
+    b"/v1/fleet/confirm-message-received": 64 * KIB,
+}
+"""Every path that passes, and the most bytes of its body. A site registers at the operator, not by itself."""
+ADMISSION, SIGN_OFF = b"/admission", b"/sign-off"
+"""Answered here, to a registered site: is a SuperNode connected with its key; its own SuperNode is gone."""
+ACTIVATE, DEACTIVATE, PULL = (
+    f"/v1/fleet/{call}" for call in ("activate-node", "deactivate-node", "pull-messages")
+)
+LIST_RUNS = "/v1/control/list-runs"
+KEY, SIGNATURE, TIME = "flwr-public-key", "flwr-signature", "flwr-timestamp"
+WINDOW = (-5.0, 305.0)
+"""Seconds that a signed time may lie in the past, as Flower has it."""
+HOLD = 8.0
+"""Most seconds that a question for messages waits."""
+LOOKS = (0.1, 1.0)
+"""Seconds between two looks for a message: a tenth of the time since the node's last one, within these."""
+TRIES, FIRST_WAIT = 4, 0.2
+"""An answer 500, as from a busy database, is asked for again: tries, and seconds before the second one."""
+GONE = 40.0
+"""Seconds without a request after which a site's earlier SuperNode is taken for dead, if a new one comes."""
+SILENT = 40.0
+"""Seconds without a request after which a site is silent: while its app works, it beats every 20 to 27."""
+PROTOBUF = "application/protobuf"
+
+
+@dataclass
+class Seen:
+    """One site's node as its requests show it. last: time of its newest answer; 0 before the first.
+
+    waiting: questions for messages that wait here.
+    """
+
+    last: float = 0.0
+    message: float = 0.0
+    waiting: int = 0
+
+
+class Refusal(Exception):
+    """A request that does not get through. status: of HTTP."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Keys:
+    """Whose key is whose, by the operator's folder; read again when something in sites/ changed."""
+
+    def __init__(self, folder: OperatorFolder) -> None:
+        self._folder, self._stamp = folder, -1.0
+        self._names: dict[bytes, str] = {}
+        self.states: dict[str, str] = {}
+        self.nodes: dict[str, str] = {}
+
+    def name(self, key: bytes) -> str:
+        """The site that has a public key (PEM). Raises Refusal for a key that is not registered."""
+        self.read()
+        name = self._names.get(key)
+        if name is None:
+            raise Refusal(401, UNREGISTERED)
+        state = self.states.get(name, "added")
+        if state != "registered":
+            raise Refusal(401, REVOKED if state == "revoked" else UNREGISTERED)
+        return name
+
+    def read(self) -> None:
+        """Look whether a site was added, registered or revoked."""
+        sites = self._folder.path / "sites"
+        stamp = max([sites.stat().st_mtime, *(path.stat().st_mtime for path in sites.iterdir())])
+        if stamp == self._stamp:
+            return
+        records = self._folder.sites()
+        self.states = {name: record.state for name, record in records.items()}
+        self.nodes = {name: record.node for name, record in records.items()}
+        names = {}
+        for name in self.states:
+            key = serialization.load_ssh_public_key(self._folder.public_key(name).read_bytes())
+            form = serialization.PublicFormat.SubjectPublicKeyInfo
+            names[key.public_bytes(serialization.Encoding.PEM, form)] = name
+        self._names, self._stamp = names, stamp
+
+
+class Gateway:
+    """The application. upstream: a client of the SuperLink, with its address as base_url."""
+
+    def __init__(self, folder: OperatorFolder, upstream: httpx.AsyncClient) -> None:
+        self._folder, self._upstream = folder, upstream
+        self._keys, self._book = Keys(folder), RunBook(folder.apps)
+        self.seen: defaultdict[str, Seen] = defaultdict(Seen)
+        self._arrived = asyncio.Event()
+
+    def app(self) -> ASGIApp:
+        """The ASGI application: requests go to answer(); whatever is no HTTP is refused."""
+        starlette = Starlette(lifespan=self._lifespan)
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "lifespan":
+                await starlette(scope, receive, send)
+            elif scope["type"] == "http":
+                await (await self.answer(Request(scope, receive)))(scope, receive, send)
+            else:  # an upgrade to a web socket
+                await send({"type": "websocket.close", "code": 1008})
+
+        return serve
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request; one that may not pass is answered here, and the SuperLink never sees it."""
+        try:
+            path = request.scope.get("raw_path", b"")
+            if path not in FLEET and path not in (ADMISSION, SIGN_OFF):
+                raise Refusal(404, "not found")
+            if request.method != "POST":
+                raise Refusal(405, "method not allowed")
+            if request.scope["query_string"]:
+                raise Refusal(404, "not found")
+            name = self._authenticated(request.headers)
+            if path == ADMISSION:
+                return PlainTextResponse("free" if self._silent_since(name) is not None else "connected")
+            if path == SIGN_OFF:
+                await self._sign_off(name, request.headers)
+                return PlainTextResponse("free")
+            body = await _read(request, FLEET[path])
+            return await self._pass(path.decode("ascii"), name, body, request)
+        except Refusal as refusal:
+            return PlainTextResponse(f"{refusal}\n", refusal.status)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except httpx.TransportError as error:
+            log.warning("the SuperLink does not answer: %s", error or type(error).__name__)
+            return PlainTextResponse("the SuperLink does not answer\n", 503)
+
+    def _authenticated(self, headers: Mapping[str, str]) -> str:
+        """The site whose key signed a request. Raises Refusal."""
+        try:
+            key = base64.b64decode(headers[KEY], validate=True)
+            signature = base64.b64decode(headers[SIGNATURE], validate=True)
+            signed = headers[TIME]
+            public = serialization.load_pem_public_key(key)
+            if not isinstance(public, ec.EllipticCurvePublicKey):
+                raise ValueError("another kind of key")
+            public.verify(signature, signed.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+            age = time.time() - datetime.datetime.fromisoformat(signed).timestamp()
+        except (KeyError, ValueError, UnicodeError, binascii.Error, InvalidSignature, UnsupportedAlgorithm):
+            raise Refusal(401, "no valid signature of a site") from None
+        name = self._keys.name(key)
+        if not WINDOW[0] < age < WINDOW[1]:
+            raise Refusal(401, CLOCK)
+        return name
+
+    async def _pass(self, path: str, name: str, body: bytes, request: Request) -> Response:
+        seen, headers = self.seen[name], request.headers
+        passed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
+        passed["content-type"] = headers.get("content-type", PROTOBUF)
+        if path == ACTIVATE:
+            reply = await self._activate(name, seen, body, passed)
+        elif path == PULL:
+            reply = await self._pull(seen, body, passed, request)
+        else:
+            reply = await self._ask(path, body, passed)
+        if reply.is_success:
+            seen.last = 0.0 if path == DEACTIVATE else time.time()
+        kept = {key: value for key, value in reply.headers.items() if key.startswith("flwr-")}
+        kind = reply.headers.get("content-type", PROTOBUF)
+        return Response(reply.content, reply.status_code, kept, media_type=kind)
+
+    async def _activate(self, name: str, seen: Seen, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        """Let a node in; where only its killed predecessor stands in the way, sign off for that first."""
+        reply = await self._ask(ACTIVATE, body, headers)
+        if not reply.is_success and not seen.waiting and time.time() - seen.last > GONE:
+            await self._sign_off(name, headers)
+            reply = await self._ask(ACTIVATE, body, headers)
+            log.info("%s: an earlier SuperNode had not signed off; a new one takes its place", name)
+        if not reply.is_success and reply.status_code < 500:
+            log.warning("%s is not let in: %s", name, shown(reply.text, 300))
+            raise Refusal(reply.status_code, CONNECTED)
+        return reply
+
+    async def _sign_off(self, name: str, headers: Mapping[str, str]) -> None:
+        """Tell the SuperLink that the node of a site is gone, with what the site itself has signed."""
+        node = int(self._keys.nodes[name])
+        signed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
+        await self._ask(DEACTIVATE, node_body(node), signed | {"content-type": PROTOBUF})
+        self.seen[name] = Seen()
+
+    async def _pull(
+        self, seen: Seen, body: bytes, headers: dict[str, str], request: Request
+    ) -> httpx.Response:
+        """Hold a question until there is a message, HOLD seconds have passed, or nobody asks any more."""
+        until = time.monotonic() + HOLD
+        seen.waiting += 1
+        try:
+            while True:
+                arrived = self._arrived
+                reply = await self._ask(PULL, body, headers)
+                if reply.is_success and reply.content:
+                    seen.message = time.time()
+                    # a round is for all sites at once: whoever waits looks now
+                    self._arrived = asyncio.Event()
+                    arrived.set()
+                    return reply
+                if not reply.is_success or time.monotonic() > until or await request.is_disconnected():
+                    return reply
+                seen.last = time.time()
+                wait = min(LOOKS[1], max(LOOKS[0], (time.time() - seen.message) / 10))
+                try:
+                    await asyncio.wait_for(arrived.wait(), wait)
+                except TimeoutError:
+                    continue
+        finally:
+            seen.waiting -= 1
+
+    async def _ask(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        for attempt in range(TRIES):
+            reply = await self._upstream.post(path, content=body, headers=headers)
+            if reply.status_code != 500 or attempt == TRIES - 1:
+                return reply
+            await asyncio.sleep(FIRST_WAIT * 2**attempt)
+        raise AssertionError("unreachable")
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        telling = asyncio.create_task(self._tell())
+        yield
+        telling.cancel()
+
+    async def _tell(self) -> None:
+        """Keep the status beside the runs, for pages and `deploy status` (deploy/superlink_status.py)."""
+        path, failed = self._folder.state / "runs" / STATUS, ""
+        while True:
+            try:
+                status = await self.status()
+                replace_file(path, json.dumps(status).encode(), mode=0o644, durable=False)
+                failed = ""
+            except (OSError, ValueError, PerennialError, httpx.HTTPError) as error:
+                if str(error) != failed:
+                    failed = str(error)
+                    log.warning("what the pages know of the SuperLink is not up to date: %s", error)
+                if not isinstance(error, httpx.HTTPError) and path.exists():
+                    renew(path)
+            await asyncio.sleep(BEAT)
+
+    async def status(self) -> dict[str, Any]:
+        """The status as of now. Raises httpx.HTTPError while the SuperLink does not answer."""
+        looked = time.time()
+        reply = await self._upstream.post(LIST_RUNS, content=b"", headers={"content-type": PROTOBUF})
+        reply.raise_for_status()
+        runs = listed_runs(reply.content)
+        self._keys.read()
+        states = self._keys.states
+        ends = min(found.ends for found in read_validity(self._folder.certificates / "server.pem"))
+        return {
+            "certificate_ends": ends.timestamp(),
+            "sites": {name: self._silent_since(name) for name in states if states[name] == "registered"},
+            "others": {name: state for name, state in states.items() if state != "registered"},
+            "runs": {run: (facts.status, facts.bundle, facts.name) for run, facts in runs.items()},
+            "unknown": self._book.unknown(runs),
+            "looked": looked,
+        }
+
+    def _silent_since(self, name: str) -> float | None:
+        seen = self.seen[name]
+        return None if seen.waiting or time.time() - seen.last < SILENT else round(seen.last, 1)
+
+
+async def _read(request: Request, most: int) -> bytes:
+    """The body. Raises Refusal (413) once it is longer than `most` bytes, said or not."""
+    said = request.headers.get("content-length", "0")
+    if not said.isascii() or not said.isdecimal() or int(said) > most:
+        raise Refusal(413, f"the body is longer than {most} bytes")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise Refusal(413, f"the body is longer than {most} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def listed_runs(data: bytes) -> dict[str, FlowerRun]:
+    """Runs by id in the Control API's answer to list-runs (ListRunsResponse of Flower's control.proto)."""
+    found: dict[str, FlowerRun] = {}
+    for number, entry in _fields(data):
+        if number != 1:
+            continue
+        run: dict[int, Any] = {}
+        settings: dict[str, str] = {}
+        for field, value in _fields(dict(_fields(entry))[2]):
+            if field == 4:  # override_config, a map of text to Scalar, of which 14 is text
+                pair = dict(_fields(value))
+                settings[pair[1].decode()] = dict(_fields(pair.get(2, b""))).get(14, b"").decode()
+            else:
+                run[field] = value
+        status = dict(_fields(run.get(10, b"")))
+        words = [status[part].decode() for part in (1, 2) if status.get(part)]
+        found[str(run[1])] = FlowerRun(":".join(words), run.get(5, b"").decode(), settings.get("name", ""))
+    return dict(sorted(found.items(), key=lambda item: item[0]))
+
+
+def node_body(node: int) -> bytes:
+    """Flower's DeactivateNodeRequest: its first field is the node's id."""
+    body = bytearray(b"\x08")
+    while node > 127:
+        body.append(node & 127 | 128)
+        node >>= 7
+    return bytes([*body, node])
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each field of a protocol buffer: an int, or bytes. Raises ValueError."""
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            if place >= len(data) or shift > 63:
+                raise ValueError("not a protocol buffer")
+            byte = data[place]
+            place += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while place < len(data):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            yield number, varint()
+        elif kind in (1, 2, 5):
+            size = varint() if kind == 2 else 8 if kind == 1 else 4
+            if place + size > len(data):
+                raise ValueError("not a protocol buffer")
+            yield number, data[place : place + size]
+            place += size
+        else:
+            raise ValueError("not a protocol buffer")
+
+
+def main(path: Path) -> None:
+    """Serve until this process is asked to end."""
+    logging.basicConfig(format="%(levelname)s %(asctime)s: %(message)s", level=logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    folder = OperatorFolder(path)
+    federation, certificates = folder.federation, folder.certificates
+    trust = ssl.create_default_context(cafile=certificates / "ca.crt")
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
+    upstream = httpx.AsyncClient(
+        base_url=f"https://127.0.0.1:{federation.control_port}", verify=trust, timeout=120, limits=limits
+    )
+    uvicorn.run(
+        Gateway(folder, upstream).app(),
+        host=federation.fleet_host,
+        port=federation.fleet_port,
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ssl_certfile=certificates / "server.pem",
+        ssl_keyfile=certificates / "server.key",
+        limit_concurrency=4096,
+        timeout_graceful_shutdown=5,
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

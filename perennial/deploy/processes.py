@@ -1,0 +1,136 @@
+"""Long-lived processes that belong together: each ends with the others, and the log says why."""
+
+import ctypes
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Thread
+from types import FrameType
+from typing import BinaryIO
+
+from perennial.deploy.warm import RESTART
+
+log = logging.getLogger("perennial.deploy")
+ENDED = 70
+"""Exit status where a process ended by itself: 'internal software error' of sysexits.h."""
+EVERY = 5.0
+POLL = 0.2
+GRACE = 20.0
+"""Seconds for processes to end after they were asked to."""
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux."""
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+_TIMED = re.compile(rb"([A-Z]+ )?\d{4}-\d\d-\d\d")
+_ANSWERED = re.compile(rb"uvicorn\.access.* 2\d\d\s*$")
+
+
+def supervise(
+    commands: Mapping[str, Sequence[str]],
+    environment: Mapping[str, str],
+    explain: Callable[[], str],
+    meanwhile: Callable[[], None] | None = None,
+) -> int:
+    """Run processes until one of them ends or this one is asked to; then end them all.
+
+    Args:
+        commands: command line of each process by name, in the order in which they start.
+        environment: of all of them.
+        explain: called when one ended by itself; returns why, in a sentence for the log, or ''.
+        meanwhile: called in a thread of its own, every EVERY seconds.
+
+    Returns:
+        The status for os._exit(), since a thread may wait: 0 after SIGTERM or SIGINT, else ENDED, although
+        Flower's own processes end with 0 when they are shut out.
+    """
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, stop)
+    running = _start(commands, environment)
+    if meanwhile is not None:
+        Thread(target=_repeat, args=(meanwhile,), daemon=True).start()
+    while True:
+        ended = _first_ended(running, asked)
+        if asked or running[ended].returncode != RESTART:
+            break
+        log.error("%s ended because an app was killed; all of it starts again", ended)
+        _end(running.values())
+        running = _start(commands, environment)
+    if ended and not asked:
+        why = explain()
+        log.error("%s ended with status %s%s", ended, running[ended].returncode, f": {why}" if why else "")
+    _end(running.values())
+    logging.shutdown()
+    return 0 if asked else ENDED
+
+
+def _repeat(work: Callable[[], None]) -> None:
+    while True:
+        work()
+        time.sleep(EVERY)
+
+
+def _start(
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+) -> dict[str, "subprocess.Popen[bytes]"]:
+    own, started = os.getpid(), {}
+    for name, command in commands.items():
+        started[name] = process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # before the program runs, this takes no lock that a thread could hold
+            preexec_fn=lambda: _end_with_parent(own),  # noqa: PLW1509
+        )
+        Thread(target=_copy, args=(process.stdout,), daemon=True).start()
+    return started
+
+
+def _copy(stream: BinaryIO) -> None:
+    """Write each line of a process to the log: with its time, without colours, but no answered request."""
+    for line in stream:
+        plain = _COLOUR.sub(b"", line)
+        if not _ANSWERED.search(plain):
+            now = b"" if _TIMED.match(plain) else time.strftime("%Y-%m-%d %H:%M:%S ").encode()
+            sys.stdout.buffer.write(now + plain)
+            sys.stdout.buffer.flush()
+
+
+def _first_ended(running: Mapping[str, "subprocess.Popen[bytes]"], asked: list[int]) -> str:
+    """Name of the first process that ended; '' where somebody asked all to end before."""
+    while not asked:
+        time.sleep(POLL)
+        if ended := next((name for name, process in running.items() if process.poll() is not None), ""):
+            time.sleep(2 * POLL)  # whoever stops a whole group asks all of it at once
+            return ended
+    return ""
+
+
+def _end(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
+    found = [process for process in processes if process.poll() is None]
+    for process in found:
+        process.terminate()
+    until = time.monotonic() + GRACE
+    for process in found:
+        try:
+            process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _end_with_parent(parent: int) -> None:
+    """In a new process: end when the parent does, also when that is killed (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(ENDED)

@@ -1,0 +1,131 @@
+"""A learner block is merged with its preset, the same wherever it is written."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perennial import load_experiment
+from perennial.cli.main import app
+from perennial.config.experiment import Experiment
+from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
+from perennial.config.presets import describe_learner
+from perennial.config.run import APP_ROOT
+from perennial.foundation.errors import ConfigError
+
+CONTENT: dict[str, Any] = {
+    "name": "merged",
+    "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "mlp", "hidden": [8]},
+}
+SETTINGS: list[tuple[str, list[Any]]] = [
+    ("learner.preset", ["default", "replay", "none", None]),
+    ("learner.epochs", [1, 3]),
+    ("learner.batch_size", [8]),
+    ("learner.optimizer", [{"lr": 0.02}, {"name": "sgd", "lr": 0.1}, {"weight_decay": 0.1}]),
+    ("learner.optimizer.name", ["adam", "sgd"]),
+    ("learner.optimizer.lr", [0.001, 0.05]),
+    ("learner.optimizer.momentum", [0.5]),
+    ("learner.classification", ["ce", "balanced_softmax", {"scale": 0.5}]),
+    ("learner.classification.scale", [2.0]),
+    ("learner.distillation", [None, {}, {"weight": 2.0}]),
+    ("learner.distillation.temperature", [1.5]),
+    ("learner.contrastive", [{}, {"weight": 0.5}]),
+    ("learner.memory", [None, {"per_class": 3}, {"fixed_total": 100}, {"selection": "random", "share": 0.5}]),
+    ("learner.memory.per_class", [5]),
+    ("learner.memory.balanced", [False]),
+    ("learner", [None, {"preset": "replay"}, {"memory": {"per_class": 7}}]),
+    ("tasks.rounds", [2]),
+]
+
+
+def resolve(content: dict[str, Any], overrides: list[str], folder: Path) -> str:
+    """The resolved experiment of a file with overrides, or the reason why there is none."""
+    path = folder / "experiment.yaml"
+    path.write_text(json.dumps(content))
+    try:
+        return load_experiment(str(path), overrides).model_dump_json()
+    except ConfigError as error:
+        return str(error).replace(str(path), "experiment merged")
+
+
+def written(content: dict[str, Any], settings: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The mapping that says the same as settings applied one after the other; written independently."""
+    result = json.loads(json.dumps(content))
+    for key, value in settings:
+        node, parts = result, key.split(".")
+        for part in parts[:-1]:
+            there = node.get(part)
+            node[part] = there if isinstance(there, dict) else {} if there is None else {"name": there}
+            node = node[part]
+        node[parts[-1]] = json.loads(json.dumps(value))
+    return result
+
+
+def test_file_set_and_mapping_resolve_alike(tmp_path: Path) -> None:
+    """500 drawn overrides; a valid experiment and a refusal are the same in all three."""
+    draw, resolved = random.Random(47), 0
+    for number in range(500):
+        chosen = draw.sample(SETTINGS, draw.randint(1, 4))
+        settings = [(key, draw.choice(values)) for key, values in chosen]
+        content = written(CONTENT, settings)
+        by_set = resolve(CONTENT, [f"{key}={json.dumps(value)}" for key, value in settings], tmp_path)
+        in_file = resolve(content, [], tmp_path)
+        try:
+            mapped = Experiment.of(**content)
+            in_python = mapped.model_dump_json()
+        except ConfigError as error:
+            mapped, in_python = None, str(error)
+        assert by_set == in_file == in_python, settings
+        if mapped is not None:
+            resolved += 1
+            assert number % 5 or Experiment.of(**json.loads(in_python)) == mapped, settings
+    assert resolved > 250
+
+
+def test_keys_at_the_defaults_own_values_change_nothing(tmp_path: Path) -> None:
+    same = Experiment.of(**CONTENT, learner={"optimizer": {"name": "adam", "lr": 0.001}})
+    assert same.learner == DEFAULT_LEARNER and describe_learner(same) == "learner: default"
+    more = Experiment.of(**CONTENT, learner={"memory": {"per_class": 10}})
+    assert more.learner.memory is not None and more.learner.memory.balanced
+    assert describe_learner(more) == "learner: default with memory.per_class 10"
+    private = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}
+    sampled = Experiment.of(
+        **CONTENT, learner={"batch_size": 16}, privacy=private, evaluation={"federated": False}
+    )
+    assert sampled.learner == SAMPLE_LEVEL_LEARNER.model_copy(update={"batch_size": 16})
+
+
+def test_another_optimiser_brings_its_own_keys() -> None:
+    with pytest.raises(ConfigError, match=r"'learner\.optimizer\.lr' is missing"):
+        Experiment.of(**CONTENT, learner={"optimizer": {"name": "sgd"}})
+    sgd = Experiment.of(**CONTENT, learner={"optimizer": {"name": "sgd", "lr": 0.1}})
+    assert describe_learner(sgd) == "learner: default with optimizer {name: sgd, lr: 0.1, momentum: 0.0, " + (
+        "weight_decay: 0.0, schedule: constant}"
+    )
+    with pytest.raises(ConfigError, match=r"learner\.preset: found 'defualt' .did you mean 'default'"):
+        Experiment.of(**CONTENT, learner={"preset": "defualt"})
+
+
+def test_a_resolved_experiment_means_what_it_meant(tmp_path: Path) -> None:
+    """Whatever preset stands behind it: a run folder's experiment.yaml names every key of the learner."""
+    stored = tmp_path / "experiment.yaml"
+    paths = sorted((APP_ROOT / "experiments").glob("*.yaml"))
+    assert len(paths) > 30
+    for path in paths:
+        found = load_experiment(path)
+        stored.write_text(found.to_yaml())
+        assert load_experiment(stored) == found, path
+
+
+def test_check_takes_settings_and_says_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(CONTENT))
+    app(["check", str(path), "--set", "learner.optimizer.lr=0.01"], standalone_mode=False)
+    assert "learner: default with optimizer.lr 0.01; written out:" in capsys.readouterr().out

@@ -1,0 +1,74 @@
+"""A run can always be run again: its folder is settled first, and a refusal leaves nothing."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perennial.cli.main import app
+from perennial.engine.run_folders import has_finished_round, new_run_folder
+from perennial.foundation.errors import PerennialError, StateError
+from perennial.foundation.files import sole_owner
+
+ROUND = '{"event": "round", "round": 1}\n'
+
+
+def fill(folder: Path, journal: str) -> None:
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "events.jsonl").write_text('{"event": "run_started"}\n' + journal)
+
+
+def test_folders_are_numbered_and_an_unfinished_one_is_taken_over(tmp_path: Path) -> None:
+    for expected in ("one", "one-2", "one-3"):
+        with new_run_folder("one", tmp_path) as folder:
+            fill(folder, ROUND)
+        assert folder == tmp_path / expected and has_finished_round(folder)
+    (tmp_path / "one-2" / "events.jsonl").write_text('{"event": "run_started"}\n')
+    with new_run_folder("one", tmp_path) as folder:
+        assert folder.name == "one-2" and not [*folder.iterdir()]
+        fill(folder, ROUND)
+    with new_run_folder("one", tmp_path, overwrite=True) as folder:
+        assert folder.name == "one" and not [*folder.iterdir()]
+
+
+def test_a_run_at_work_and_other_peoples_files_stay(tmp_path: Path) -> None:
+    with sole_owner(tmp_path / "busy", "server"):
+        with new_run_folder("busy", tmp_path) as folder:
+            assert folder.name == "busy-2"
+        with (
+            pytest.raises(StateError, match="in use by another process"),
+            new_run_folder("busy", tmp_path, True),
+        ):
+            pass
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(PerennialError), new_run_folder("mine", tmp_path) as folder:
+        (folder / "data.npz").write_text("")
+        raise PerennialError("refused")
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_refusal_leaves_nothing(tmp_path: Path) -> None:
+    content = {
+        "name": "refused",
+        "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
+        "tasks": {"count": 1, "rounds": 1},
+        "model": {"name": "mlp", "hidden": [8]},
+        "learner": {"preset": "none", "optimizer": {"lr": 0.05, "momentum": 0.9}},
+        "strategy": "scaffold",
+    }
+    path = tmp_path / "refused.yaml"
+    path.write_text(yaml.safe_dump(content))
+    runs = tmp_path / "runs"
+    for faulty in ([], ["--set", "learner.epochs=0"]):
+        with pytest.raises(PerennialError):
+            app(["run", str(path), "--runs", str(runs), *faulty], standalone_mode=False)
+        assert not runs.exists()
+    command = ["run", str(path), "--runs", str(runs), "--set", "strategy=fedavg", "--device", "cpu"]
+    app(command, standalone_mode=False)
+    app([*command, "--workers", "2"], standalone_mode=False)
+    assert sorted(found.name for found in runs.iterdir()) == ["refused", "refused-2"]
+    shutil.rmtree(runs / "refused-2")
+    app([*command, "--overwrite"], standalone_mode=False)
+    assert sorted(found.name for found in runs.iterdir()) == ["refused"]

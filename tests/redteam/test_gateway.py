@@ -1,0 +1,339 @@
+"""Sites reach the operator through the gateway alone, and nothing of it but Flower's Fleet API."""
+
+import asyncio
+import base64
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
+from perennial.deploy.gateway import FLEET, LIST_RUNS, PULL, Gateway, listed_runs
+from perennial.deploy.keys import make_node_key, public_line
+from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
+from perennial.deploy.stock import check_admission, signed_headers, speaks_http
+from perennial.foundation.errors import StateError
+
+NAMES = ("graz", "linz", "wels")
+ALLOWED = {path.decode() for path in FLEET}
+OTHERS = (
+    "/v1/control/list-runs",
+    "/v1/control/start-run",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/register-node",
+)
+
+
+@dataclass
+class World:
+    """A federation's gateway on a port, before a SuperLink that notes what reaches it."""
+
+    folder: OperatorFolder
+    keys: dict[str, ec.EllipticCurvePrivateKey]
+    port: int = 0
+    reached: list[tuple[str, str, bytes]] = field(default_factory=list)
+    answers: list[Response] = field(default_factory=list)
+    gateway: Gateway | None = None
+
+    async def superlink(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        body = await request.body()
+        path = scope["raw_path"].decode()
+        if path == LIST_RUNS:
+            await Response(b"")(scope, receive, send)
+            return
+        self.reached.append((request.method, path, body))
+        answer = self.answers.pop(0) if self.answers else Response(b"answer")
+        await answer(scope, receive, send)
+
+    @property
+    def authority(self) -> Path:
+        return self.folder.certificates / "ca.crt"
+
+    def post(self, path: str, key: str | None = "graz", method: str = "POST", **more: Any) -> httpx.Response:
+        """A request with the path as it stands: httpx normalises nothing of a raw path."""
+        headers = signed_headers(self.keys[key]) if key else {}
+        context = ssl.create_default_context(cafile=self.authority)
+        with httpx.Client(verify=context, timeout=30) as client:
+            url = httpx.URL(f"https://127.0.0.1:{self.port}").copy_with(raw_path=path.encode())
+            headers |= more.pop("headers", {})
+            return client.request(method, url, content=more.pop("content", b""), headers=headers)
+
+    def raw(self, request: bytes) -> bytes:
+        """The first bytes that come back for bytes on a TLS connection."""
+        context = ssl.create_default_context(cafile=self.authority)
+        with (
+            socket.create_connection(("127.0.0.1", self.port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as there,
+        ):
+            there.sendall(request)
+            try:
+                return there.recv(4096)
+            except OSError:
+                return b""
+
+    def signed(self, key: str = "graz") -> bytes:
+        return "".join(
+            f"{name}: {value}\r\n" for name, value in signed_headers(self.keys[key]).items()
+        ).encode()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    settings = Federation(name="trials", hosts=("127.0.0.1",), runtime="process")
+    folder = create_operator_folder(tmp_path_factory.mktemp("gateway") / "operator", settings, 2)
+    keys = {name: make_node_key() for name in (*NAMES, "stranger")}
+    for name in NAMES:
+        folder.add_site(name, public_line(keys[name]))
+    folder.write_site("graz", SiteRecord(state="registered", node=str(2**64 - 7)))
+    folder.write_site("linz", SiteRecord(state="revoked", node="2"))
+    world = World(folder, keys)
+    client = httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=world.superlink), base_url="https://superlink"
+    )
+    world.gateway = Gateway(folder, client)
+    tls = {
+        "ssl_certfile": folder.certificates / "server.pem",
+        "ssl_keyfile": folder.certificates / "server.key",
+    }
+    more: dict[str, Any] = {"http": "h11", "ws": "none", "log_config": None, "access_log": False, **tls}
+    server = uvicorn.Server(uvicorn.Config(world.gateway.app(), host="127.0.0.1", port=0, **more))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    world.port = server.servers[0].sockets[0].getsockname()[1]
+    yield world
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def world(served: World) -> World:
+    served.reached.clear()
+    served.answers.clear()
+    return served
+
+
+def test_a_registered_site_reaches_the_fleet_and_nothing_else(world: World) -> None:
+    for path in sorted(ALLOWED):
+        assert world.post(path, content=b"asked").content == b"answer"
+    assert world.reached == [("POST", path, b"asked") for path in sorted(ALLOWED)]
+    world.reached.clear()
+    for path in OTHERS:
+        assert world.post(path).status_code == 404
+    assert not world.reached
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/docs", "/openapi.json", "/health", "/v1/fleet", "/v1/fleet/", "//v1/fleet/get-run"),
+        *("/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/get-run/"),
+        *("/v1/fleet%2fget-run", "/v1/%66leet/get-run", "/v1/fleet/get-run%00", "/v1/fleet/get-run;x"),
+        *("/v1/fleet/get-run?x=1", "/v1/fleet/get-run?", "/V1/fleet/get-run", "/v1/fleet\\get-run"),
+        *("/v1/fleet/get-run%3f", "/v1/./fleet/get-run", "/v1/fleet/get-run/../../control/start-run"),
+        "/v1/fleet/get-run%2f..%2f..%2fcontrol%2fstart-run",
+    ],
+)
+def test_a_path_passes_letter_for_letter_alone(world: World, path: str) -> None:
+    line = (
+        b"POST " + path.encode() + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n" + world.signed() + b"\r\n"
+    )
+    status = world.raw(line).split(b" ")[1:2]
+    # a question mark with nothing behind it is the path itself
+    assert status in ([b"404"], [b"400"], [b"405"]) or path.endswith("get-run?")
+    assert all(path in ALLOWED for _, path, _ in world.reached)
+
+
+@pytest.mark.parametrize(
+    "method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "X"]
+)
+@pytest.mark.parametrize("path", ["/v1/fleet/get-run", "/v1/control/list-runs", "/admission"])
+def test_no_other_method_passes(world: World, method: str, path: str) -> None:
+    line = f"{method} {path} HTTP/1.1\r\nhost: x\r\n".encode() + world.signed() + b"\r\n"
+    assert world.raw(line).split(b" ")[1:2] in ([b"404"], [b"405"], [b"400"])
+    assert not world.reached
+
+
+def test_upgrades_are_refused(world: World) -> None:
+    head = b"GET /v1/fleet/get-run HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n"
+    socket_key = b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    for kind in (b"upgrade: websocket\r\n" + socket_key, b"upgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"):
+        assert b" 101 " not in world.raw(head + kind + world.signed() + b"\r\n")[:20]
+    assert world.raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").split(b" ")[1:2] in (
+        [b"400"],
+        [],
+        [b"404"],
+        [b"505"],
+    )
+    assert not world.reached
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        b"content-length: 5\r\ncontent-length: 60\r\n",
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
+        b"transfer-encoding: xchunked\r\n",
+        b"content-length: +5\r\n",
+        b"content-length: 5, 60\r\n",
+        b"content-length : 5\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+    ],
+)
+def test_no_second_request_is_smuggled_in_a_body(world: World, lengths: bytes) -> None:
+    inside = b"POST /v1/control/start-run HTTP/1.1\r\nhost: x\r\n\r\n"
+    line = b"POST /v1/fleet/get-run HTTP/1.1\r\nhost: x\r\n" + lengths + world.signed() + b"\r\n"
+    world.raw(line + b"0\r\n\r\n" + inside)
+    assert all(path in ALLOWED for _, path, _ in world.reached)
+
+
+def test_without_the_key_of_a_registered_site_there_is_nothing(world: World) -> None:
+    for path in (*sorted(ALLOWED), *OTHERS, "/admission", "/sign-off"):
+        assert world.post(path, None).status_code in (401, 403, 404)
+        assert world.post(path, "stranger").status_code in (401, 403, 404)
+    assert UNREGISTERED in world.post("/admission", "stranger").text
+    assert UNREGISTERED in world.post("/admission", "wels").text, "added, and not registered"
+    assert world.post("/admission", "linz").text.strip() == REVOKED
+    forged = signed_headers(world.keys["graz"]) | {"flwr-timestamp": "2026-01-01T00:00:00+00:00"}
+    assert world.post("/admission", None, headers=forged).status_code == 401
+    other = signed_headers(world.keys["stranger"])
+    mixed = other | {"flwr-public-key": signed_headers(world.keys["graz"])["flwr-public-key"]}
+    assert world.post("/admission", None, headers=mixed).status_code == 401
+    for junk in ("", "!", base64.b64encode(b"x" * 5000).decode()):
+        assert world.post("/admission", None, headers=other | {"flwr-public-key": junk}).status_code == 401
+    assert not world.reached
+
+
+def test_a_clock_that_differs_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perennial.deploy import gateway
+
+    monkeypatch.setattr(gateway, "WINDOW", (-5.0, -1.0))
+    assert world.post("/admission").text.strip() == CLOCK
+
+
+def test_a_site_checks_its_key_by_the_same_words(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perennial.deploy.stock.speaks_http", lambda: True)
+    address = f"127.0.0.1:{world.port}"
+    check_admission(address, world.authority, world.keys["graz"], connected=True)
+    with pytest.raises(StateError, match="revoked this site's key"):
+        check_admission(address, world.authority, world.keys["linz"])
+
+
+def test_bodies_end_at_their_limit_said_or_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FLEET, b"/v1/fleet/get-run", 100)
+    assert world.post("/v1/fleet/get-run", content=b"x" * 101).status_code == 413
+    chunked = (
+        b"transfer-encoding: chunked\r\n"
+        + world.signed()
+        + b"\r\n"
+        + b"65\r\n"
+        + b"x" * 101
+        + b"\r\n0\r\n\r\n"
+    )
+    answer = world.raw(b"POST /v1/fleet/get-run HTTP/1.1\r\nhost: x\r\n" + chunked)
+    assert answer.split(b" ")[1] == b"413" and not world.reached
+
+
+def test_a_question_waits_for_its_message_and_a_busy_database_is_asked_again(world: World) -> None:
+    world.answers += [
+        Response(b""),
+        Response(b"database is locked", 500),
+        Response(b""),
+        Response(b"message"),
+    ]
+    began = time.monotonic()
+    assert world.post(PULL).content == b"message" and len(world.reached) == 4
+    assert 0.2 < time.monotonic() - began < 8
+
+
+def test_a_killed_supernode_makes_room_for_the_next_and_a_live_one_does_not(world: World) -> None:
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+    assert world.gateway is not None
+    world.answers += [Response(b"node 1"), Response(b"connected", 409)]
+    assert world.post("/v1/fleet/activate-node").content == b"node 1"
+    assert world.post("/admission").text == "connected"
+    again = world.post("/v1/fleet/activate-node")
+    assert again.status_code == 409 and again.text.strip() == CONNECTED
+    world.gateway.seen["graz"].last -= 60
+    world.answers += [Response(b"connected", 409), Response(b""), Response(b"node 8")]
+    assert world.post("/v1/fleet/activate-node").content == b"node 8"
+    gone = ("POST", "/v1/fleet/deactivate-node", DeactivateNodeRequest(node_id=2**64 - 7).SerializeToString())
+    assert gone in world.reached
+    world.reached.clear()
+    assert world.post("/sign-off").text == "free", "the site itself knows that its last one was killed"
+    assert world.reached == [gone] and world.post("/admission").text == "free"
+
+
+def test_who_is_connected_is_what_was_seen(world: World) -> None:
+    assert world.gateway is not None
+    world.post("/v1/fleet/send-node-heartbeat")
+    status = asyncio.run(world.gateway.status())
+    assert status["sites"] == {"graz": None} and status["others"] == {"linz": "revoked", "wels": "added"}
+    world.gateway.seen["graz"].last -= 60
+    assert asyncio.run(world.gateway.status())["sites"]["graz"] == pytest.approx(time.time() - 60, abs=5)
+    json.dumps(status)
+
+
+def test_runs_are_read_as_flower_writes_them() -> None:
+    from flwr.proto.control_pb2 import ListRunsResponse
+
+    answer = ListRunsResponse(now="now")
+    run = answer.run_dict[2**63 + 5]
+    run.run_id, run.fab_hash = 2**63 + 5, "a" * 64
+    run.status.status, run.status.sub_status = "finished", "completed"
+    run.override_config["name"].string = "trial"
+    run.override_config["threads"].sint64 = 3
+    run.clientapp_runtime = 1.5
+    found = listed_runs(answer.SerializeToString())[str(2**63 + 5)]
+    assert (found.status, found.bundle, found.name) == ("finished:completed", "a" * 64, "trial")
+    for damaged in (b"\x0a", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0b"):
+        with pytest.raises(ValueError, match="protocol buffer"):
+            listed_runs(damaged)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not speaks_http(), reason="Flower 1.39 has no Fleet API over HTTP")
+def test_every_path_of_the_superlinks_own_page_is_refused_to_a_client_without_a_key() -> None:
+    """A client that holds the authority's certificate, and no key, against a SuperLink of Flower itself."""
+    from tests.loopback import Deployment
+
+    with Deployment(["graz"]) as there:
+        there.init()
+        there.start_superlink()
+        context = ssl.create_default_context(cafile=there.operator / "certificates" / "ca.crt")
+        with httpx.Client(verify=context, timeout=30) as client:
+            inside, outside = (f"https://127.0.0.1:{port}" for port in (there.control, there.fleet))
+            paths = client.get(f"{inside}/openapi.json").json()["paths"]
+            assert len(paths) > 30 and "/v1/control/start-run" in paths
+            # on loopback, where Flower asks nobody who he is
+            kind = {"content-type": "application/protobuf"}
+            assert client.post(f"{inside}/v1/control/list-runs", headers=kind).status_code == 200
+            for path in paths:
+                for form in (
+                    path,
+                    path.replace("/v1/", "/v1%2f"),
+                    f"/v1/fleet/..{path}",
+                    f"{path}/",
+                    f"/{path}",
+                ):
+                    for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+                        url = httpx.URL(outside).copy_with(raw_path=form.encode())
+                        status = client.request(method, url, headers=kind).status_code
+                        assert status in (401, 403, 404, 405), f"{method} {form}: {status}"
