@@ -2,10 +2,10 @@
 
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Console
@@ -21,6 +21,7 @@ from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 from perennial.models.feature_maps.config import size_to_read
 
 if TYPE_CHECKING:
+    from perennial.data.config import DataConfig
     from perennial.server.preflight import Checked
 
 GIBIBYTE = 2**30
@@ -120,9 +121,29 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         print_data(console, describe_data(federation.sites, classes))
         for question in suspicions(experiment.data, federation.sites, classes, federation.test):
             console.print(f"  question: {question}", soft_wrap=True)
+        _print_ranks(console, experiment.data, federation.columns)
         if (expected := expect(experiment)) is not None:
             console.print(expected.in_words())
     console.print("ok")
+
+
+MOST_RANKED = 20
+
+
+def _print_ranks(console: Console, data: "DataConfig", columns: Mapping[str, Any] | None) -> None:
+    """Print how well each column of a table alone tells the class, so that a person sees what leaks."""
+    if data.source != "csv" or data.path is None or columns is None or len(columns) < 2:
+        return
+    from perennial.data.csv_file import read_csv
+    from perennial.data.leaks import rank_columns
+
+    file = read_csv(Path(data.path).expanduser(), data.encoding, data.decimal)
+    ranked = rank_columns(file, data.label_column, columns, data.missing)
+    console.print("columns by how well each alone tells the class (AUROC; .5 tells nothing):")
+    for told in ranked[:MOST_RANKED]:
+        console.print(f"  {told}", soft_wrap=True)
+    if len(ranked) > MOST_RANKED:
+        console.print(f"  and {len(ranked) - MOST_RANKED} more, of {ranked[MOST_RANKED].auroc:.3f} or less")
 
 
 def _enlarged(experiment: Experiment) -> Iterator[str]:

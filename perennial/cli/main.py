@@ -15,7 +15,7 @@ from perennial.cli.export import export_command
 from perennial.cli.pages import serve
 from perennial.cli.plugins_option import WithPlugins
 from perennial.cli.predict import predict_command
-from perennial.cli.privacy import attack_command, audit_command, epsilon_command, ledger_command
+from perennial.cli.privacy import attack_command, epsilon_command, ledger_command
 from perennial.cli.site import app as site
 from perennial.cli.steering import pause_run, resume_run, stop_run
 from perennial.cli.weights import weights
@@ -183,9 +183,6 @@ def withdraw(
         Path | None,
         typer.Option(help="only these of its records: a file of `perennial site withdraw`"),
     ] = None,
-    receipt: Annotated[
-        Path | None, typer.Option(help="the site's receipt: a file of `perennial site withdraw`")
-    ] = None,
     form: Annotated[
         Path | None, typer.Option(help="withdraw nothing; write what the site needs for --records")
     ] = None,
@@ -194,54 +191,33 @@ def withdraw(
         typer.Option(help="of the new head, where validation chose the old one; else the sites choose again"),
     ] = None,
 ) -> None:
-    """Withdraw a site, or some of its records, from a closed-form model, exactly; writes a certificate."""
+    """Withdraw a site, or some of its records, from a closed-form model, exactly."""
     from perennial.server import withdrawal
 
     if form is not None:
         typer.echo(withdrawal.write_form(run, site, form))
     elif records is not None:
         typer.echo(withdrawal.withdraw_records(run, site, records, shrinkage))
-    elif (certificate := withdrawal.withdraw(run, site, shrinkage, receipt)) is not None:
-        typer.echo(certificate)
+    elif (statements := withdrawal.withdraw(run, site, shrinkage)) is not None:
+        typer.echo(statements)
+        for path in withdrawal.still_there(run):
+            typer.echo(f"{run / path}: may still hold the model before")
     else:
         for line in withdrawal.until_resumed(run, site):
             typer.echo(line)
 
 
 @app.command(cls=WithPlugins)
-def certify(
-    run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
-) -> None:
-    """Write a certificate of a closed-form model: it follows from these signed sums, and nothing else."""
-    from perennial.server.certification import certify as certify_run
-
-    typer.echo(certify_run(run))
-
-
-@app.command(cls=WithPlugins)
-def merge(
-    first: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
-    second: Annotated[Path, typer.Argument(help="another, on other data")],
-    output: Annotated[Path, typer.Option(help="folder for the model of both")] = Path("merged"),
-) -> None:
-    """Make one closed-form model of two runs on disjoint data."""
-    from perennial.server.certification import merge as merge_runs
-
-    typer.echo(merge_runs(first, second, output))
-
-
-@app.command(cls=WithPlugins)
 def verify(
-    certificate: Annotated[Path, typer.Argument(help="of withdraw, merge or certify")],
+    statements: Annotated[Path, typer.Argument(help="statements.json of a closed-form run, or its folder")],
     keys: Annotated[Path | None, typer.Option(help="sites' keys that you know, one a line")] = None,
-    model: Annotated[Path | None, typer.Option(help="the model; default: beside the certificate")] = None,
+    model: Annotated[Path | None, typer.Option(help="the model; default: beside the statements")] = None,
     sums: Annotated[Path | None, typer.Option(help="folder of the sites' sums; default: likewise")] = None,
 ) -> None:
-    """Check a certificate: signatures, sums, and the model that follows from them."""
-    from perennial.protocol.certificates import read_keys
-    from perennial.server.verification import verify as verify_certificate
+    """Check that a closed-form model follows from the sums that sites signed, and solve it again."""
+    from perennial.server.verification import read_keys, verify
 
-    for line in verify_certificate(certificate, None if keys is None else read_keys(keys), model, sums):
+    for line in verify(statements, None if keys is None else read_keys(keys), model, sums):
         typer.echo(line)
 
 
@@ -270,7 +246,6 @@ app.command("predict", cls=WithPlugins)(predict_command)
 app.command("export", cls=WithPlugins)(export_command)
 app.command("epsilon", cls=WithPlugins)(epsilon_command)
 app.command("ledger")(ledger_command)
-app.command("audit", cls=WithPlugins)(audit_command)
 app.command("attack", cls=WithPlugins)(attack_command)
 
 
@@ -282,7 +257,11 @@ def compare(
     """Table and plot over runs: mean and deviation over seeds."""
     from perennial.server.report.compare import compare as compare_runs
 
-    typer.echo(compare_runs(runs, output))
+    finished = [folder for folder in runs if (folder / "summary.json").exists()]
+    for folder in runs if finished else ():
+        if folder not in finished:
+            typer.echo(f"left out: {folder} holds no finished run", err=True)
+    typer.echo(compare_runs(finished or runs, output))
 
 
 app.command(cls=WithPlugins)(evaluate)

@@ -137,19 +137,6 @@ def resume(path: SiteFile = Path("site.yaml")) -> None:
 app.command()(withdraw)
 
 
-@app.command()
-def verify(
-    certificate: Annotated[Path, typer.Argument(help="that the operator sent")],
-    path: Annotated[Path, typer.Option("--site", help="site.yaml")] = Path("site.yaml"),
-) -> None:
-    """Check what an operator's certificate says of this site's sums, and keep that it was seen."""
-    from perennial.client.certificates import check_certificate
-    from perennial.config.site import load_site_config
-
-    for line in check_certificate(certificate, load_site_config(path).state_dir):
-        typer.echo(line)
-
-
 app.command("serve")(serve_site)
 
 

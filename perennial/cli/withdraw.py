@@ -54,11 +54,10 @@ def _of_run(path: Path, run: str) -> Iterator[str]:
     from perennial.client.consent import withdraw
     from perennial.config.site import load_site_config
 
-    size, receipt = withdraw(load_site_config(path).state_dir, run)
+    size = withdraw(load_site_config(path).state_dir, run)
     yield f"withdrawn: {size / 1e6:.1f} MB removed, and nothing of this run is answered again"
     yield "what had left before stays in the ledger"
-    if receipt is not None:
-        yield f"the operator gives: perennial withdraw RUN --site NAME --receipt {receipt}"
+    yield "of a closed form the operator takes it out of the model: perennial withdraw RUN --site NAME"
 
 
 def _of_digests(path: Path) -> Iterator[str]:

@@ -7,12 +7,13 @@ in the ledger; only the operator can say whether they can be taken out of a mode
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file, size_of
+from perennial.foundation.plain import PlainObject
 
 PAUSED, WITHDRAWN = "paused.json", "withdrawn.json"
 HEX = set("0123456789abcdef")
@@ -54,11 +55,9 @@ def resume(state_dir: Path) -> None:
     (state_dir / PAUSED).unlink(missing_ok=True)
 
 
-def withdraw(state_dir: Path, run: str) -> tuple[int, Path | None]:
-    """Withdraw from a run for good and remove what is kept of it; returns the bytes removed, and the receipt.
+def withdraw(state_dir: Path, run: str) -> int:
+    """Withdraw from a run for good and remove what is kept of it; returns the bytes removed.
 
-    The receipt, beside the runs, is for the operator: that the site's sums of the run count no more. None
-    where the site signed none.
     Raises StateError for a run of which this site knows nothing.
     """
     folder = state_dir / "runs" / run
@@ -67,31 +66,15 @@ def withdraw(state_dir: Path, run: str) -> tuple[int, Path | None]:
     with one_at_a_time(state_dir):
         said = read_consent(state_dir).withdrawn | {run: _now()}
         replace_file(state_dir / WITHDRAWN, json.dumps(said, indent=1).encode())
-    size, receipt = size_of(folder), _receipt(state_dir, run)
+    size = size_of(folder)
     try:
         shutil.rmtree(folder)
     except OSError as error:
         raise StateError(f"{folder}: cannot be removed ({error.strerror})") from error
-    return size, receipt
+    return size
 
 
-def _receipt(state_dir: Path, run: str) -> Path | None:
-    from perennial.client.secure_state import own_identity
-    from perennial.client.signing import kept_statements
-    from perennial.privacy.signed_sums import Withdrawal
-
-    signed = [each for found in kept_statements(state_dir / "runs" / run).values() for each in found]
-    if not signed:
-        return None
-    # every version: the server may not have had the latest one
-    hashes = tuple(found.sha256 for found in signed)
-    of_all = Withdrawal(site=signed[0].site, run=run, time=_now(), withdrawn=hashes, remaining=())
-    path = state_dir / f"withdrawal-{run}.json"
-    replace_file(path, json.dumps(asdict(of_all.by_site(own_identity(state_dir))), indent=1).encode())
-    return path
-
-
-def _read(path: Path) -> dict[str, object]:
+def _read(path: Path) -> PlainObject:
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from perennial.client.identity import Identity
 from perennial.client.secure_state import own_identity
+from perennial.config.analytic import solved_by
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.privacy.secure.keys import signing_key
@@ -78,6 +79,7 @@ def signed_sums(site: "Site", request: "StatisticsRequest", sums: str) -> Statem
             sums,
             site=site.name,
             experiment=request.experiment,
+            settings=solved_by(site.experiment.strategy, site.experiment.bounds),
             run=request.run,
             task=request.of_task,
             class_order=request.class_order,

@@ -8,7 +8,6 @@ import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.learning.analytic.files import write_by_task
 from perennial.learning.analytic.statistics import Statistics
-from perennial.privacy.signed_sums import Statement, Withdrawal
+from perennial.privacy.signed_sums import Statement
 
 WITHDRAWN = "withdrawn-records.json"
 """In the site's folder of a run: statement's hash -> by what the records withdrawn until then are known."""
-REPEATED = ("site", "experiment", "run", "task", "class_order", "features", "signers")
+REPEATED = ("site", "experiment", "settings", "run", "task", "class_order", "features", "signers")
 """What a statement that supersedes another says too."""
 
 
@@ -113,7 +112,7 @@ def withdrawn(
 def _signed(
     site: Site, run: str, chosen: Tensor, found: Mapping[int, Statistics], current: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Statements of the sums that remain, and the receipt; {} where the site signed none of these sums.
+    """Statements of the sums that remain; {} where the site signed none of these sums.
 
     Records that were withdrawn before may still be in the data, and are in no remaining sum.
     """
@@ -137,14 +136,7 @@ def _signed(
             marks[signed[-1].sha256] = sorted(gone)
         replace_file(folder / WITHDRAWN, json.dumps(marks).encode())
         keep_statements(folder, signed)
-    receipt = Withdrawal(
-        site=site.name,
-        run=run,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-        withdrawn=tuple(statement.supersedes for statement in signed),
-        remaining=tuple(statement.sha256 for statement in signed),
-    )
-    return {"statements": list(map(asdict, signed)), "receipt": asdict(receipt.by_site(secret))}
+    return {"statements": list(map(asdict, signed))}
 
 
 def _read_marks(folder: Path) -> dict[str, list[str]]:

@@ -1,7 +1,11 @@
 """What `strategy: analytic` does unless it is told otherwise; the server and the sites read it here."""
 
+import json
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
+
+from pydantic import BaseModel
 
 DEFAULT_SHRINKAGE: Mapping[str, float | str] = {
     "gaussian": 0.1,
@@ -53,3 +57,13 @@ def shrinkage_of(keys: Mapping[str, Any]) -> float | str:
     """The shrinkage in keys, a number or "gcv" or "validation"; the head's default if keys have none."""
     given = keys.get("shrinkage")
     return DEFAULT_SHRINKAGE[keys.get("head") or "gaussian"] if given is None else given
+
+
+def solved_by(strategy: BaseModel, bounds: BaseModel) -> str:
+    """SHA-256 of the settings that turn sums into a head: an experiment's blocks `strategy` and `bounds`.
+
+    A site signs it with its sums, so that an operator cannot solve them by other settings and say that the
+    sites agreed.
+    """
+    content = {"strategy": strategy.model_dump(mode="json"), "bounds": bounds.model_dump(mode="json")}
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

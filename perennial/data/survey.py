@@ -5,7 +5,6 @@ import re
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,14 @@ import numpy as np
 from perennial.data.config import DICOM_PATIENT
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES, files_inside
+from perennial.data.image_survey import have_patients, with_images
 from perennial.data.images import is_dicom
+from perennial.data.refused import (
+    follow_up,
+    require_classes,
+    require_readable,
+    volumes_in,
+)
 from perennial.data.surveyed import Survey
 from perennial.data.suspicion import (
     Suspicion,
@@ -25,7 +31,7 @@ from perennial.data.suspicion import (
     whose,
 )
 from perennial.data.table_columns import absent, discover, grouped
-from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import DataError
 
 LABELS = ("label", "class", "diagnosis", "diagnose", "dx", "target", "outcome", "disease", "y")
 SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "klinik", "ward")
@@ -41,8 +47,6 @@ PATIENTS = (
     "case_id",
 )
 PATIENT_PATTERNS = (r"^([A-Za-z]*\d+)[_-]", r"^([A-Za-z]+[_-]\d+)[_-]", r"^(.+)[_-][A-Za-z]*\d+\.\w+$")
-MOST_LOOKED_AT = 200
-"""Image files of which size and kind are read."""
 MOST_CLASSES = 200
 PARTS = {"train", "test"}
 
@@ -82,6 +86,7 @@ def survey(
         return _folder(path, patient, layout)
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
+    require_readable(path)
     if path.suffix.lower() == ".npz":
         return _npz(path)
     file = read_csv(path)
@@ -95,6 +100,11 @@ def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     left_out = list[Path]()
     files = [*_images(root, left_out)]
     if not files:
+        if kind := volumes_in(root):
+            raise DataError(
+                f"{root}: no image in it, but volumes in {kind}, which are not read; write the slices that "
+                "matter as PNG or DICOM into class folders"
+            )
         raise DataError(
             f"{root}: no image in it; expected {root.name}/<class>/<image>, or "
             f"{root.name}/<site>/<class>/<image>"
@@ -143,10 +153,10 @@ def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     if len(samples) > MOST_CLASSES:
         raise DataError(f"{root}: {len(samples)} folders that would be classes; expected <class>/<image>")
     names = [path.name for path in files]
-    if patient is None and _dicom_patients(files):
+    if patient is None and have_patients(files):
         patient = DICOM_PATIENT
     guess = patient or _patient_pattern(names, len(samples))
-    return _with_images(
+    return with_images(
         files,
         Survey(
             "folder",
@@ -187,81 +197,10 @@ def _patient_pattern(names: Sequence[str], classes: int) -> str | None:
     return None
 
 
-def _dicom_patients(files: Sequence[Path]) -> bool:
-    """Whether all are DICOM files, and those looked at say whose they are and are not all of one patient."""
-    if not all(map(is_dicom, files)):
-        return False
-    from perennial.data.dicom import read_patient
-
-    try:
-        return len({read_patient(path) for path in _looked_at(files)}) > 1
-    except DataError:
-        return False
-
-
-def _looked_at(files: Sequence[Path]) -> Sequence[Path]:
-    """Files from all over, at most MOST_LOOKED_AT."""
-    return files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]
-
-
-def _dicom_shape(path: Path) -> tuple[tuple[int, int], bool]:
-    from perennial.data.dicom import read_shape
-
-    return read_shape(path)
-
-
-def _with_images(files: Sequence[Path], found: Survey) -> Survey:
-    """The survey with what some of the images are."""
-    from PIL import Image
-
-    sizes, modes, deepest, plain = list[tuple[int, int]](), Counter[str](), 0, list[Path]()
-    unseen, looked_at = list[Path](), _looked_at(files)
-    for path in looked_at:
-        try:
-            if is_dicom(path):
-                size, seen = _dicom_shape(path)
-                modes["dicom"] += 1
-                sizes.append(size)
-                unseen += [] if seen else [path]
-                continue
-            with Image.open(path) as image:
-                ends = np.array(image.getextrema()).reshape(-1, 2)
-                if (ends[:, 0] == ends[:, 1]).all():
-                    plain.append(path)
-                sizes.append(image.size)
-                deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
-                modes["deep" if deep else "gray" if image.mode in ("1", "L", "LA") else "colour"] += 1
-                if deep:
-                    deepest = max(deepest, int(np.asarray(image).max()))
-        except ConfigError:
-            # the library that reads DICOM files is not installed
-            raise
-        except Exception:
-            modes["unreadable"] += 1
-    questions = [*suspicious_names(found.samples)]
-    if unseen and not modes["deep"]:
-        questions.append(
-            Suspicion(
-                f"{len(unseen)} of {len(looked_at)} DICOM files that were looked at have no window of their "
-                f"own, the first {unseen[0]}: they cannot be read until data.window names the values that "
-                "become black and white; full takes all that their bits can hold",
-                "window",
-                "full",
-            )
-        )
-    if plain:
-        questions.append(
-            Suspicion(
-                f"{len(plain)} images have one colour in all pixels, the first {plain[0]}; take them out"
-            )
-        )
-    return replace(found, sizes=tuple(sizes), modes=modes, deepest=deepest, questions=tuple(questions))
-
-
 def _manifest(file: CsvFile, patient: str | None) -> Survey:
     patient = patient or _column(PATIENTS, file.columns)
     sites = Counter(file.columns["site"].tolist()) if "site" in file.columns else Counter[str]()
-    return _with_images(
+    return with_images(
         [file.path.parent / name for name in file.columns["path"].tolist()],
         Survey(
             "folder",
@@ -294,8 +233,7 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
             raise DataError(f"{file.path}: no column {name!r}; found {', '.join(file.columns)}")
     labels = file.columns[label]
     samples = Counter(labels[~absent(labels)].tolist())
-    if len(samples) > MOST_CLASSES:
-        raise DataError(f"{file.path}: column {label!r} has {len(samples)} values, too many for classes")
+    require_classes(str(file.path), label, [*samples], MOST_CLASSES)
     columns: dict[str, Any] = {}
     codes, ignored, notes = [], dict[str, str](), list(file.notes)
     questions = list[Suspicion]()
@@ -330,7 +268,16 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
             columns[name] = kind
             notes += [f"column {name!r} has {said}"] if (said := grouped(kind)) else []
     options = {"label_column": label} | ({"site_column": site} if site else {})
-    questions += [*suspicious_table(file, label, columns, patient), *suspicious_names(samples)]
+    for name in follow_up(label, columns):
+        questions.append(
+            Suspicion(
+                f"column {name!r} beside {label!r} looks like the time of a survival analysis, which is "
+                "not done: as a feature it says how long somebody was followed, and nothing of a new patient",
+                "column_kinds",
+                {name: "ignore"},
+            )
+        )
+    questions += [*suspicious_table(file, label, columns, patient, site=site), *suspicious_names(samples)]
     return Survey(
         "csv",
         file.path,

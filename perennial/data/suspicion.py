@@ -18,6 +18,8 @@ import yaml
 
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import CsvFile, read_csv, with_points
+from perennial.data.leaks import ALMOST, APART, filled_for_one_class, is_outcome, told_together
+from perennial.data.refused import several_in_one
 from perennial.data.site import Part, SiteData
 from perennial.data.table_columns import absent, is_number
 
@@ -85,7 +87,13 @@ def suspicions(
     if config.source == "csv" and config.path is not None and first.columns is not None:
         file = read_csv(Path(config.path).expanduser(), config.encoding, config.decimal)
         yield from suspicious_table(
-            file, config.label_column, first.columns, config.patient, config.missing, config.labels
+            file,
+            config.label_column,
+            first.columns,
+            config.patient,
+            config.missing,
+            config.labels,
+            config.site_column,
         )
     counts = torch.bincount(first.y, minlength=len(classes)).tolist()
     yield from suspicious_names({name: n for name, n in zip(classes, counts, strict=True) if n})
@@ -104,11 +112,12 @@ def suspicious_table(
     patient: str | None,
     missing: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
+    site: str | None = None,
 ) -> Iterator[Suspicion]:
     """Yield questions about the columns of a table.
 
     label: column of labels. columns: feature -> kind, as far as known. patient: the column of patients, if
-    one is named. missing, labels: as in DataConfig.
+    one is named. missing, labels: as in DataConfig. site: the column of sites, if there is one.
     """
     given = file.columns[label]
     present = ~absent(given, missing)
@@ -123,7 +132,7 @@ def suspicious_table(
             yield from _codes(name, with_points(texts[here], file.decimal))
         elif not isinstance(kind, str):
             yield from _spellings(name, texts[here])
-    yield from _telling(file, given, present, columns, missing)
+    yield from _telling(file, given, present, columns, missing, site)
 
 
 def _quantity(label: str, labels: np.ndarray) -> Iterator[Suspicion]:
@@ -212,7 +221,9 @@ def alike(names: Iterable[str]) -> list[list[str]]:
 
 
 def suspicious_names(samples: Mapping[str, int]) -> Iterator[Suspicion]:
-    """Classes that may be one. samples: by class."""
+    """Classes that may be one, or several in one. samples: by class."""
+    if text := several_in_one(samples):
+        yield Suspicion(text)
     for group in alike(samples):
         kept = max(group, key=lambda name: samples[name])
         others = {name: kept for name in group if name != kept}
@@ -224,24 +235,51 @@ def _listed(names: Sequence[str], counts: Mapping[str, int]) -> str:
 
 
 def _telling(
-    file: CsvFile, labels: np.ndarray, present: np.ndarray, columns: Iterable[str], missing: Sequence[str]
+    file: CsvFile,
+    labels: np.ndarray,
+    present: np.ndarray,
+    columns: Iterable[str],
+    missing: Sequence[str],
+    site: str | None,
 ) -> Iterator[Suspicion]:
-    """Columns that nearly determine the class: known after it, as a rule."""
+    """Columns that may be known only after the class: by name, by being filled, alone, or two together."""
     names = list(columns)
     rows = np.random.default_rng(0).permutation(np.flatnonzero(present))[:MOST_ROWS]
-    _, y = np.unique(labels[rows], return_inverse=True)
+    classes, y = np.unique(labels[rows], return_inverse=True)
+    asked = [name for name in names if is_outcome(name)]
+    for name in asked:
+        yield _after(name, f"column {name!r} has the name of an outcome")
     if len(rows) < LEAST_ROWS or not 1 < y.max() + 1 <= len(rows) / 10 or len(names) > MOST_COLUMNS:
         return
-    for name in names:
+    shares = dict[str, float]()
+    for name in (name for name in names if name not in asked):
         texts = file.columns[name][rows]
-        share = _told(texts, y, absent(texts, missing), file)
-        if share >= NEARLY:
-            yield Suspicion(
-                f"column {name!r} alone tells the class rightly in {100 * share:.0f} % of other rows; it may "
-                "be known only after the diagnosis",
-                "column_kinds",
-                {name: "ignore"},
-            )
+        here = ~absent(texts, missing)
+        sites = None if site is None else file.columns[site][rows]
+        if (found := filled_for_one_class(texts, y, here, sites)) is not None:
+            held, empty = (str(classes[place]) for place in found)
+            yield _after(name, f"column {name!r} is filled for {held!r} and mostly empty for {empty!r}")
+            asked.append(name)
+            continue
+        shares[name] = _told(texts, y, ~here, file)
+    for name, share in shares.items():
+        others = max((other for key, other in shares.items() if key != name), default=0.5)
+        if share >= NEARLY or share >= max(ALMOST, others + APART):
+            rightly = f"tells the class rightly in {100 * share:.0f} % of other rows"
+            yield _after(name, f"column {name!r} alone {rightly}")
+            asked.append(name)
+    left = [name for name in names if name not in asked]
+    for one, other, share in told_together(file, left, rows, y, missing):
+        rightly = f"tell the class rightly in {100 * share:.0f} % of other rows, and neither does alone"
+        yield Suspicion(
+            f"columns {one!r} and {other!r} together {rightly}; they may be known only after the diagnosis",
+            "column_kinds",
+            {one: "ignore", other: "ignore"},
+        )
+
+
+def _after(name: str, found: str) -> Suspicion:
+    return Suspicion(f"{found}; it may be known only after the diagnosis", "column_kinds", {name: "ignore"})
 
 
 def _told(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFile) -> float:

@@ -21,7 +21,6 @@ TEMPLATES = Path(__file__).parent
 SEALED_KEY = "node.key.sealed"
 SUMS = "SHA256SUMS"
 AUTHORITIES = "ca.crt"
-RECEIPTS = "receipts.pub"
 OFFERED = re.compile(r"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab")
 REPLACED = ("GUIDE.md",)
 """Templates that a newer bundle may replace: nothing there runs or decides anything."""
@@ -49,8 +48,6 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
     files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
     if sealed.exists():
         files[SEALED_KEY] = sealed.read_bytes()
-    if folder.receipts_public.exists():
-        files[RECEIPTS] = folder.receipts_public.read_bytes()
     for path in sorted(folder.apps.glob("*.fab")):
         files[f"offered/{path.name}"] = path.read_bytes()
     sums = [f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in sorted(files.items())]
@@ -67,7 +64,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
     """Unpack a bundle into a site's folder; returns the names of the files that were written.
 
     A bundle's checksums come from whoever made it, so they protect against damage alone. What it may write is
-    a closed list: the templates of a site, ca.crt, receipts.pub, a sealed key, and apps on
+    a closed list: the templates of a site, ca.crt, a sealed key, and apps on
     offer, which run only once they are approved. Templates that say what runs
     (site.yaml, .env, compose.yaml, ...) are kept when they are there already, as keys are, so that a newer
     bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided. passphrase: opens
@@ -82,7 +79,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
             raise ConfigError(f"{bundle}: holds a sealed key; give its passphrase")
         key = unseal(files[SEALED_KEY], passphrase, f"{bundle}: {SEALED_KEY}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-    kept = (_templates("site").keys() | {RECEIPTS}) - set(REPLACED)
+    kept = _templates("site").keys() - set(REPLACED)
     written = []
     for path, data in files.items():
         target = folder / path
@@ -197,7 +194,7 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
 
 def _inside(member: tarfile.TarInfo, bundle: Path) -> str:
     """The path of a member below the bundle's folder. Raises ConfigError for one that no bundle has."""
-    named = {*_templates("site"), AUTHORITIES, RECEIPTS, SEALED_KEY, SUMS}
+    named = {*_templates("site"), AUTHORITIES, SEALED_KEY, SUMS}
     folder, _, path = member.name.partition("/")
     plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.size >= 0
     if not plain or folder in ("", ".", "..") or not (path in named or OFFERED.fullmatch(path)):

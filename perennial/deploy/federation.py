@@ -28,12 +28,11 @@ from perennial.deploy.certificates import (
     write_issued,
 )
 from perennial.deploy.keys import check_public_line, fingerprint
-from perennial.deploy.signing import make_signing_key
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
-from perennial.foundation.registered import NODES, RECEIPTS_KEY, write_registered
+from perennial.foundation.registered import NODES, write_registered
 from perennial.server.control import CONTROL
 
 DEPLOY = "deploy.yaml"
@@ -81,9 +80,7 @@ class OperatorFolder:
         self.authority_certificate = self.path / "authority" / "ca.crt"
         self.authority_key = self.path / "authority" / "ca.key"
         self.certificates = self.path / "certificates"
-        self.receipts_public = self.certificates / "receipts.pub"
         self.state = self.path / "state"
-        self.receipts_key = self.state / RECEIPTS_KEY
         self.apps = self.path / "apps"
 
     @property
@@ -211,7 +208,6 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
     _write_federation(path, federation)
     folder = OperatorFolder(path)
-    make_signing_key(folder.receipts_key, folder.receipts_public)
     # last, because it gives the certificates to the user of the containers; root may not write there then
     folder.renew_server(days)
     folder.derive_settings()

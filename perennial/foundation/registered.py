@@ -9,8 +9,6 @@ from perennial.foundation.files import replace_file
 
 NODES = "sites/nodes.json"
 """In the operator's folder, where the operator may write and the server may read."""
-RECEIPTS_KEY = "receipts.key"
-"""In its state folder: the key with which the server signs receipts of sites' ledgers."""
 
 
 def write_registered(path: Path, names: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What a site signs of its closed-form sums and of their withdrawal, so that none need believe the operator.
+"""What a site signs of its closed-form sums, so that nobody need believe the operator.
 
 A site's signing key is its own; its node key certifies it where it has one. Every statement names the list of
 signers as it stood, which only grows, so that all contributions of a model name one list.
@@ -87,8 +87,8 @@ def _checked(cls: type, values: Any) -> dict[str, Any]:
 class Statement:
     """A site's signed statement of its sums of one task. Hashes are SHA-256 in hexadecimal digits.
 
-    task: whose classes are summed. features: hash of the maps. signers: hash of the list of signers. version:
-    from 1.
+    settings: of the settings that turn sums into a model. task: whose classes are summed. features: hash of
+    the maps. signers: hash of the list of signers. version: from 1.
     supersedes: hash of the version that this one replaces, '' for the first. sums: hash of the salt and the
     sums' own hash.
     """
@@ -96,6 +96,7 @@ class Statement:
     site: str
     key: str
     experiment: str
+    settings: str
     run: str
     task: int
     class_order: str
@@ -120,8 +121,8 @@ class Statement:
 
         secret: the site's private signing key. known: all its versions for this run and task, in order. sums:
         their SHA-256.
-        former: the version to supersede; None: the latest. said: site, experiment, run, task, class_order,
-        features, signers.
+        former: the version to supersede; None: the latest. said: site, experiment, settings, run, task,
+        class_order, features, signers.
         """
         latest = known[-1] if known else None
         said |= {"key": signing_key(secret)}
@@ -146,7 +147,7 @@ class Statement:
     @property
     def content(self) -> bytes:
         values = {**asdict(self), "signature": ""}
-        return joined("perennial statement of sums 1", *values.values())
+        return joined("perennial statement of sums 2", *values.values())
 
     @property
     def sha256(self) -> str:
@@ -164,49 +165,6 @@ class Statement:
 
 def _salted(salt: str, sums: str) -> str:
     return sha256(joined("perennial salted sums 1", salt, sums)).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Withdrawal:
-    """A receipt that withdraws statements of sums, signed by the site and the operator.
-
-    withdrawn: hashes of the statements that count no more. remaining: of those that replace them, none if the
-    whole site is withdrawn. operator: public key.
-    """
-
-    site: str
-    run: str
-    time: str
-    withdrawn: tuple[str, ...]
-    remaining: tuple[str, ...]
-    key: str = ""
-    signature: str = ""
-    operator: str = ""
-    countersigned: str = ""
-
-    @classmethod
-    def from_json(cls, values: Any) -> Self:
-        """The receipt with these fields. Raises ValueError when they are not a receipt's."""
-        return cls(**_checked(cls, values))
-
-    @property
-    def content(self) -> bytes:
-        lists_of = (len(self.withdrawn), *self.withdrawn, len(self.remaining), *self.remaining)
-        return joined("perennial withdrawal 1", self.site, self.run, self.time, *lists_of)
-
-    def by_site(self, secret: bytes) -> "Withdrawal":
-        """This receipt with the site's key and signature. secret: the private key."""
-        return replace(self, key=signing_key(secret), signature=sign(secret, self.content))
-
-    def by_operator(self, secret: bytes) -> "Withdrawal":
-        """This receipt with the operator's key and signature. secret: the private key."""
-        return replace(self, operator=signing_key(secret), countersigned=sign(secret, self.content))
-
-    @property
-    def signed(self) -> bool:
-        """Whether the operator's signature is valid, and the site's too if the receipt names its key."""
-        by_site = not (self.key or self.signature) or verified(self.key, self.content, self.signature)
-        return by_site and verified(self.operator, self.content, self.countersigned)
 
 
 def allowed_by(signer: Signer, brought: Mapping[str, Sequence[str]]) -> bool:

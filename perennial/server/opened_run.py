@@ -47,7 +47,7 @@ class OpenedRun:
     def open(cls, folder: Path, *, unfinished: bool = False) -> "OpenedRun":
         """Open the run in `folder`. unfinished: whether one that has not finished will do.
 
-        Raises StateError or ConfigError naming what is missing, or what forbids to subtract or merge.
+        Raises StateError or ConfigError naming what is missing, or what forbids to subtract.
         """
         checkpoint, _ = load_checkpoint(folder / CHECKPOINT)
         finished = checkpoint.progress.finished
@@ -96,13 +96,6 @@ class OpenedRun:
     def all_classes(self) -> list[str]:
         """Names of all classes in the registry's order, those of later tasks too."""
         return list(self.checkpoint.progress.registry.classes)
-
-    @property
-    def receipts(self) -> list[dict[str, Any]]:
-        """What sites signed for each withdrawal so far, in order."""
-        records = [*self.strategy.withdrawn.values(), *self.strategy.groups.values()]
-        ordered = sorted(records, key=lambda record: record["number"])
-        return [record["receipt"] for record in ordered if "receipt" in record]
 
     def statements(self, given: Mapping[int, Sequence[str]] | None = None) -> list[Statement]:
         """The statements that sites signed about their sums. given: task -> sites; None: of all.

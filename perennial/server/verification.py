@@ -1,182 +1,203 @@
-"""Checks certificates: signatures, sums, and the model that follows from them."""
+"""From which signed sums a closed-form model follows, in a file, and the check of it by anybody.
+
+Each site signs a statement: the hash of its sums of a task, with the hash of the settings that turn sums into
+a model. The file holds these statements and the settings. Whoever has the sums adds them up, solves, and has
+the model, or finds out who does not fit. A site that was withdrawn has no statement in it.
+"""
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from perennial.config.experiment import Experiment
-from perennial.foundation.errors import StateError
+from perennial.config.analytic import solved_by
+from perennial.config.bounds import BoundsConfig
+from perennial.config.experiment import StrategySpec
+from perennial.foundation.block import Block
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import replace_file
 from perennial.learning.analytic.files import read_statistics_file
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import GLOBAL_MODEL, load_saved
 from perennial.privacy.secure.keys import fingerprint
-from perennial.privacy.signed_sums import Signer
-from perennial.protocol.certificates import (
-    Certificate,
-    paths_of,
-    read_certificate,
-    require_chain,
-    require_sound,
-)
+from perennial.privacy.signed_sums import Signer, Statement, allowed_by, lists
+from perennial.server.opened_run import OpenedRun
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.counted import counted_sums
-from perennial.strategies.statistics.kept import FOLDER, KeptSums, file_name
+from perennial.strategies.statistics.kept import FOLDER, file_name
 
+STATEMENTS = "statements.json"
+"""In a run's folder."""
 SAME_MODEL = 1e-6
 """By how much a head solved again may differ, relative to its largest value: float32's own rounding."""
 
 
+class SignedModel(Block):
+    """The content of STATEMENTS.
+
+    strategy, bounds: blocks of the experiment that turn sums into a head. classes: in the order of the model.
+    signers: (site, signing key, what its node key says of it), in the order in which they were listed.
+    """
+
+    run: str
+    strategy: dict[str, Any]
+    bounds: dict[str, Any]
+    features: str
+    classes: list[str]
+    shrinkage: float
+    signers: list[tuple[str, str, str]]
+    statements: list[dict[str, str | int]]
+
+
+def write_statements(run: OpenedRun, shrinkage: float) -> Path:
+    """Write from which signed sums a run's present model follows; returns the file.
+
+    Raises ConfigError if validation samples chose the head, which sums do not show, or a site signed nothing.
+    """
+    run.require_certifiable()
+    statements, experiment = run.statements(), run.experiment
+    found = SignedModel(
+        run=run.run,
+        strategy=experiment.strategy.model_dump(mode="json"),
+        bounds=experiment.bounds.model_dump(mode="json"),
+        features=statements[0].features if statements else "",
+        classes=run.all_classes,
+        shrinkage=shrinkage,
+        signers=[(each.site, each.key, each.certified) for each in run.strategy.kept_sums.signers],
+        statements=[vars(statement) for statement in statements],
+    )
+    path = run.folder / STATEMENTS
+    replace_file(path, (found.model_dump_json(indent=1) + "\n").encode(), mode=0o644)
+    return path
+
+
 def verify(
-    certificate: Path,
+    file: Path,
     keys: Mapping[str, Sequence[str]] | None = None,
     model: Path | None = None,
     sums: Path | None = None,
 ) -> list[str]:
-    """Check a certificate; returns what was found to hold, line by line.
+    """Check that a model follows from signed sums; returns what was found, line by line.
 
-    keys: site -> keys that the verifier knows. model: file of the model; None: the one beside the
-    certificate, if that is the newest. sums: folder of the sites' sums; None: beside the certificate.
-
-    Later withdrawals do not void a certificate: the newest one is checked in its place, and what became of
-    each statement in between. Raises StateError or ConfigError naming what does not hold.
+    file: STATEMENTS, or a run's folder, whose file is then written anew. keys: site -> keys that the verifier
+    knows. model, sums: file of the model and folder of the sums; None: beside the file. Raises StateError or
+    ConfigError naming what does not hold.
     """
-    found, folder = read_certificate(certificate), certificate.absolute().parent.parent
-    chain = [read_certificate(path) for path in paths_of(folder)]
-    # one that lies alone has no chain
-    found, chain = next(((each, chain) for each in chain if each == found), (found, [found]))
-    for each in chain[chain.index(found) :]:
-        require_sound(each, keys)
-    require_chain(chain)
-    last = chain[-1]
-    remaining = {statement.sha256 for statement in last.of_sites} | last.superseded
-    if lost := [s.site for s in found.of_sites if s.sha256 not in remaining]:
-        raise StateError(f"{certificate}: {lost[0]}: its statement is gone, and no later withdrawal says why")
-    gone = {s.sha256 for s in found.of_sites} & last.superseded
-    judged = last if gone else found
-    newest = (
-        judged.number == last.number and judged.kind != "version" and bool(judged.says.get("finished", True))
-    )
-    follows = _solved_again(judged, sums or folder / FOLDER, newest)
-    if model is not None or (newest and (folder / GLOBAL_MODEL).exists()):
-        _require_model(judged, model or folder / GLOBAL_MODEL)
-    return [*_words(judged, follows, keys), *_said(judged)] + (
-        [
-            f"certificate {found.number} itself: {len(gone)} of its statements were withdrawn since; sums "
-            f"and model are those of certificate {last.number}, after {last.number - found.number} more"
-        ]
-        if gone
-        else []
-    )
-
-
-def _solved_again(found: Certificate, folder: Path, newest: bool) -> str:
-    """Add up the sums and solve; returns how the shrinkage is known."""
-    settings = Experiment.model_validate(found.runs[0].settings)
-    for part in found.runs:
-        own = Experiment.model_validate(part.settings)
-        if own.digest != part.experiments[-1]:
-            raise StateError("certificate: settings: not those whose hash the sites signed")
-        if (own.strategy, own.bounds) != (settings.strategy, settings.bounds):
-            raise StateError("certificate: settings: of two methods")
-    strategy = build_strategy(settings.strategy.name, settings.strategy.parameters).find(Analytic)
-    if strategy is None:
-        raise StateError("certificate: settings: no strategy analytic")
-    kept, strategy.bounds = strategy.kept_sums, settings.bounds
-    kept.folder = folder
-    for statement in found.of_sites:
-        path = folder / file_name(statement.task, statement.site)
-        statistics, _ = read_statistics_file(path)
-        if not statement.is_of(statistics.sha256):
+    if file.is_dir():
+        run = OpenedRun.open(file)
+        file = write_statements(run, run.strategy.chosen[max(run.strategy.chosen)])
+    try:
+        found = SignedModel.model_validate_json(file.read_bytes())
+        statements = [Statement.from_json(values) for values in found.statements]
+        strategy, bounds = StrategySpec(**found.strategy), BoundsConfig(**found.bounds)
+    except (OSError, ValueError, TypeError) as error:
+        raise StateError(f"{file}: no statements of sums ({str(error)!r:.200})") from error
+    signers = [Signer(*row) for row in found.signers]
+    _require_statements(statements, found, signers, solved_by(strategy, bounds), keys)
+    analytic = build_strategy(strategy.name, strategy.parameters).find(Analytic)
+    if analytic is None:
+        raise StateError(f"{file}: strategy: found {strategy.name!r}, allowed analytic")
+    kept, analytic.bounds = analytic.kept_sums, bounds
+    kept.folder = sums or file.absolute().parent / FOLDER
+    for statement in statements:
+        path = kept.folder / file_name(statement.task, statement.site)
+        own, _ = read_statistics_file(path)
+        if not statement.is_of(own.sha256):
             raise StateError(f"{path}: not the sums that {statement.site} signed")
-        own = {"sha256": statistics.sha256, "samples": statistics.samples}
-        kept.total = statistics if kept.total is None else kept.total + statistics
-        kept.contributions.setdefault(statement.task, {})[statement.site] = own
-    _require_nothing_else(found, folder, newest)
-    head = {name: values.tensor for name, values in found.head.items()}
-    solved, _ = strategy.solved_again(len(head["head.bias"]), found.shrinkage)
-    _require_same(solved.tensors(), head, "certificate: its model")
-    return _of_shrinkage(strategy, kept, len(head["head.bias"]), found.shrinkage)
+        kept.total = own if kept.total is None else kept.total + own
+        facts = {"sha256": own.sha256, "samples": own.samples}
+        kept.contributions.setdefault(statement.task, {})[statement.site] = facts
+    named = {file_name(statement.task, statement.site) for statement in statements}
+    if stray := sorted(path for path in kept.folder.glob("*.safetensors") if path.name not in named):
+        raise StateError(f"{stray[0]}: no statement is of these sums, and whose they are is not in the model")
+    known = _require_model(model or file.absolute().parent / GLOBAL_MODEL, found, analytic)
+    asked = analytic.settings.shrinkage == "validation"
+    here = None if asked else analytic.settings.without_asking(counted_sums(kept, bounds, range(known)))
+    how = "follows from settings and sums" if here == found.shrinkage else "is what the operator says"
+    names = sorted({statement.site for statement in statements})
+    lines = [
+        f"the model follows from {len(statements)} signed sums of {len(names)} sites and these settings; its "
+        f"shrinkage {found.shrinkage:g} {how}"
+    ]
+    for each in (each for each in signers if each.site in names):
+        by = "certified by a node key" if each.node_key else "certified by nobody"
+        lines.append(
+            f"{each.site}: key {fingerprint(each.key)}, {'in your list' if keys is not None else by}"
+        )
+    return [*lines, "whether a signer's sums hold another site's records, only that signer can say"]
 
 
-def _of_shrinkage(strategy: Analytic, kept: KeptSums, classes: int, shrinkage: float) -> str:
-    sums = counted_sums(kept, strategy.bounds, range(classes))
-    if strategy.settings.shrinkage == "validation" or strategy.settings.without_asking(sums) != shrinkage:
-        return f"shrinkage {shrinkage:g}: the operator says"
-    return f"shrinkage {shrinkage:g}: follows from settings and sums"
+def _require_statements(
+    statements: Sequence[Statement],
+    found: SignedModel,
+    signers: Sequence[Signer],
+    settings: str,
+    brought: Mapping[str, Sequence[str]] | None,
+) -> None:
+    """Raises StateError naming the first statement that is not a listed site's, or not of this model."""
+    orders = {sha256(",".join(found.classes[:n]).encode()).hexdigest() for n in range(len(found.classes) + 1)}
+    by_key = {(signer.site, signer.key): signer for signer in signers}
+    listed = set(lists(signer.row for signer in signers))
+    replaced = {statement.supersedes for statement in statements}
+    once: set[tuple[str, int]] = set()
+    if not statements:
+        raise StateError("statements: none, and a model of nothing is none")
+    for one in statements:
+        signer = by_key.get((one.site, one.key))
+        for holds, why in (
+            (one.signed, "its signature is not of its key"),
+            (signer is not None and one.signers in listed, "its key is not in the list of signers"),
+            (brought is None or (signer and allowed_by(signer, brought)), "its key is not in your list"),
+            (one.settings == settings, "its site signed other settings"),
+            (one.run == found.run, "of another run"),
+            (one.features == found.features, "of other feature maps"),
+            (one.class_order in orders, "of another order of classes"),
+            (one.sha256 not in replaced, "superseded by a later one"),
+            ((one.site, one.task) not in once, "counts twice"),
+        ):
+            if not holds:
+                raise StateError(f"statement of {one.site}, task {one.task}: {why}")
+        once.add((one.site, one.task))
 
 
-def _require_nothing_else(found: Certificate, folder: Path, newest: bool) -> None:
-    """Raises StateError for sums of whom was withdrawn, old heads, and sums that nobody's statement names."""
-    named = {file_name(statement.task, statement.site) for statement in found.of_sites}
-    for path in sorted(folder.glob("*.safetensors")):
-        site = str(read_statistics_file(path)[1].get("site"))
-        if site in found.gone:
-            raise StateError(f"{path}: sums of {site}, which were withdrawn, are still here")
-        if newest and path.name not in named:
-            raise StateError(f"{path}: no statement in the certificate is of these sums")
-
-
-def _require_model(found: Certificate, path: Path) -> None:
+def _require_model(path: Path, found: SignedModel, analytic: Analytic) -> int:
+    """Number of classes of the model in a file. Raises StateError unless the sums give it."""
     saved = load_saved(path)
     backbone = getattr(saved.model, "backbone", None)
     if not isinstance(backbone, FixedFeatures) or backbone.content != found.features:
         raise StateError(f"{path}: its feature maps are not those that the sites signed")
     if list(saved.classes) != found.classes[: len(saved.classes)]:
-        raise StateError(f"{path}: its classes are not those of the certificate")
-    head = {name: values.tensor for name, values in found.head.items()}
-    now = {name: saved.model.state_dict()[name] for name in head}
-    _require_same(now, head, f"{path}: the model")
+        raise StateError(f"{path}: its classes are not those that the sites signed")
+    solved, _ = analytic.solved_again(len(saved.classes), found.shrinkage)
+    for name, tensor in solved.tensors().items():
+        now = saved.model.state_dict()[name]
+        most = SAME_MODEL * float(tensor.abs().max())
+        if now.shape != tensor.shape or not torch.allclose(now, tensor, rtol=0, atol=most):
+            raise StateError(f"{path}: {name} is not what the sums give")
+    return len(saved.classes)
 
 
-def _require_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    for name, tensor in expected.items():
-        same = found[name].shape == tensor.shape and torch.allclose(
-            found[name], tensor, rtol=0, atol=SAME_MODEL * float(tensor.abs().max())
-        )
-        if not same:
-            raise StateError(f"{what}: {name} is not what the sums give")
+def read_keys(path: Path) -> dict[str, list[str]]:
+    """Keys that a verifier brings, from a file: name of a site -> keys.
 
-
-def _words(found: Certificate, shrinkage: str, keys: Mapping[str, Sequence[str]] | None) -> list[str]:
-    signed = {(s.site, s.key) for s in found.of_sites}
-    signers = [s for run in found.runs for s in run.keys if (s.site, s.key) in signed]
-    lines = [
-        f"This model follows from these sums, signed by these keys, with these settings ({shrinkage}), and "
-        f"from nothing else: {len(found.statements)} statements of {len({s for s, _ in signed})} sites"
-    ]
-    lines += [f"{s.site}: key {fingerprint(s.key)}, {_known(s, keys)}" for s in signers]
-    if keys is None and not any(s.node_key for s in signers):
-        lines.append("simulated: keys are this machine's")
-    for site, receipt in found.gone.items():
-        lines.append(
-            f"No statement signed by {site} is in it; whether another signer included {site}'s records only "
-            "that signer can say."
-        )
-        by = (
-            f"{site} and the operator"
-            if receipt.key
-            else "the operator alone; that the site agrees, the operator says"
-        )
-        lines.append(f"the withdrawal of {site} is signed by {by}")
-    return lines
-
-
-def _known(signer: Signer, keys: Mapping[str, Sequence[str]] | None) -> str:
-    if keys is not None:
-        return "in the list that was brought"
-    return "certified by a node key" if signer.node_key else "certified by nobody"
-
-
-def _said(found: Certificate) -> list[str]:
-    lines = [f"the operator says: {found.kind} at {found.time}"]
-    for name, value in found.says.items():
-        if name == "still_there":
-            lines += [f"the operator says: may still hold the model before: {path}" for path in value]
-        elif name == "not_undone":
-            lines += [f"not undone: {text}" for text in value]
-        elif value:
-            lines.append(f"the operator says: {name}: {value}")
-    return lines
+    A line is a name and a signing key in hexadecimal digits, or a node key as an OpenSSH line with the site
+    as its comment. Raises ConfigError naming the line that is neither.
+    """
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        parts = line.strip().split()
+        if not parts or parts[0].startswith("#"):
+            continue
+        if len(parts) >= 3 and parts[0].startswith("ecdsa-"):
+            found.setdefault(" ".join(parts[2:]), []).append(" ".join(parts[:2]))
+        elif len(parts) >= 2 and len(parts[-1]) == 64 and set(parts[-1]) <= set("0123456789abcdef"):
+            found.setdefault(" ".join(parts[:-1]), []).append(parts[-1])
+        else:
+            raise ConfigError(
+                f"{path}: line {number}: found {line!r:.40}; allowed `NAME KEY` with a key of 64 hexadecimal "
+                "digits, or `ecdsa-sha2-nistp384 KEY NAME`"
+            )
+    return found

@@ -8,51 +8,43 @@ reveals of what was subtracted.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from perennial.client.consent import withdraw as leave
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file, sole_owner
 from perennial.learning.analytic.files import read_by_task
 from perennial.learning.analytic.statistics import Statistics
 from perennial.models.saved import GLOBAL_MODEL
-from perennial.privacy.signed_sums import Statement, Withdrawal
-from perennial.server.certification import certified, operator_secret, still_there
+from perennial.privacy.signed_sums import Statement
 from perennial.server.opened_run import OpenedRun
 from perennial.server.own_heads import forget_own_heads, has_own_heads, write_own_heads
 from perennial.server.run_folder import CHECKPOINT
 from perennial.server.run_record import read_run
+from perennial.server.verification import write_statements
 from perennial.strategies.statistics.kept import FOLDER
 
+HOLDS_MODELS = {".safetensors", ".onnx", ".pt", ".html"}
 
-def withdraw(
-    folder: Path, site: str, shrinkage: float | None = None, receipt: Path | None = None
-) -> Path | None:
-    """Take a site's sums out of a run, solve anew, and write a certificate; returns its path.
+
+def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | None:
+    """Take a site's sums out of a run, solve anew, and write whose sums are left; returns that file.
 
     Returns None if samples of all sites chose or weighed the head: the run is then left without a model, and
     when it is resumed it asks the remaining sites again (until_resumed). shrinkage: of the new head; None:
-    the experiment's own, or chosen again from the sums. receipt: the file that the site signed with
-    `perennial site withdraw`. Raises StateError or ConfigError saying why it cannot be done; a command that
-    was stopped is completed by giving it again.
+    the experiment's own, or chosen again from the sums. Raises StateError or ConfigError saying why it cannot
+    be done; a command that was stopped is completed by giving it again.
     """
     with sole_owner(folder, "withdraw"):
-        run, start = OpenedRun.open(folder, unfinished=True), datetime.now(UTC)
+        run = OpenedRun.open(folder, unfinished=True)
         run.require_features_of_nobody()
         strategy = run.strategy
         again, gone = strategy.settings.asks_again(shrinkage), site in strategy.withdrawn
         if again and not gone and run.model is None:
             raise StateError(f"{folder}: samples of all sites choose its head; finish it, then withdraw")
         if not gone:
-            strategy.withdrawn[site] = _subtracted(run, site, start)
-        record = strategy.withdrawn[site]
-        if "receipt" in record:
-            record["receipt"] = asdict(_agreed(run, Withdrawal.from_json(record["receipt"]), receipt))
-        elif receipt is not None:
-            raise ConfigError(f"{receipt}: class-balanced sums carry no statement; allowed without --receipt")
+            strategy.withdrawn[site] = _subtracted(run, site)
         if again:
             if not gone:
                 run.begin_again()
@@ -70,7 +62,7 @@ def withdraw(
                 write_own_heads(folder, tuple(strategy.withdrawn))
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
-        return certified(run, "withdraw", site, head, used, record, start)
+        return write_statements(run, used)
 
 
 def until_resumed(folder: Path, site: str) -> Iterator[str]:
@@ -86,12 +78,12 @@ def until_resumed(folder: Path, site: str) -> Iterator[str]:
     else:
         yield f"the sites that are left are asked again by: perennial run --resume {folder}"
         yield f"of a deployment by: perennial deploy resume {folder.name}"
-    for path in still_there(folder, None):
+    for path in still_there(folder):
         if not path.startswith(f"{CHECKPOINT}/"):
             yield f"{folder / path}: may still hold the old model"
 
 
-def _subtracted(run: OpenedRun, site: str, start: datetime) -> dict[str, Any]:
+def _subtracted(run: OpenedRun, site: str) -> dict[str, Any]:
     """Take a site's sums out; returns what is kept of it.
 
     Raises StateError where it gave none, or where no other site did.
@@ -104,15 +96,7 @@ def _subtracted(run: OpenedRun, site: str, start: datetime) -> dict[str, Any]:
     if strategy.head == "balanced_ridge":
         return {"number": _next_number(run)}
     sums, before = strategy.kept_sums, run.total.sha256
-    signed = run.statements({task: [site] for task in sums.contributions_of(site)})
-    agreed = Withdrawal(
-        site=site,
-        run=run.run,
-        time=start.isoformat(timespec="seconds"),
-        withdrawn=tuple(statement.sha256 for statement in signed),
-        remaining=(),
-    )
-    return _withdrawal(run, before, sums.take_back(site), agreed)
+    return _withdrawal(run, before, sums.take_back(site))
 
 
 def _remove_what_it_made(run: OpenedRun, site: str) -> None:
@@ -153,7 +137,7 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
     group: the file that the site wrote with `perennial site withdraw`.
     """
     with sole_owner(folder, "withdraw"):
-        run, start = OpenedRun.open(folder), datetime.now(UTC)
+        run = OpenedRun.open(folder)
         run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
         by_task, facts = read_by_task(group)
@@ -169,13 +153,12 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
         sha256 = hashlib.sha256(group.read_bytes()).hexdigest()
         if sha256 not in strategy.groups:
             before, remaining = run.total.sha256, sums.without_group(site, by_task)
-            statements, agreed = _statements(group, facts, remaining, run, site)
+            statements = _statements(group, facts, remaining, run, site)
             subtracted = _added_up(by_task.values())
             sums.replace(site, remaining, statements)
             if not run.total.samples:
                 raise StateError(f"{folder}: nothing would be left, and without samples there is no model")
-            strategy.groups[sha256] = _withdrawal(run, before, subtracted, agreed) | {"site": site}
-        record = strategy.groups[sha256]
+            strategy.groups[sha256] = _withdrawal(run, before, subtracted) | {"site": site}
         head, used = run.head(shrinkage)
         strategy.chosen[max(strategy.chosen, default=1)] = used
         forget_own_heads(folder)
@@ -184,51 +167,35 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
         if has_own_heads(run.experiment):
             # the run's data still hold the records that go: the site makes its own head itself, without them
             write_own_heads(folder, (*strategy.withdrawn, site))
-        return certified(run, "withdraw records", site, head, used, record, start)
-
-
-def _agreed(run: OpenedRun, said: Withdrawal, receipt: Path | None) -> Withdrawal:
-    """The receipt of a site's withdrawal: signed by the site where it signed, and by the operator."""
-    simulated = run.folder / "sites" / said.site / "secure" / "identity.key"
-    if receipt is not None:
-        try:
-            found = Withdrawal.from_json(json.loads(receipt.read_bytes()))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{receipt}: no receipt of `perennial site withdraw` ({error})") from error
-        keys = {signer.key for signer in run.strategy.kept_sums.signers if signer.site == said.site}
-        if (found.site, found.run) != (said.site, said.run) or found.key not in keys or found.remaining:
-            raise StateError(f"{receipt}: of another site or run, or by another key than signed the sums")
-        if not set(found.withdrawn) >= set(said.withdrawn):
-            raise StateError(f"{receipt}: does not name all statements of {said.site} in this run")
-        said = found
-    elif not said.key and simulated.exists():
-        said = said.by_site(simulated.read_bytes())
-    said = said.by_operator(operator_secret(run.folder))
-    if not said.signed:
-        raise StateError(f"{receipt}: its signature is not the site's")
-    return said
+        return write_statements(run, used)
 
 
 def _statements(
     group: Path, facts: Mapping[str, Any], remaining: Mapping[int, Statistics], run: OpenedRun, site: str
-) -> tuple[dict[int, Statement], Withdrawal]:
-    """What the site signed of the sums that remain, and its receipt. Raises StateError where it did not."""
+) -> dict[int, Statement]:
+    """What the site signed of the sums that remain. Raises StateError where it did not."""
     try:
         signed = {s.task: s for s in map(Statement.from_json, facts["statements"])}
-        agreed = Withdrawal.from_json(facts["receipt"]).by_operator(operator_secret(run.folder))
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{group}: without the site's statements and receipt ({error})") from error
+        raise StateError(f"{group}: without the site's statements ({error})") from error
     for task, left in remaining.items():
         former = Statement.from_json(run.strategy.kept_sums.contributions[task][site]["statement"])
-        own, repeated = signed.get(task), ("site", "key", "experiment", "run", "class_order", "signers")
+        own, repeated = (
+            signed.get(task),
+            (
+                "site",
+                "key",
+                "settings",
+                "run",
+                "class_order",
+                "signers",
+            ),
+        )
         if own is None or not own.signed or own.supersedes != former.sha256 or not own.is_of(left.sha256):
             raise StateError(f"{group}: task {task}: no statement of {site} of the sums that remain")
         if any(getattr(own, name) != getattr(former, name) for name in repeated):
             raise StateError(f"{group}: task {task}: the statement is of another run or key")
-    hashes = {old.supersedes for old in signed.values()}, {new.sha256 for new in signed.values()}
-    if not agreed.signed or not agreed.key or (set(agreed.withdrawn), set(agreed.remaining)) != hashes:
-        raise StateError(f"{group}: the receipt is not of these statements")
-    return signed, agreed
+    return signed
 
 
 def _added_up(parts: Iterable[Statistics]) -> Statistics:
@@ -240,12 +207,11 @@ def _added_up(parts: Iterable[Statistics]) -> Statistics:
     return total
 
 
-def _withdrawal(run: OpenedRun, before: str, subtracted: Statistics, agreed: Withdrawal) -> dict[str, Any]:
+def _withdrawal(run: OpenedRun, before: str, subtracted: Statistics) -> dict[str, Any]:
     """What is kept of a subtraction. before: SHA-256 of the sums."""
     left = run.total.over(range(len(run.classes))).counts
     return {
         "number": _next_number(run),
-        "receipt": asdict(agreed),
         "sums_before": before,
         "sums_after": run.total.sha256,
         "subtracted": subtracted.sha256,
@@ -256,3 +222,10 @@ def _withdrawal(run: OpenedRun, before: str, subtracted: Statistics, agreed: Wit
 def _next_number(run: OpenedRun) -> int:
     former = [*run.strategy.withdrawn.values(), *run.strategy.groups.values()]
     return 1 + max((record["number"] for record in former), default=0)
+
+
+def still_there(folder: Path) -> list[str]:
+    """Files in a run's folder that may hold the model before, relative to it; the sums are left out."""
+    new = {folder / GLOBAL_MODEL}
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in HOLDS_MODELS)
+    return sorted(str(p.relative_to(folder)) for p in found if p not in new and p.parent.name != FOLDER)

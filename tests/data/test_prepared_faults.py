@@ -206,7 +206,7 @@ TABLES: dict[str, tuple[Rows, str]] = {
     ),
     "what is missing": (
         column("troponin", lambda i, r: f"{i * 7919 % 113 / 10:.1f}" if r[ILL] == "krank" else ""),
-        "column 'troponin' alone tells",
+        "column 'troponin' is filled for",
     ),
     "nearly always": (
         column("therapie", lambda i, r: "OP" if (r[ILL] == "krank") != (i == 50) else "keine", 300),

@@ -1,4 +1,4 @@
-"""Taking a site back out of a closed-form run, merging two, and certificates that somebody else can check."""
+"""Taking a site back out of a closed-form run, and the statements that somebody else can check."""
 
 import json
 import os
@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.saved import load_saved
-from perennial.protocol.certificates import Certificate
-from perennial.server.certification import certify, merge, operator_secret
+from perennial.server.opened_run import OpenedRun
 from perennial.server.verification import verify
 from perennial.server.withdrawal import until_resumed, withdraw
 from tests.strategies.test_analytic_runs import run
@@ -49,16 +48,15 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def test_a_withdrawn_site_was_never_there(runs: Path) -> None:
-    certificate = withdraw(runs / "whole", "site-2")
+    statements = withdraw(runs / "whole", "site-2")
     found, never = summary(runs / "whole"), summary(runs / "without")
     assert found["analytic"]["sums_sha256"] == never["analytic"]["sums_sha256"]
     assert found["model_sha256"] == never["model_sha256"]
     a, b = (load_file(runs / name / "model.safetensors") for name in ("whole", "without"))
     assert all(a[key].equal(b[key]) for key in b)
-    content = json.loads(certificate.read_text())
-    assert content["says"]["sums_after"] == never["analytic"]["sums_sha256"]
-    assert content["says"]["subtracted"] == summary(runs / "alone")["analytic"]["sums_sha256"]
-    assert content["says"]["not_undone"]
+    assert statements is not None and "site-2" not in {
+        row["site"] for row in json.loads(statements.read_text())["statements"]
+    }
 
 
 def test_nothing_of_the_site_is_left_in_the_folder(runs: Path) -> None:
@@ -75,23 +73,26 @@ def test_nothing_of_the_site_is_left_in_the_folder(runs: Path) -> None:
         assert Statistics(*parts, range(10)).sha256 != before
 
 
-def test_a_third_party_checks_the_certificate_from_the_folder(runs: Path) -> None:
-    certificate = withdraw(runs / "whole", "site-2")
-    held = verify(certificate)
-    assert "No statement signed by site-2 is in it" in " ".join(held)
+def test_a_third_party_checks_the_statements_from_the_folder(runs: Path) -> None:
+    statements = withdraw(runs / "whole", "site-2")
+    assert statements is not None
+    assert (
+        "6 signed sums of 3 sites" in verify(statements)[0]
+        and "follows from settings" in verify(statements)[0]
+    )
     # another model, other sums, or what should be gone, is noticed
     kept = runs / "whole" / "statistics"
     (kept / "site-0-task-0001.safetensors").rename(runs / "aside")
     with pytest.raises(StateError, match="missing or damaged"):
-        verify(certificate)
+        verify(statements)
     (runs / "aside").rename(kept / "site-0-task-0001.safetensors")
     shutil.copy(runs / "alone" / "statistics" / "site-2-task-0001.safetensors", kept)
-    with pytest.raises(StateError, match="are still here"):
-        verify(certificate)
+    with pytest.raises(StateError, match="no statement is of these sums"):
+        verify(statements)
     (kept / "site-2-task-0001.safetensors").unlink()
     shutil.copy(runs / "alone" / "model.safetensors", runs / "whole" / "model.safetensors")
     with pytest.raises(StateError, match="is not what the sums give"):
-        verify(certificate)
+        verify(statements)
 
 
 def test_a_withdrawal_that_was_stopped_is_completed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,29 +113,13 @@ def test_two_sites_are_withdrawn_one_after_the_other(runs: Path) -> None:
     assert summary(runs / "whole")["analytic"]["withdrawn"] == ["site-0", "site-2"]
 
 
-def test_runs_on_disjoint_data_become_one(runs: Path) -> None:
-    certificate = merge(runs / "without", runs / "alone", runs / "merged")
-    whole = summary(runs / "whole")
-    assert json.loads(certificate.read_text())["says"]["sums_sha256"] == whole["analytic"]["sums_sha256"]
-    merged, model = (load_saved(runs / name / "model.safetensors").model for name in ("merged", "whole"))
-    assert merged.head.weight.equal(model.head.weight) and merged.head.bias.equal(model.head.bias)
-    assert any("8 statements of 4 sites" in line for line in verify(certificate))
-    content = json.loads(certificate.read_text())
-    found = Certificate.model_validate(content | {"runs": content["runs"][:1]})
-    certificate.write_text(found.signed_by(operator_secret(runs / "whole")).model_dump_json())
-    with pytest.raises(StateError, match="which is not the certificate's"):
-        verify(certificate)
-    with pytest.raises(ConfigError, match="site-0, site-1, site-3 took part in"):
-        merge(runs / "whole", runs / "without", runs / "twice")
-
-
 def test_a_class_that_only_the_site_held_is_named_and_never_predicted(tmp_path: Path) -> None:
     groups = {"kind": "class_subset", "classes_per_site": 1}
     run(tmp_path, "subset", data={"partition": groups, "validation_fraction": 0.0, "sites": 4})
     folder = tmp_path / "runs" / "subset"
-    certificate = json.loads(withdraw(folder, "site-1").read_text())
+    assert withdraw(folder, "site-1") is not None
     model = load_saved(folder / "model.safetensors")
-    for name in certificate["says"]["classes_removed"]:
+    for name in OpenedRun.open(folder).strategy.withdrawn["site-1"]["classes_removed"]:
         assert model.model.head.bias[model.classes.index(name)] == -1e9
 
 
@@ -208,20 +193,6 @@ def test_a_withdrawal_after_which_too_few_are_left_says_so(tmp_path: Path) -> No
     )
 
 
-def test_a_site_s_receipt_counts_where_samples_chose_the_shrinkage(tmp_path: Path) -> None:
-    said = {"data": CHOOSES, "tasks": TASKS, "strategy": {"shrinkage": "validation"}}
-    run(tmp_path, "run", **said)
-    folder = tmp_path / "runs" / "run"
-    (tmp_path / "receipt.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no receipt of `perennial site withdraw`"):
-        withdraw(folder, "site-2", receipt=tmp_path / "receipt.json")
-    assert (folder / "model.safetensors").exists(), "nothing was changed"
-    withdraw(folder, "site-2")
-    run(tmp_path, "run", resume="yes", **said)
-    held = " ".join(verify(certify(folder)))
-    assert "the withdrawal of site-2 is signed by site-2 and the operator" in held
-
-
 def test_nobody_is_left_or_the_run_has_not_finished(tmp_path: Path) -> None:
     said = {"data": CHOOSES | {"sites": 1}, "tasks": TASKS, "strategy": {"head": "auto", "shrinkage": None}}
     run(tmp_path, "one", **said)
@@ -229,15 +200,10 @@ def test_nobody_is_left_or_the_run_has_not_finished(tmp_path: Path) -> None:
         withdraw(tmp_path / "runs" / "one", "site-0")
 
 
-def test_a_run_under_masks_is_neither_withdrawn_from_nor_merged(runs: Path, tmp_path: Path) -> None:
+def test_from_a_run_under_masks_nobody_is_withdrawn(tmp_path: Path) -> None:
     secure_run(tmp_path)
-    masked = tmp_path / "runs" / "secure"
     with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
-        withdraw(masked, "site-1")
-    for pair in ((masked, runs / "without"), (runs / "without", masked)):
-        with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
-            merge(*pair, tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
+        withdraw(tmp_path / "runs" / "secure", "site-1")
 
 
 def test_a_site_that_is_in_no_task_is_refused(runs: Path) -> None:

@@ -1,0 +1,96 @@
+"""A first look at image files: their sizes, their kinds, and what of them a person has to decide."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from perennial.data.images import is_dicom
+from perennial.data.refused import masks_among
+from perennial.data.surveyed import Survey
+from perennial.data.suspicion import Suspicion, suspicious_names
+from perennial.foundation.errors import ConfigError, DataError
+
+MOST_LOOKED_AT = 200
+"""Image files of which size and kind are read."""
+
+
+def have_patients(files: Sequence[Path]) -> bool:
+    """Whether all are DICOM files, and those looked at say whose they are and are not all of one patient."""
+    if not all(map(is_dicom, files)):
+        return False
+    from perennial.data.dicom import read_patient
+
+    try:
+        return len({read_patient(path) for path in _looked_at(files)}) > 1
+    except DataError:
+        return False
+
+
+def _looked_at(files: Sequence[Path]) -> Sequence[Path]:
+    """Files from all over, at most MOST_LOOKED_AT."""
+    return files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]
+
+
+def _dicom_shape(path: Path) -> tuple[tuple[int, int], bool]:
+    from perennial.data.dicom import read_shape
+
+    return read_shape(path)
+
+
+def with_images(files: Sequence[Path], found: Survey) -> Survey:
+    """The survey with what some of the images are."""
+    from PIL import Image
+
+    sizes, modes, deepest, plain = list[tuple[int, int]](), Counter[str](), 0, list[Path]()
+    unseen, looked_at = list[Path](), _looked_at(files)
+    for path in looked_at:
+        try:
+            if is_dicom(path):
+                size, seen = _dicom_shape(path)
+                modes["dicom"] += 1
+                sizes.append(size)
+                unseen += [] if seen else [path]
+                continue
+            with Image.open(path) as image:
+                ends = np.array(image.getextrema()).reshape(-1, 2)
+                if (ends[:, 0] == ends[:, 1]).all():
+                    plain.append(path)
+                sizes.append(image.size)
+                deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
+                modes["deep" if deep else "gray" if image.mode in ("1", "L", "LA") else "colour"] += 1
+                if deep:
+                    deepest = max(deepest, int(np.asarray(image).max()))
+        except ConfigError:
+            # the library that reads DICOM files is not installed
+            raise
+        except Exception:
+            modes["unreadable"] += 1
+    questions = [*suspicious_names(found.samples)]
+    if unseen and not modes["deep"]:
+        questions.append(
+            Suspicion(
+                f"{len(unseen)} of {len(looked_at)} DICOM files that were looked at have no window of their "
+                f"own, the first {unseen[0]}: they cannot be read until data.window names the values that "
+                "become black and white; full takes all that their bits can hold",
+                "window",
+                "full",
+            )
+        )
+    if masks := masks_among(files, found.path if found.path.is_dir() else found.path.parent):
+        questions.append(
+            Suspicion(
+                f"{len(masks)} images look like masks of others, the first {masks[0]}: to find where "
+                "something lies (segmentation) is not done, and they would be images of their class; take "
+                "them out"
+            )
+        )
+    if plain:
+        questions.append(
+            Suspicion(
+                f"{len(plain)} images have one colour in all pixels, the first {plain[0]}; take them out"
+            )
+        )
+    return replace(found, sizes=tuple(sizes), modes=modes, deepest=deepest, questions=tuple(questions))

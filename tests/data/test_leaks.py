@@ -1,0 +1,126 @@
+"""Columns that are known only after the class: each is asked about, and tidy tables about nothing."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import datasets
+from typer.testing import CliRunner
+
+from perennial.cli.init import init_command
+from perennial.cli.main import app
+from perennial.data.csv_file import read_csv
+from perennial.data.leaks import is_outcome, rank_columns
+from perennial.data.survey import survey
+
+ROWS = 500
+
+
+def write(path: Path, columns: dict[str, Sequence[Any]]) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow(columns)
+        out.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def honest(
+    seed: int = 0, rows: int = ROWS
+) -> tuple[dict[str, Sequence[Any]], np.ndarray, np.random.Generator]:
+    """A table whose columns tell something of the class, and whether each row is ill."""
+    draw = np.random.default_rng(seed)
+    ill = draw.random(rows) < 0.35
+    values = {f"lab {k}": [f"{v:.2f}" for v in draw.normal(ill * 0.3 * k, 1)] for k in range(5)}
+    return {**values, "diagnosis": np.where(ill, "ill", "well").tolist()}, ill, draw
+
+
+def asked(path: Path) -> list[str]:
+    return [str(each) for each in survey(path).questions]
+
+
+def test_a_column_that_is_filled_for_the_ill_alone_is_asked_about(tmp_path: Path) -> None:
+    table, ill, draw = honest()
+    filled = np.where(ill, draw.random(ROWS) < 0.9, draw.random(ROWS) < 0.05)
+    cells = [f"{draw.normal(0, 1):.2f}" if each else "" for each in filled]
+    found = asked(write(tmp_path / "t.csv", {"biopsy score": cells, **table}))
+    assert len(found) == 1 and "'biopsy score' is filled for 'ill' and mostly empty for 'well'" in found[0]
+
+
+def test_a_column_that_is_right_in_95_of_100_rows_is_asked_about(tmp_path: Path) -> None:
+    table, ill, draw = honest()
+    code = np.where(draw.random(ROWS) < 0.95, ill, ~ill)
+    found = asked(write(tmp_path / "t.csv", {"pathway": np.where(code, "4b", "2a").tolist(), **table}))
+    assert len(found) == 1 and "'pathway' alone tells the class" in found[0]
+
+
+@pytest.mark.parametrize("kind", ["difference", "product"])
+def test_two_columns_that_tell_together_are_asked_about(tmp_path: Path, kind: str) -> None:
+    table, ill, draw = honest()
+    one = draw.normal(0, 3, ROWS)
+    size = np.where(ill, 1.0, -1.0) * (0.4 + draw.random(ROWS))
+    other = one + size if kind == "difference" else size / np.where(np.abs(one) < 0.2, 0.2, one)
+    added = {"first date": [f"{v:.3f}" for v in one], "second date": [f"{v:.3f}" for v in other]}
+    found = asked(write(tmp_path / "t.csv", {**added, **table}))
+    assert len(found) == 1 and "'first date' and 'second date' together tell" in found[0]
+
+
+def test_names_of_outcomes_are_asked_about() -> None:
+    for name in (
+        "death",
+        "d.time",
+        "discharge",
+        "slos",
+        "hospital_death",
+        "Entlassungsdatum",
+        "dischargeDate",
+    ):
+        assert is_outcome(name), name
+    for name in ("age", "dose", "closed", "total", "lossy", "time", "status", "methods", "meandeath"):
+        assert not is_outcome(name), name
+
+
+def tidy_tables() -> dict[str, dict[str, Sequence[Any]]]:
+    found: dict[str, dict[str, Sequence[Any]]] = {}
+    for name, load in (
+        ("iris", datasets.load_iris),
+        ("wine", datasets.load_wine),
+        ("breast", datasets.load_breast_cancer),
+    ):
+        bunch: Any = load()
+        order = np.random.default_rng(0).permutation(len(bunch.target))
+        columns = {str(c): bunch.data[order, i].tolist() for i, c in enumerate(bunch.feature_names)}
+        found[name] = columns | {"label": bunch.target_names[bunch.target[order]].tolist()}
+    for seed in range(3):
+        found[f"honest {seed}"] = honest(seed)[0]
+    table, ill, draw = honest(7, 900)
+    # hospital C treats the ill and measures no troponin: over all rows it is missing for them
+    site = np.where(
+        draw.random(900) < np.where(ill, 0.8, 0.1), "C", np.where(draw.random(900) < 0.5, "A", "B")
+    )
+    troponin = ["" if s == "C" else f"{v:.2f}" for s, v in zip(site, draw.normal(ill, 1, 900), strict=True)]
+    found["a hospital that measures less"] = {"troponin": troponin, "hospital": site.tolist(), **table}
+    few, _, draw = honest(8, 200)
+    found["half empty"] = few | {"crp": [f"{v:.1f}" if draw.random() < 0.5 else "" for v in range(200)]}
+    return found
+
+
+@pytest.mark.parametrize("name", list(tidy_tables()))
+def test_a_tidy_table_is_asked_about_nothing(tmp_path: Path, name: str) -> None:
+    assert asked(write(tmp_path / "t.csv", tidy_tables()[name])) == []
+
+
+def test_check_ranks_all_columns(tmp_path: Path) -> None:
+    table, ill, _ = honest()
+    path = write(tmp_path / "t.csv", {"filled": ["1" if each else "" for each in ill], **table})
+    names = [name for name in table if name != "diagnosis"]
+    ranked = rank_columns(read_csv(path), "diagnosis", dict.fromkeys(["filled", *names], "numeric"))
+    assert [told.name for told in ranked][:2] == ["lab 4", "lab 3"]
+    assert next(told.filled for told in ranked if told.name == "filled") == {"ill": 1.0, "well": 0.0}
+    init_command(path, tmp_path / "out", "", ask=lambda question, allowed: "no")
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "out" / "experiment.yaml")])
+    assert done.exit_code == 0, done.output
+    assert "columns by how well each alone tells the class" in done.output and "lab 4 0." in done.output
+    assert "filled for ill 100 %, well 0 %" in done.output
