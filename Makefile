@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-containers bench peers docs lint clean
+.PHONY: install demo test test-slow test-flower test-containers bench peers docs lint clean
 
 # Compiled code is kept in one folder, also where the environment says to keep none: collecting the tests takes
 # less than half the time, and processes that tests start compile nothing.
@@ -37,6 +37,20 @@ bench: install
 peers: install
 	$(BIN)/python -m benchmarks.peers
 
+# A second environment, with the newest Flower that is supported.
+.venv-142/installed: pyproject.toml constraints.txt
+	@test -x .venv-142/bin/python || $$(command -v $(PYTHON) || command -v python3) -m venv .venv-142
+	grep -vE '^(flwr|cryptography|grpcio)' constraints.txt > .venv-142/constraints.txt
+	.venv-142/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-142/constraints.txt \
+		'flwr==1.42.*' -e '.[dev]'
+	@touch $@
+
+# Real processes on both versions of Flower: the same model as in process, and what outsiders reach.
+test-flower: install .venv-142/installed
+	for bin in $(BIN) .venv-142/bin; do \
+		$$bin/python -m pytest -n 0 tests/deploy/test_deployment.py tests/deploy/test_warm.py \
+			tests/redteam/test_gateway.py || exit 1; done
+
 .venv/installed-docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
@@ -51,4 +65,4 @@ lint: install
 	$(BIN)/pyright
 
 clean:
-	rm -rf .venv runs build *.egg-info
+	rm -rf .venv .venv-142 runs build *.egg-info

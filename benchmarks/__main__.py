@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from benchmarks.cost import cost
-from benchmarks.grid import run_table
+from benchmarks.grid import finished, run_table
 from benchmarks.kept_features import kept_features
 from benchmarks.table import table_called, tables
 from perennial.foundation.errors import ConfigError, PerennialError
@@ -26,7 +25,6 @@ def bench(
     ] = "cpu",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
-    estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
     only: Annotated[str, typer.Option(help="run the rows whose labels contain this")] = "",
     keep: Annotated[
         Path | None, typer.Option(help="keep run folders here; what was stopped goes on there")
@@ -40,13 +38,11 @@ def bench(
     folder = results or (CHECKOUT if CHECKOUT.is_dir() else Path("results"))
     for name in names:
         table = table_called(name)
-        if table.scale == "paper" and scale != "paper" and not estimate:
+        if table.scale == "paper" and scale != "paper":
             raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
         with kept_features() if table.features_once else nullcontext():
-            expected = cost(table, folder / f"{name}.jsonl", device)
-            typer.echo(f"{name}: {expected.sentence(workers)}")
-            if estimate:
-                continue
+            missing = table.planned - len(finished(table, folder / f"{name}.jsonl"))
+            typer.echo(f"{name}: {missing} runs are missing")
             run_table(
                 name,
                 table,

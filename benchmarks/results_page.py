@@ -31,7 +31,7 @@ Each table has a page of its own in `benchmarks/results/` with its figures, cont
 from the runs beside it; this page lists them with the verdict on each claim.
 `python -m benchmarks.results_page` writes all of them again, and a test keeps them together with
 the runs.
-`python -m benchmarks TABLE` runs what a table lacks (`--estimate` says how long that takes),
+`python -m benchmarks TABLE` runs what a table lacks,
 `python -m benchmarks` lists the tables.
 
 Accuracies in per cent: mean over seeds and half the width of its 95 % t-interval. A claim is tested on the
@@ -69,8 +69,7 @@ Experiments as published, as far as the papers say what they did: `experiments/*
 leave open or get wrong is on each method's page. Figures: the better row against the worse, then the mean of
 the paired differences in points with its interval, widened for the number of claims. Where a claim was taken
 off, the interval is its own. All figures are of small sizes; "not judged" says what a verdict would take.
-`python -m benchmarks NAME --scale paper` starts a table of a paper's size, which wants a GPU;
-`--estimate` says what it will take.
+`python -m benchmarks NAME --scale paper` starts a table of a paper's size, which wants a GPU.
 """
 
 

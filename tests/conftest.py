@@ -2,8 +2,44 @@
 
 import os
 from collections.abc import Iterator
+from types import CodeType, FunctionType
 
 import pytest
+
+WHOLE_RUNS = {"run_in_process", "attacked_run", "run_table"}
+"""Functions that run a whole experiment."""
+DEPTH = 3
+"""Calls among functions of the tests that are followed."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that runs an experiment for each of many cases, the first is fast and the others slow."""
+    seen: set[tuple[str, FunctionType]] = set()
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            function = getattr(item.function, "__func__", item.function)
+            key = (item.nodeid.partition("[")[0], function)
+            if key in seen and runs_an_experiment(function):
+                item.add_marker(pytest.mark.slow)
+            seen.add(key)
+
+
+def runs_an_experiment(function: FunctionType, depth: int = DEPTH) -> bool:
+    """Whether a function, or one of the tests' own functions that it names, runs a whole experiment."""
+    names = set(_names_of(function.__code__))
+    if names & WHOLE_RUNS:
+        return True
+    called = (function.__globals__.get(name) for name in names)
+    ours = (one for one in called if isinstance(one, FunctionType) and one.__module__.startswith("tests."))
+    return depth > 0 and any(runs_an_experiment(one, depth - 1) for one in ours)
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_of(inner)
 
 
 @pytest.fixture(autouse=True, scope="session")

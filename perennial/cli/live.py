@@ -1,5 +1,6 @@
 """The live display of a run: a table that fills as tasks and rounds pass, or plain lines."""
 
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +15,16 @@ from perennial.config.experiment import Experiment
 from perennial.config.presets import describe_learner
 from perennial.server.pauses import PAUSES, pause_in_words
 
+LONGEST_LINE = 10_000
+"""Characters of a line of a log."""
+
 
 class LiveDisplay:
     """Shows one row for each task, from the events of the journal."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self._console = Console()
+        # a log that is piped into a file has no width: its lines are whole
+        self._console = Console() if sys.stdout.isatty() else Console(width=LONGEST_LINE)
         self._name = experiment.name
         self._learner = describe_learner(experiment) if experiment.strategy.trains else ""
         self._rows: list[dict[str, str]] = []

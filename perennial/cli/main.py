@@ -15,7 +15,7 @@ from perennial.cli.export import export_command
 from perennial.cli.pages import serve
 from perennial.cli.plugins_option import WithPlugins
 from perennial.cli.predict import predict_command
-from perennial.cli.privacy import attack_command, audit_command, epsilon_command, ledger_command
+from perennial.cli.privacy import attack_command, epsilon_command, ledger_command
 from perennial.cli.site import app as site
 from perennial.cli.steering import pause_run, resume_run, stop_run
 from perennial.cli.weights import weights
@@ -255,7 +255,6 @@ app.command("predict", cls=WithPlugins)(predict_command)
 app.command("export", cls=WithPlugins)(export_command)
 app.command("epsilon", cls=WithPlugins)(epsilon_command)
 app.command("ledger")(ledger_command)
-app.command("audit", cls=WithPlugins)(audit_command)
 app.command("attack", cls=WithPlugins)(attack_command)
 
 
@@ -267,7 +266,11 @@ def compare(
     """Table and plot over runs: mean and deviation over seeds."""
     from perennial.server.report.compare import compare as compare_runs
 
-    typer.echo(compare_runs(runs, output))
+    finished = [folder for folder in runs if (folder / "summary.json").exists()]
+    for folder in runs if finished else ():
+        if folder not in finished:
+            typer.echo(f"left out: {folder} holds no finished run", err=True)
+    typer.echo(compare_runs(finished or runs, output))
 
 
 app.command(cls=WithPlugins)(evaluate)

@@ -67,8 +67,10 @@ def _listen(app: "ASGIApp", host: str, port: int) -> None:
     """Answer until interrupted. Raises StateError if the address is taken or not of this machine."""
     from perennial.live.serving import web_server
 
-    typer.echo(f"pages: http://{host}:{port}/")
+    def tell() -> None:
+        typer.echo(f"pages: http://{host}:{port}/")
+
     try:
-        web_server(app, host, port).run()
+        web_server(app, host, port, tell).run()
     except OSError as error:
         raise StateError(f"pages: cannot listen on {host}:{port}: {error.strerror or error}") from error

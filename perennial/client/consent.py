@@ -13,6 +13,7 @@ from pathlib import Path
 
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file, size_of
+from perennial.foundation.plain import PlainObject
 
 PAUSED, WITHDRAWN = "paused.json", "withdrawn.json"
 HEX = set("0123456789abcdef")
@@ -73,7 +74,7 @@ def withdraw(state_dir: Path, run: str) -> int:
     return size
 
 
-def _read(path: Path) -> dict[str, object]:
+def _read(path: Path) -> PlainObject:
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

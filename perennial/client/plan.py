@@ -4,7 +4,6 @@ A deployed site answers that and nothing else. The bounds are per task and round
 a crash, how many runs there may be, and how many evaluations in all, the policy says.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.strategies import asks_of, nested
 from perennial.data.registry import Registry
 from perennial.foundation.errors import PolicyRefusal
+from perennial.foundation.plain import PlainObject, read_object
 from perennial.protocol.measurements import asked
 from perennial.protocol.messages import (
     CompareHeadsRequest,
@@ -264,11 +264,8 @@ def questions_of(request: Stamp) -> int:
     return max(len(request.heads["bias"]) if "bias" in request.heads else 1, 1)
 
 
-def _content(settings: str) -> dict[str, Any]:
+def _content(settings: str) -> PlainObject:
     try:
-        content = json.loads(settings)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise PolicyRefusal(f"settings: found {settings!r:.60}, allowed a JSON object")
-    return content
+        return read_object(settings)
+    except ValueError:
+        raise PolicyRefusal(f"settings: found {settings!r:.60}, allowed a JSON object") from None

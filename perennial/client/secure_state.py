@@ -20,6 +20,7 @@ from perennial.client.quota import Quota
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.foundation.plain import Plain
 from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Attempt, require
@@ -191,7 +192,7 @@ class SecureState:
         except (ValueError, LookupError, TypeError) as error:
             raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error
 
-    def _read(self, name: str, default: Any) -> Any:
+    def _read(self, name: str, default: Plain) -> Plain:
         path = self.folder / f"{name}.json"
         if not path.exists():
             return default

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perennial.client.quota import Quota
 from perennial.foundation.errors import RecordGone, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.foundation.plain import PlainObject
 from perennial.foundation.tensor_file import pieces
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _read(path: Path, part: Callable[[Any], Part]) -> Part:
         raise StateError(f"{path}: damaged or cut short ({error}); {START_WITHOUT}") from error
 
 
-def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _facts(path: Path, metadata: Mapping[str, str]) -> PlainObject:
     try:
         facts = json.loads(metadata["facts"])
     except (KeyError, ValueError, RecursionError) as error:

@@ -9,7 +9,6 @@ device and threads, of which a site uses none.
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -19,6 +18,7 @@ from perennial.config.run import RunSettings
 from perennial.config.yaml_file import parse_yaml
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError, shown
+from perennial.foundation.plain import PlainObject
 
 
 class Approval(Block):
@@ -42,7 +42,7 @@ class Approval(Block):
         return f"{self.experiment[:16]}-{self.bundle[:16] or 'installed'}.json"
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> PlainObject:
         """The document's content."""
         return parse_yaml(self.document, self.name) if self.document else {}
 

@@ -31,6 +31,7 @@ from perennial.data.config import DataConfig
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.plain import Plain
 from perennial.foundation.plugins import with_names
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.models.feature_maps.config import size_to_read
@@ -51,6 +52,7 @@ class StrategySpec(BaseModel):
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Plain] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
     name: str
 
     @property
@@ -148,6 +150,9 @@ class Experiment(Block):
     @model_validator(mode="before")
     @classmethod
     def _files_are_read_for_the_maps(cls, content: Any) -> Any:
+        if isinstance(content, dict) and isinstance(content.get("model"), str):
+            # a network by its name alone; here, so that a plug-in's name is looked up after it
+            content = {**content, "model": name_only(content["model"])}
         return _read_for_maps(content)
 
     @model_validator(mode="before")

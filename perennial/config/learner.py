@@ -2,7 +2,7 @@
 
 import operator
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, model_validator
 
@@ -10,6 +10,7 @@ from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.plain import Plain
 
 CLASSIFICATIONS = (
     *("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"),
@@ -62,7 +63,7 @@ class Classification(FiniteBlock):
     """task_temperatures: what logits of old and of new classes are divided by."""
     weights: tuple[PositiveFloat, PositiveFloat] = Field(default=KIND_WEIGHTS, exclude_if=KIND_WEIGHTS.__eq__)
     """task_temperatures: of the mean loss over samples of old and of new classes."""
-    options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
+    options: dict[str, Plain] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a loss that is a plug-in: the keywords of its constructor."""
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ import codecs
 import operator
 import re
 from functools import partial
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
@@ -14,6 +14,7 @@ from perennial.data.partition_config import PartitionConfig
 from perennial.data.source_kinds import SOURCES, SourceKind, kind_of
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import nearest
+from perennial.foundation.plain import Plain
 from perennial.foundation.plugins import is_target, known
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]
@@ -52,6 +53,10 @@ MOST_SITES = 10_000
 def _source(name: str) -> str:
     if name not in SOURCES and not is_target(name):
         allowed = known("source", SOURCES)
+        if name.lower() in get_args(DatasetName):
+            raise ValueError(
+                f"allowed: {', '.join(allowed)}; for this one, torchvision with dataset: {name.lower()}"
+            )
         raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
     return name
 
@@ -239,7 +244,7 @@ class DataConfig(FiniteBlock):
     samples_limit: Cap | None = None
     test_limit: Cap | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
-    options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
+    options: dict[str, Plain] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a source that is a plug-in: the keywords of its function after the first two."""
 
     @property

@@ -117,13 +117,30 @@ class Source:
     fill: Tensor | None = None
 
     @staticmethod
-    def of(x: Any, y: Any, **arrays: Any) -> "Arrays":
-        """Arrays in memory as the data of run().
+    def of(x: Any, y: Any = None, *, test: Any = None, **arrays: Any) -> "Arrays":
+        """Data in memory as the data of run().
 
-        x: (N, D) numbers, or uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W). y: (N,) integers or names.
-        arrays: site and patient, (N,); classes and site_names; x_test, y_test, site_test, patient_test.
+        Args:
+            x: (N, D) numbers, or uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W); or, without y, a
+                dataset of samples and labels, as data/datasets.py takes them.
+            y: (N,) integers or names.
+            test: a dataset of the official test split, where x is one.
+            arrays: site and patient, (N,); classes and site_names; x_test, y_test, site_test, patient_test.
+
+        Raises:
+            DataError: names what was found and what is taken.
         """
-        return Arrays({"x": x, "y": y, **arrays})
+        if y is not None:
+            if test is not None:
+                raise DataError("Source.of: test goes with a dataset; with arrays give x_test and y_test")
+            return Arrays({"x": x, "y": y, **arrays})
+        from perennial.data.datasets import arrays_of
+
+        found = arrays_of(x)
+        if test is not None:
+            held = arrays_of(test)
+            found |= {"x_test": held["x"], "y_test": held["y"]}
+        return Arrays({**found, **arrays})
 
 
 @dataclass(frozen=True, eq=False)

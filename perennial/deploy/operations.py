@@ -4,7 +4,6 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from perennial.deploy.application import Application, read_application, stage_application
 from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owner
@@ -13,6 +12,7 @@ from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import one_at_a_time, replace_file
+from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import using
 from perennial.server.control import (
     clear_request,
@@ -237,7 +237,7 @@ def flower_runs(folder: OperatorFolder) -> dict[str, FlowerRun]:
     return {run["run-id"]: FlowerRun(run["status"], run.get("fab-hash", "")) for run in listed}
 
 
-def progress(folder: OperatorFolder, name: str) -> dict[str, Any]:
+def progress(folder: OperatorFolder, name: str) -> PlainObject:
     """The last event of a run's journal, or {} before the first."""
     path = folder.state / "runs" / name / "events.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []

@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from perennial.deploy import stock
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder
 from perennial.deploy.processes import supervise
 from perennial.foundation.errors import StateError
+from perennial.foundation.plain import PlainObject
 
 CONNECTION = "federation"
 """Name of the connection in Flower's config.toml."""
@@ -76,7 +76,7 @@ def flwr(folder: OperatorFolder, *arguments: str) -> str:
     return done.stdout
 
 
-def flwr_json(folder: OperatorFolder, *arguments: str) -> dict[str, Any]:
+def flwr_json(folder: OperatorFolder, *arguments: str) -> PlainObject:
     """Run one `flwr` command with `--format json`, as flwr() does; returns the parsed answer.
 
     Raises StateError when the command fails, its answer is no JSON, or the answer reports a failure.

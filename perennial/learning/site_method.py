@@ -6,7 +6,6 @@ approved experiment names, and no others; a request can only set what a half rea
 Symbols: P floats of the model, T of them trained, B batch size.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -19,6 +18,7 @@ from perennial.config.learner import LearnerConfig
 from perennial.config.strategies import STRATEGIES, asks_of, nested
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.plain import read_object
 from perennial.learning.classification import Batch
 from perennial.learning.objective import Extra
 from perennial.models.flat import FlatParameters
@@ -210,11 +210,9 @@ def part_of_settings(request: TrainRequest, key: str, kind: type[Part] | TypeAda
         ProtocolError: the settings are no JSON object, or a value is not allowed; it names the key.
     """
     try:
-        settings: Any = json.loads(request.settings)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"TrainRequest: settings: not JSON ({error})") from error
-    if not isinstance(settings, dict):
-        raise ProtocolError(f"TrainRequest: settings: found {settings!r:.60}, allowed a JSON object")
+        settings = read_object(request.settings)
+    except ValueError as error:
+        raise ProtocolError(f"TrainRequest: settings: {error}") from error
     if key not in settings:
         return None
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)

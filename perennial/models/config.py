@@ -1,12 +1,13 @@
 """The `model` block of an experiment."""
 
 import operator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from perennial.foundation.block import Block
 from perennial.foundation.errors import nearest
+from perennial.foundation.plain import Plain
 from perennial.foundation.plugins import is_target, known
 from perennial.models.feature_maps.config import (
     ChoiceConfig,
@@ -90,7 +91,7 @@ class ModelConfig(Block):
         default="all", exclude_if=lambda value: value == "all"
     )
     """pretrained: how many of its last blocks learn on; 0: the head alone. What is frozen never travels."""
-    options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
+    options: dict[str, Plain] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a network that is a plug-in: the keywords of its constructor after the input shape."""
 
     @property

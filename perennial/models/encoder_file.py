@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import replace_file
+from perennial.foundation.plain import PlainObject, read_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,9 @@ def read_content(path: Path) -> bytes:
     """The safetensors bytes of an encoder's file, .json or not. Raises ConfigError when it cannot be read."""
     try:
         content = path.read_bytes()
-        return base64.b64decode(json.loads(content)["safetensors"]) if path.suffix == TEXT_SUFFIX else content
+        return (
+            base64.b64decode(read_object(content)["safetensors"]) if path.suffix == TEXT_SUFFIX else content
+        )
     except OSError as error:
         raise ConfigError(f"{KEY}: {path}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -56,14 +59,13 @@ def content_of(path: Path, sha256: str) -> bytes:
     return content
 
 
-def about_of(content: bytes) -> dict[str, Any]:
+def about_of(content: bytes) -> PlainObject:
     """The metadata that write_autoencoder put into a file's content; {} if there is none."""
     length = int.from_bytes(content[:8], "little")
     try:
-        about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][ABOUT])
+        return read_object(read_object(content[8 : 8 + length])["__metadata__"][ABOUT])
     except (ValueError, KeyError, TypeError):
         return {}
-    return about if isinstance(about, dict) else {}
 
 
 def read_autoencoder(path: Path, sha256: str, input_shape: tuple[int, ...]) -> "dict[str, Tensor]":

@@ -5,19 +5,66 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from perennial.foundation.errors import StateError, nearest
+from perennial.foundation.errors import StateError, nearest, shown
 from perennial.foundation.files import replace_file
+from perennial.foundation.plain import PlainObject, read_object
 from perennial.foundation.tensor_file import pieces
 from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD, over_features
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, load_complete
+
+
+class _Stored(BaseModel):
+    """A JSON object of a model file's metadata; later releases may have written further keys."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _StoredInputs(_Stored):
+    shape: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field(min_length=1, max_length=3)
+    stored: Literal["uint8", "float32"] | None = None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    columns: dict[str, str | list[str]] | None = None
+    fill: tuple[float, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_for_each(self) -> "_StoredInputs":
+        lengths = {len(values) for values in (self.mean, self.std, self.fill) if values is not None}
+        if lengths != {self.shape[0]}:
+            raise ValueError(f"mean, std: found {sorted(lengths)} values, allowed {self.shape[0]}")
+        return self
+
+
+class _StoredConfidence(_Stored):
+    temperature: float | None = None
+    coverage: float | None = None
+    thresholds: tuple[float | None, ...] | None = None
+    void: str = ""
+    points: dict[str, tuple[float, float]] = Field(default_factory=dict)
+
+
+class _StoredDigests(_Stored):
+    encoder: EncoderConfig = EncoderConfig()
+
+
+class _StoredSettings(_Stored):
+    """What of an experiment decides the layers of its model."""
+
+    model: ModelConfig
+    seed: int = Field(ge=0)
+    digests: _StoredDigests | None = None
+
+
+_CLASSES: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
 
 GLOBAL_MODEL = "model.safetensors"
 """In a run's folder."""
@@ -59,13 +106,14 @@ class Inputs:
         }
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> "Inputs":
-        """The inverse of to_json. Raises KeyError on a missing key."""
+    def from_json(cls, content: PlainObject) -> "Inputs":
+        """The inverse of to_json. Raises ValueError naming the key that is missing or wrong."""
+        found = _StoredInputs.model_validate(content)
         # files from before the key was written: of all sources, only generated ones held images as floats
-        stored = found.get("stored", "uint8" if len(found["shape"]) == 3 else "float32")
-        mean, std = (torch.tensor(found[key], dtype=torch.float32) for key in ("mean", "std"))
-        fill = torch.tensor(found["fill"], dtype=torch.float32) if "fill" in found else None
-        return cls(tuple(found["shape"]), stored, mean, std, found["columns"], fill)
+        stored = found.stored or ("uint8" if len(found.shape) == 3 else "float32")
+        mean, std = (torch.tensor(values, dtype=torch.float32) for values in (found.mean, found.std))
+        fill = None if found.fill is None else torch.tensor(found.fill, dtype=torch.float32)
+        return cls(found.shape, stored, mean, std, found.columns, fill)
 
 
 @dataclass(frozen=True)
@@ -86,15 +134,16 @@ class Confidence:
     points: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Confidence":
-        """Build it from a mapping of the fields; missing ones are unknown."""
-        thresholds = found.get("thresholds")
+    def from_json(cls, content: PlainObject) -> "Confidence":
+        """Build it from the fields; missing ones are unknown. Raises ValueError for a wrong one."""
+        found = _StoredConfidence.model_validate(content)
+        thresholds = found.thresholds
         return cls(
-            found.get("temperature"),
-            found.get("coverage"),
-            None if thresholds is None else tuple(-math.inf if t is None else float(t) for t in thresholds),
-            found.get("void", ""),
-            {name: (float(asked), float(least)) for name, (asked, least) in found.get("points", {}).items()},
+            found.temperature,
+            found.coverage,
+            None if thresholds is None else tuple(-math.inf if t is None else t for t in thresholds),
+            found.void,
+            found.points,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -120,7 +169,7 @@ class SavedModel:
     model: IncrementalModel
     classes: tuple[str, ...]
     inputs: Inputs
-    settings: dict[str, Any]
+    settings: PlainObject
     class_means: Tensor | None = None
     confidence: Confidence = Confidence()
 
@@ -171,16 +220,17 @@ def load_saved(path: Path) -> SavedModel:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        settings = json.loads(metadata["experiment"])
-        classes = tuple(json.loads(metadata["classes"]))
-        inputs = Inputs.from_json(json.loads(metadata["inputs"]))
-        confidence = Confidence.from_json(json.loads(metadata.get("confidence", "{}")))
+        settings = read_object(metadata["experiment"])
+        found = _StoredSettings.model_validate(settings)
+        classes = _CLASSES.validate_json(metadata["classes"])
+        inputs = Inputs.from_json(read_object(metadata["inputs"]))
+        confidence = Confidence.from_json(read_object(metadata.get("confidence", "{}")))
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise StateError(f"{path}: missing, damaged or not the model of a finished run ({error})") from error
-    config = ModelConfig.model_validate(settings["model"])
-    encoder = EncoderConfig.model_validate((settings.get("digests") or {}).get("encoder", {}))
+        said = shown(str(error), 500)
+        raise StateError(f"{path}: missing, damaged or not the model of a finished run ({said})") from error
+    encoder = (found.digests or _StoredDigests()).encoder
     model = build_model(
-        config, inputs.shape, len(classes), settings["seed"], encoder.layout, with_weights=False
+        found.model, inputs.shape, len(classes), found.seed, encoder.layout, with_weights=False
     )
     means = None
     for name, more in ((CLASS_MEANS, 0), (GAUSSIAN_HEAD, 1)):

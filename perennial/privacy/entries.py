@@ -7,7 +7,6 @@ from typing import Any, Literal, Self, get_args
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig, Unit
-from perennial.privacy.protection import effective_multiplier
 
 Relation = Literal["add_remove", "replace"]
 Mechanism = Literal["gaussian", "discrete_gaussian", "stated", "unprotected"]
@@ -105,6 +104,9 @@ class Entry:
         sent["kind"] = "update"
         if privacy.mode == "none" or privacy.noise_multiplier is None:
             return cls(**sent, unit="site", relation="replace", mechanism="unprotected")
+        # it imports PyTorch, for which no command that reads a ledger or a status should wait
+        from perennial.privacy.protection import effective_multiplier
+
         once = privacy.mode != "sample"
         return cls(
             **sent,

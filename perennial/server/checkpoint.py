@@ -14,14 +14,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from perennial.foundation.disk_writes import DiskWrites
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import StateError, shown
 from perennial.foundation.files import replace_file
+from perennial.foundation.plain import Plain, PlainObject, read_object, require_plain
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256
 from perennial.server.journal import Journal
@@ -33,6 +35,11 @@ LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"
 DAMAGED = "damaged.safetensors"
 SCHEMA = 4
+_PROGRESS = TypeAdapter(Progress)
+if TYPE_CHECKING:
+    StrategyState = dict[str, Any]
+else:
+    StrategyState = dict[str, Tensor | Plain]
 CLASS_MEANS = "class_means"
 
 
@@ -40,7 +47,7 @@ class Standing(NamedTuple):
     """The part of a checkpoint about model and strategy, in the order of Checkpoint's last fields."""
 
     arrays: Mapping[str, Tensor]
-    strategy: dict[str, Any]
+    strategy: StrategyState
     class_means: Tensor | None
 
 
@@ -53,9 +60,9 @@ class Checkpoint:
     """
 
     progress: Progress
-    experiment: dict[str, Any]
+    experiment: PlainObject
     arrays: Mapping[str, Tensor]
-    strategy: dict[str, Any]
+    strategy: StrategyState
     class_means: Tensor | None = None
 
 
@@ -234,7 +241,7 @@ def _failure_named(path: Path) -> Iterator[None]:
 def _read(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["facts"])
+            facts = read_object((file.metadata() or {})["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise StateError(f"{path}: damaged or cut short ({error})") from error
@@ -249,11 +256,16 @@ def _read(path: Path) -> Checkpoint:
     def group(prefix: str) -> dict[str, Tensor]:
         return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
+    try:
+        progress = _PROGRESS.validate_python(facts["progress"])
+        experiment, strategy = require_plain(facts["experiment"]), require_plain(facts["strategy"])
+    except (KeyError, ValueError) as error:
+        raise StateError(f"{path}: damaged: {shown(str(error), 500)}") from error
     return Checkpoint(
-        Progress(**facts["progress"]),
-        facts["experiment"],
+        progress,
+        experiment,
         group("model/"),
-        {**facts["strategy"], **group("strategy/")},
+        {**strategy, **group("strategy/")},
         tensors.get(CLASS_MEANS),
     )
 

@@ -16,7 +16,6 @@ from typing import Literal, cast
 
 from perennial.foundation.errors import StateError, shown
 from perennial.foundation.files import make_folder, replace_file
-from perennial.protocol.stamp import SPLIT_KEY
 
 CONTROL = ".control"
 """Folder beside the run folders: whoever may write a request need not be able to write a run."""
@@ -52,6 +51,9 @@ def pinned_split_key(run: Path) -> str:
     path = split_key_path(run)
     if not path.exists():
         return ""
+    # it imports Flower, for which no other command of this module should wait
+    from perennial.protocol.stamp import SPLIT_KEY
+
     key = path.read_text(encoding="utf-8").strip()
     if not re.fullmatch(f"[0-9a-f]{{{SPLIT_KEY}}}", key):
         raise StateError(f"{path}: found {shown(repr(key), 80)}, allowed {SPLIT_KEY} hexadecimal digits")

@@ -17,6 +17,7 @@ from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.running_bounds import RunningBounds
+from perennial.strategies.secure.masked_round import MaskedRound
 
 
 class Rounds:
@@ -83,8 +84,8 @@ class Rounds:
             missing=self._attendance.missing(sites),
             refusing=self._attendance.roster.barred(),
         )
-        outcome = strategy.train_round(
-            self._grid,
+        outcome = self._train(
+            strategy,
             RoundRequest(
                 stamp=position.stamp(number),
                 arrays=position.model.arrays,
@@ -116,6 +117,13 @@ class Rounds:
             running.round_done(outcome.participants.values())
         return outcome
 
+    def _train(self, strategy: IncrementalStrategy, request: RoundRequest) -> RoundOutcome:
+        """Train one round; under `secure` in one of which the server sees the sum of the updates alone."""
+        sums, mean = strategy.run.sums if strategy.attached else None, strategy.find(FedAvg)
+        if sums is None or mean is None:
+            return strategy.train_round(self._grid, request)
+        return MaskedRound(sums, strategy.run.judge).train_round(mean, self._grid, request)
+
     @property
     def bounds_met(self) -> dict[str, dict[str, int]]:
         """site -> in how many rounds its update met a bound that follows from earlier rounds, by bound."""
@@ -129,8 +137,7 @@ class Rounds:
     def _question(self, number: int) -> str:
         """What the sites are asked in a round, by its content; '' where it is not the global model alone."""
         base, kind = IncrementalStrategy, type(self._strategy)
-        # FedAvg has a round of its own under `secure` alone
-        plain = kind.train_round in (base.train_round, FedAvg.train_round) and kind.requests == base.requests
+        plain = kind.train_round == base.train_round and kind.requests == base.requests
         if self._experiment.secure is not None or not (plain or self._position.in_pretraining):
             return ""
         position, norm = self._position, self.central.sent_clip_norm if self.central else None

@@ -33,6 +33,7 @@ from typing import Any
 from perennial.data.registry import Registry
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import StateError
+from perennial.foundation.plain import PlainObject
 
 
 class State(StrEnum):
@@ -64,7 +65,7 @@ class Progress:
     run: str
     split_key: str = ""
     """By which sites divide their own data; hexadecimal, drawn once."""
-    plan: dict[str, Any] = field(default_factory=dict)
+    plan: PlainObject = field(default_factory=dict)
     """Class order, boundaries of tasks and rounds of each, from the start to the end; {} before `planned`."""
     task: int = 1
     round: int = 0
@@ -73,18 +74,18 @@ class Progress:
     """SHA-256 of the complete model at the end of the task before."""
     holders: list[str] = field(default_factory=list)
     """Sites known to hold that model."""
-    inputs: dict[str, Any] = field(default_factory=dict)
+    inputs: PlainObject = field(default_factory=dict)
     """How data reach the model: shape, scale, constants and columns, as the run found them."""
-    history: dict[str, Any] = field(default_factory=dict)
-    privacy: dict[str, Any] = field(default_factory=dict)
+    history: PlainObject = field(default_factory=dict)
+    privacy: PlainObject = field(default_factory=dict)
     """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
     secret: str = ""
     """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
     passed: int = 0
     """Rounds of the schedule that early stopping left out."""
-    stopping: dict[str, Any] = field(default_factory=dict)
+    stopping: PlainObject = field(default_factory=dict)
     """State of the rule by which the current task is stopped."""
-    bounds: dict[str, Any] = field(default_factory=dict)
+    bounds: PlainObject = field(default_factory=dict)
     """Medians of the latest rounds, from which bounds on the next one's updates follow."""
     cohort: int = 1
     """Sites that train in one pass."""

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.secure.masked_round import MaskedRound
 from perennial.strategies.sums.exact_sum import ExactSum
 
 
@@ -42,12 +39,6 @@ class FedAvg(IncrementalStrategy):
     def aggregator(self, ctx: RoundContext) -> Aggregator:
         return WeightedMean(ctx, self)
 
-    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """Run one exchange; under `secure`, one in which the server sees the sum alone."""
-        if self.attached and self.run.sums is not None:
-            return MaskedRound(self.run.sums, self.run.judge).train_round(self, grid, request)
-        return super().train_round(grid, request)
-
     def weight(self, reply: Admitted) -> float:
         """The weight of one update; weights are divided by their sum."""
         return 1.0 if self.fixed_weights else float(reply.num_examples)
@@ -57,7 +48,7 @@ class FedAvg(IncrementalStrategy):
         return 1.0 if self.fixed_weights else float(request.bounds.max_samples)
 
     def take_sum(self, ctx: RoundContext, total: Arrays, weight: float) -> dict[str, Tensor]:
-        """The new global model from an opened sum, under `secure`.
+        """The new global model from a sum of all updates that was made elsewhere.
 
         total: sum of the weighted updates, float64.
         weight: sum of their weights.

@@ -48,17 +48,6 @@ def test_a_table_at_the_papers_size_waits_to_be_asked(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_a_table_at_the_papers_size_tells_its_cost(tmp_path: Path) -> None:
-    name = "tricon_sf_ham10000_paper"
-    missing = Path(FOUND[name].rows[0].load(1).data.path or "")
-    if not missing.exists():
-        pytest.skip(f"needs {missing.name}")
-    told = CliRunner().invoke(app, [name, "--results", str(tmp_path), "--estimate"])
-    assert f"{len(jobs(FOUND[name]))} runs, about" in told.output
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_claim_is_one_line_over_its_tables_and_one_taken_off_says_what_it_would_take() -> None:
     claim = Claim("parts help (table 4)", "with", "without", "accuracy")
     runs = [

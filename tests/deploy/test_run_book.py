@@ -1,6 +1,8 @@
 """A submit whose answer is lost leaves no run that nobody sees or can stop."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,3 +132,9 @@ def test_the_superlinks_own_list_is_taken_once_it_is_newer_than_the_last_command
         assert flower_runs(operator) == {}, "asked of Flower, because the file is older than the command"
     finally:
         operations.FRESH = fresh
+
+
+def test_the_status_is_told_without_pytorch_and_the_shortest_commands_without_flower() -> None:
+    for module, absent in (("perennial.cli.deployment_status", "torch"), ("perennial.cli.steering", "flwr")):
+        command = [sys.executable, "-c", f"import sys, {module}; sys.exit({absent!r} in sys.modules)"]
+        assert subprocess.run(command, check=False).returncode == 0, (module, absent)

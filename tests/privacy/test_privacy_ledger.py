@@ -4,8 +4,7 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -18,6 +17,7 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
 from tests.budgets import budget_for
+from tests.forks import run_code, started_code
 
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 
@@ -158,13 +158,7 @@ for sent in range(3):
 
 
 def test_kill_between_charge_and_send_leaves_the_charge(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    run = run_code(KILLED, str(tmp_path))
     assert run.returncode == -signal.SIGKILL
     sent = len(run.stdout.splitlines())
     assert sent == 2
@@ -190,14 +184,11 @@ while True:
 def test_kill_at_any_moment_never_under_counts(tmp_path: Path) -> None:
     left = 0
     for kills, read in enumerate((3, 8), start=1):
-        with subprocess.Popen(
-            [sys.executable, "-c", REPEATED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            for _ in range(read):
-                process.stdout.readline()
+        with started_code(REPEATED, str(tmp_path)) as process:
+            while len(process.read_lines()) < read:
+                time.sleep(0.001)
             process.kill()
-            left += read + len(process.stdout.read().splitlines())
+            left += len(process.read_lines())
         # each kill may fall between a charge and the line that says that it left
         assert left <= len(Ledger(tmp_path).entries()) <= left + kills
 
@@ -285,9 +276,8 @@ except StateError as error:
 
 
 def test_full_disk_stops_the_release(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
-    )
+    run = run_code(FULL, str(tmp_path))
+    assert run.returncode == 0, run.stderr
     *left, message = run.stdout.splitlines()
     assert "must not leave" in message
     assert len(left) >= 1

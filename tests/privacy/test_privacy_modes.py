@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +33,7 @@ from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
+from tests.forks import run_code
 from tests.rounds import begun, context
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,7 +187,7 @@ def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> 
 def test_a_round_repeated_after_a_kill_is_answered_and_charged_once(tmp_path: Path) -> None:
     path = write(tmp_path, privacy=CENTRAL | {"noise_source": "secure"})
     runs = tmp_path / "runs"
-    killed = subprocess.run([sys.executable, "-c", KILLED, path, str(runs)], cwd=ROOT, check=False)
+    killed = run_code(KILLED, path, str(runs))
     assert killed.returncode == -9
     summary: dict[str, Any] = run_in_process(RunSettings(path, runs=str(runs), resume="yes"))
     assert charged(tmp_path) == {f"site-{k}": 4 for k in range(4)}

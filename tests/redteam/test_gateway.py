@@ -20,10 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
-from perennial.deploy.gateway import FLEET, LIST_RUNS, PULL, Gateway, listed_runs
+from perennial.deploy.gateway import FLEET, LIST_RUNS, PULL, Gateway
 from perennial.deploy.keys import make_node_key, public_line
 from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 from perennial.deploy.stock import check_admission, signed_headers, speaks_http
+from perennial.deploy.wire import listed_runs
 from perennial.foundation.errors import StateError
 
 NAMES = ("graz", "linz", "wels")

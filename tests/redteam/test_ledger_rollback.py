@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -20,6 +18,7 @@ from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.ledger_tip import MOST_GUARANTEES, Tip, TipPosition, commitment, with_one_more
 from tests.budgets import budget_for
+from tests.forks import run_code
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 Attack = Callable[[Ledger, bytes], object]
@@ -284,8 +283,7 @@ def test_a_kill_between_the_writes_neither_locks_the_site_nor_gives_budget_back(
 ) -> None:
     ledger = Ledger(tmp_path / "state", tmp_path / "tip")
     ledger.charge(update())
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(moment)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    run = run_code(KILLED, str(tmp_path), str(moment))
     assert run.returncode == -9 and "left" not in run.stdout
     assert ledger.cost(1e-5).releases == 2
     ledger.charge(update())

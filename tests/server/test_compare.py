@@ -137,9 +137,16 @@ def test_runs_that_measured_nothing_come_last(tmp_path: Path) -> None:
     assert "No run measured its final accuracy." in Page(tmp_path / "compare.html").text
 
 
-def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
+def test_a_run_made_again_is_shown_once(tmp_path: Path) -> None:
     (first,) = seeds(tmp_path / "one", "small", {1: 0.5})
     (again,) = seeds(tmp_path / "two", "small", {1: 0.5})
+    (row,) = compare([first, again], tmp_path).rows
+    assert [*row.runs] == [1]
+
+
+def test_the_same_seed_twice_with_other_results_is_refused(tmp_path: Path) -> None:
+    (first,) = seeds(tmp_path / "one", "small", {1: 0.5})
+    (again,) = seeds(tmp_path / "two", "small", {1: 0.6})
     with pytest.raises(StateError, match=r"two.*seed 1 is also in .*one"):
         compare([first, again], tmp_path)
 

@@ -1,8 +1,6 @@
 """kill -9 of a running federation around the moment in which a release leaves: no ledger under-counts."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.ledger import Ledger
+from tests.forks import run_code
 
 ROOT = Path(__file__).resolve().parents[2]
 SITES, ROUNDS, KILLED_AT = 3, 2, 5
@@ -70,8 +69,7 @@ def test_a_kill_between(window: str, tmp_path: Path) -> None:
     """site: charged, and the reply has not left. server: the reply is there, and nobody has taken note."""
     path, runs = tmp_path / "experiment.yaml", tmp_path / "runs"
     path.write_text(yaml.safe_dump(EXPERIMENT))
-    command = [sys.executable, "-c", KILLED, str(path), str(runs), window, str(KILLED_AT)]
-    killed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    killed = run_code(KILLED, str(path), str(runs), window, str(KILLED_AT))
     assert killed.returncode == -signal.SIGKILL
     names = [f"site-{number}" for number in range(SITES)]
     left = {name: killed.stdout.split().count(name) for name in names}

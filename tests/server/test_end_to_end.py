@@ -1,8 +1,6 @@
 """Whole small runs in process: the same bits every time, after a kill, and going on with new classes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
 from perennial.server.summary import hashes_of
+from tests.forks import run_code
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -61,10 +60,8 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     ):
         runs = tmp_path / f"killed-{number}"
         arguments = [experiment, str(runs), event, key, str(value)]
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, check=False
-        )
-        assert killed.returncode == -9, killed.stderr.decode()
+        killed = run_code(KILLED, *arguments)
+        assert killed.returncode == -9, killed.stderr
         resumed = run_in_process(RunSettings(experiment, runs=str(runs), resume="yes"))
         assert hashes_of(resumed) == hashes_of(whole), f"killed at {event} {value}"
         events = [json.loads(line) for line in (runs / "small" / "events.jsonl").read_text().splitlines()]

@@ -1,9 +1,6 @@
 """Whole small runs of a ring: the same bits after a kill between two hops, with workers, and beside
 FedAvg."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from safetensors.torch import load_file
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
+from tests.forks import run_code
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {
@@ -79,14 +77,8 @@ def test_a_run_that_was_killed_inside_a_round_resumes_to_the_same_bits(tmp_path:
     whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
     for hops in (2, 9, 17):
         runs = tmp_path / f"killed-{hops}"
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLED, experiment, str(runs), str(hops)],
-            cwd=ROOT,
-            capture_output=True,
-            check=False,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        assert killed.returncode == -9, killed.stderr.decode()
+        killed = run_code(KILLED, experiment, str(runs), str(hops))
+        assert killed.returncode == -9, killed.stderr
         resumed = run_in_process(RunSettings(experiment, runs=str(runs), resume="yes"))
         assert without_times(resumed) == without_times(whole), f"killed after {hops} hops"
 

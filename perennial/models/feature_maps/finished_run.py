@@ -5,13 +5,13 @@ import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.plain import PlainObject, read_object
 from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD
 from perennial.models.feature_maps.config import ModelMapConfig, RunLayout
 from perennial.models.feature_maps.weights import known_content, tensors_in
@@ -42,7 +42,7 @@ class FinishedRun(nn.Module):
         self.requires_grad_(False)
 
 
-def layout_of(path: Path) -> dict[str, Any]:
+def layout_of(path: Path) -> PlainObject:
     """The layout of a finished run's network, read from its model file: the keys of RunLayout.
 
     Raises ConfigError naming the file if it is no such file, or its model cannot serve as a map.
@@ -50,8 +50,8 @@ def layout_of(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-        settings = json.loads(metadata["experiment"])
-        inputs, classes = json.loads(metadata["inputs"]), json.loads(metadata["classes"])
+        settings, inputs = read_object(metadata["experiment"]), read_object(metadata["inputs"])
+        classes = json.loads(metadata["classes"])
         if settings["model"]["name"] == "features":
             raise ConfigError(
                 f"model.features: {path}: a run on fixed maps, which learnt no features; allowed: its maps"
@@ -113,7 +113,7 @@ def _tensors_of(file: str | None, sha256: str) -> dict[str, Tensor]:
     return {name: found for name, found in tensors.items() if name not in (CLASS_MEANS, GAUSSIAN_HEAD)}
 
 
-def written_down(features: dict[str, Any]) -> None:
+def written_down(features: PlainObject) -> None:
     """Add a file's hash and layout to a map's keys if missing. Raises ConfigError if it cannot be used."""
     path = Path(features["file"])
     if features.get("sha256") is None:

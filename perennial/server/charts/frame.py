@@ -172,13 +172,17 @@ def drawing(width: int, height: int, parts: Sequence[str], words: str) -> Markup
     )
 
 
+LONGEST_KEY = 160
+"""Characters of an entry of a legend, which may be set in several lines."""
+
+
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:
     """A legend of (shapes in a box of 22 x 10, words) entries; '' for a single entry."""
     if len(entries) < 2:
         return Markup("")
     keys = "".join(
         f'<li><svg class="key" viewBox="0 0 22 10" aria-hidden="true">{shapes}</svg>'
-        f"{escape(label(words, 48))}</li>"
+        f"{escape(label(words, LONGEST_KEY))}</li>"
         for shapes, words in entries
     )
     return Markup(f'<ul class="legend">{keys}</ul>')

@@ -101,7 +101,7 @@ def _curves(rows: Sequence[Row]) -> Picture:
             [(task, spread.mean) for task, spread in enumerate(row.over_tasks, 1)],
             [f"{spread} %" for spread in row.over_tasks],
             band=[
-                (task, spread.mean - spread.deviation, spread.mean + spread.deviation)
+                (task, max(0.0, spread.mean - spread.deviation), min(1.0, spread.mean + spread.deviation))
                 for task, spread in enumerate(row.over_tasks, 1)
                 if spread.mean is not None and spread.deviation is not None
             ],

@@ -214,6 +214,9 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
             title = f"{name} ({settings})" if settings else name
             for run in group:
                 if twin := by_seed.get(run.summary.seed):
+                    same = "model_sha256", "final_accuracy", "accuracy_matrix"
+                    if all(getattr(twin.summary, key) == getattr(run.summary, key) for key in same):
+                        continue  # the run was made again, and came to the same
                     raise StateError(
                         f"{run.folder}: experiment {title!r} with seed {run.summary.seed} is also in "
                         f"{twin.folder}; compare one of them, or a run with another seed"

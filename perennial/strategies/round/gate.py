@@ -4,7 +4,6 @@ A reply that does not pass is dropped, counted and named, and never reaches the 
 the rest.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from flwr.app import Message
 from torch import Tensor
 
 from perennial.foundation.errors import REASON, ProtocolError, shown
+from perennial.foundation.plain import Plain, PlainObject, read_object
 from perennial.protocol.fields import arrays_of, read_kind
 from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stack import Stack
@@ -35,7 +35,7 @@ class Admitted:
     base_round: int = 0
     """Round of the model that the site started from."""
     method: Mapping[str, Tensor] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Plain] = field(default_factory=dict)
     within_clip_norm: bool | None = None
     notes: tuple[str, ...] = ()
     """What was changed of it on its way in, for the journal."""
@@ -198,14 +198,11 @@ class Gate:
         return norm
 
 
-def _parsed(metrics: str) -> dict[str, Any]:
+def _parsed(metrics: str) -> PlainObject:
     try:
-        content = json.loads(metrics)
-    except (ValueError, RecursionError) as error:
-        raise Rejected(f"metrics: not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise Rejected("metrics: not a JSON object")
-    return content
+        return read_object(metrics)
+    except ValueError as error:
+        raise Rejected(f"metrics: no JSON object: {error}") from error
 
 
 def _checked_examples(value: Any) -> int:

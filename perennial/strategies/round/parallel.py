@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from flwr.app import Message
 
@@ -21,11 +21,21 @@ from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.sums.update_file import UpdateFile
 
-if TYPE_CHECKING:
-    from perennial.strategies.base import IncrementalStrategy
+
+class TakesReplies(Protocol):
+    """What a round needs of a strategy."""
+
+    traits: Traits
+    exchange: Exchange
+
+    def prepare_round(self, ctx: RoundContext) -> None: ...
+
+    def aggregator(self, ctx: RoundContext) -> Aggregator: ...
+
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]: ...
 
 
-def parallel_round(strategy: "IncrementalStrategy", ctx: RoundContext) -> RoundOutcome:
+def parallel_round(strategy: TakesReplies, ctx: RoundContext) -> RoundOutcome:
     """Send a round's requests, aggregate the replies, and return the context's outcome."""
     start = time.monotonic()
     request, outcome, exchange = ctx.request, ctx.outcome, strategy.exchange

@@ -7,7 +7,7 @@ server checks the sum.
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
@@ -18,14 +18,12 @@ from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
+from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.round.run_context import Judge
 from perennial.strategies.secure.masked_sums import MaskedSums
-
-if TYPE_CHECKING:
-    from perennial.strategies.fedavg import FedAvg
 
 JUDGED = 2_000
 MOST_HALVINGS = 6
@@ -42,7 +40,7 @@ class MaskedRound:
 
     def train_round(
         self,
-        strategy: "FedAvg",
+        strategy: FedAvg,
         grid: Grid,
         request: RoundRequest,
     ) -> RoundOutcome:

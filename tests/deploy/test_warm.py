@@ -1,0 +1,72 @@
+"""A command of Flower runs in a fork of a warm process, and whoever is not its user gets nothing of it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perennial.deploy.warm import RESTART, SOCKET, write_stand_in
+from tests.live_pages import until
+
+SCRIPT = "flwr-clientapp"
+
+
+@pytest.fixture
+def warm(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-m", "perennial.deploy.warm", str(tmp_path / "warm"), SCRIPT, "json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    until((tmp_path / "warm").exists, 120)
+    write_stand_in(tmp_path / "bin", SCRIPT)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def call(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    environment = os.environ | {
+        SOCKET: str(folder / "warm"),
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    }
+    return subprocess.Popen(
+        [SCRIPT, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def test_the_script_runs_with_the_callers_words_and_output(
+    tmp_path: Path, warm: "subprocess.Popen[bytes]"
+) -> None:
+    said, _ = call(tmp_path, "--help").communicate(timeout=60)
+    assert b"usage: flwr-clientapp" in said and b"--token" in said
+    said, _ = call(tmp_path, "--nothing-of-that-name").communicate(timeout=60)
+    assert b"usage" in said and warm.poll() is None, "a command that fails ends nothing else"
+    assert (tmp_path / "warm").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_killed_app_ends_the_warm_process_so_that_all_starts_again(
+    tmp_path: Path, warm: "subprocess.Popen[bytes]"
+) -> None:
+    # it waits for a SuperNode that is not there
+    call(tmp_path, "--insecure", "--token", "x", "--runtime-api-address", "127.0.0.1:9")
+    children = Path(f"/proc/{warm.pid}/task/{warm.pid}/children")
+    (child,) = until(lambda: children.read_text().split(), 60)
+    os.kill(int(child), signal.SIGKILL)
+    assert warm.wait(60) == RESTART
+
+
+def test_a_request_without_streams_starts_nothing(tmp_path: Path, warm: "subprocess.Popen[bytes]") -> None:
+    for data in (b"{}", b"", b"no JSON"):
+        with socket.socket(socket.AF_UNIX) as there:
+            there.connect(str(tmp_path / "warm"))
+            there.send(data or b" ")
+            there.settimeout(30)
+            assert there.recv(1) == b""
+    time.sleep(0.2)
+    assert warm.poll() is None
+    said, _ = call(tmp_path, "--help").communicate(timeout=60)
+    assert b"usage" in said
