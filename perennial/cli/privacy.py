@@ -1,7 +1,5 @@
-"""perennial epsilon, perennial ledger, perennial audit and perennial attack."""
+"""perennial epsilon, perennial ledger and perennial attack."""
 
-import json
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -109,52 +107,3 @@ def attack_command(
         for image in entry.get("images", []):
             console.print(f"picture: {run / image}", markup=False, soft_wrap=True)
     console.print(f"report: {run / 'report.html'}", markup=False, soft_wrap=True)
-
-
-def audit_command(
-    experiment: Annotated[Path, typer.Argument(help="experiment.yaml whose privacy block is audited")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
-    canaries: Annotated[
-        int, typer.Option(min=10, help="records, patients or sites that are in or out")
-    ] = 200,
-    others: Annotated[
-        int, typer.Option(min=2, help="other records of a canary's class, in mode sample")
-    ] = 20,
-    results: Annotated[Path | None, typer.Option(help="file of JSON lines to add the figures to")] = None,
-) -> None:
-    """Compare the claimed epsilon with a lower bound that one run with worst-case records proves."""
-    from rich.console import Console
-
-    from perennial.config.experiment import load_experiment
-    from perennial.engine.dp_audit import audit_experiment
-
-    audit = audit_experiment(load_experiment(experiment, overrides or []), canaries, others)
-    found = audit.found
-    Console(highlight=False, markup=False).print(
-        f"claim: epsilon {audit.claim:.4g} for one {audit.unit} at delta {found.delta:g} "
-        f"(mode {audit.mode})\n"
-        f"floor: epsilon {found.epsilon_floor:.4g} at {found.confidence:.0%} confidence, from one run with "
-        f"{found.canaries} canaries: {found.right} of {found.guesses} guesses right; so many cannot refute a "
-        f"claim above {found.refutable:.4g}\n"
-        f"estimate: mu {audit.mu.mu:.3g} (95 % interval {audit.mu.low:.3g} to {audit.mu.high:.3g}), the "
-        f"claim is worth {audit.mu.claimed:.3g}; it assumes scores that are normal with one variance\n"
-        f"white box: {audit.watched} releases watched; {len(audit.objections)} objections to their noise, "
-        "clip, sampling and charges",
-        soft_wrap=True,
-    )
-    if results is not None:
-        line = {
-            "experiment": experiment.stem,
-            "settings": overrides or [],
-            "mode": audit.mode,
-            "unit": audit.unit,
-            "claim": audit.claim if math.isfinite(audit.claim) else None,
-            **vars(found),
-            "mu": {key: value for key, value in vars(audit.mu).items() if math.isfinite(value)},
-            "watched": audit.watched,
-            "objections": list(audit.objections),
-        }
-        with results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    if audit.contradictions:
-        raise PrivacyError("; ".join(audit.contradictions))

@@ -16,7 +16,6 @@ from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, WordSo
 from perennial.privacy.entries import Entry
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
-from perennial.privacy.witness import Seen, tell, watched
 from perennial.protocol.messages import TrainReply, TrainRequest
 
 POLICY_METRICS = frozenset({"digests"})
@@ -148,6 +147,4 @@ def _clip(site: Site, request: TrainRequest, update: Tensor) -> bool | None:
     bound = request.clip_norm or privacy.clip_norm
     assert bound is not None
     within = clip(update, bound) <= bound
-    if watched():
-        tell(Seen("clip", largest=(float(update.double().norm()),)))
     return within if adaptive else None

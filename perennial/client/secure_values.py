@@ -15,7 +15,6 @@ from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Member, Subject
-from perennial.privacy.witness import Seen, tell, watched
 from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Maskable
@@ -108,12 +107,7 @@ def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
         raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
     words = layout.encode(reply.update, weight, reply.within_clip_norm)
     if layout.noise is not None:
-        before = words.copy() if watched() else None
         layout.noise.add(
             words, word_source(site, "dp-noise", request.round), counts_within=layout.counts_within
         )
-        if before is not None:
-            values = (words - before)[: len(words) - 1 - layout.counts_within]
-            noise = values.view(np.int64 if words.dtype == np.uint64 else np.int32) * layout.noise.step
-            tell(Seen("share", noise, place=f"round {request.round}"))
     return words

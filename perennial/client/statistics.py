@@ -29,9 +29,8 @@ from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statis
 from perennial.learning.feature_bank import bank_of
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.models.feature_maps.fixed import FixedFeatures
-from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums
+from perennial.privacy.noised_sums import add_noise_to_sums
 from perennial.privacy.secure.masks import Words
-from perennial.privacy.witness import Seen, tell, watched
 from perennial.protocol.messages import (
     ClassCountsReply,
     ClassCountsRequest,
@@ -161,11 +160,6 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics, chosen: 
         radius_squared=RADIUS_SQUARED,
     )
     entry = charges.sums(site.experiment, request.run, request.of_task)
-    if watched():
-        claimed = SumsNoise.of(multiplier, sums.width, privacy.blocks, RADIUS_SQUARED)
-        noise = (rows - sums.sums).flatten() / claimed.sums, (counts - sums.counts * STEPS) / claimed.counts
-        values, members = torch.cat(noise).double().numpy() / STEPS, tuple(chosen.rows.tolist())
-        tell(Seen("statistics", values, place=entry.run, part=f"{site.name}/{entry.part}", members=members))
     charge_entry(site, entry, chosen)
     noised = Tensors(gram=gram, sums=rows, counts=counts)
     state.put(name, 0, noised, {"features": request.features})

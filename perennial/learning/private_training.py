@@ -30,7 +30,6 @@ from perennial.models.incremental import IncrementalModel
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import NoiseSource
 from perennial.privacy.sample_level import Losses, PrivateGradient, poisson_batches
-from perennial.privacy.witness import Seen, tell, watched
 
 
 def train_privately(
@@ -92,8 +91,6 @@ def train_privately(
     ):
         units = len(data) if data.patients is None else len(data.patients.unique())
         for drawn_units in poisson_batches(units, privacy.sample_rate, steps, source):
-            if watched():
-                tell(Seen("batch", batch=len(drawn_units), units=units))
             batch, patients = _samples_of(data, drawn_units)
             if neighbours is not None:
                 drawn = neighbours.records(len(data))

@@ -13,7 +13,7 @@ import os
 from typing import Protocol
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 LARGEST_STD = 1 << 24
@@ -34,14 +34,19 @@ class WordSource(Protocol):
 class SecureWords:
     """Random words from the operating system's secure source, stretched by AES-256 in counter mode.
 
-    The key lives as long as this object.
+    Each call has a key of its own, so that a process that was forked repeats nothing of its parent's.
     """
 
-    def __init__(self) -> None:
-        self._cipher = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
-
     def words(self, count: int) -> NDArray[np.uint64]:
-        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype=np.uint64)
+        return np.frombuffer(new_stream().update(bytes(8 * count)), dtype=np.uint64)
+
+
+def new_stream() -> CipherContext:
+    """A keystream under a fresh key from the system: the one place from which secure noise is drawn.
+
+    Use it for one call and keep it nowhere: a copy in a forked process would give the same stream again.
+    """
+    return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
 
 
 class SeededWords:

@@ -13,7 +13,6 @@ Holohan and Braghin 2021 (arXiv 2107.10138, section 5.1, n = 2, as in Opacus's s
 """
 
 import math
-import os
 from typing import Literal, Protocol
 
 import numpy as np
@@ -77,9 +76,9 @@ class _Words:
 
     def __init__(self, most: int) -> None:
         """most: numbers in one draw."""
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+        from perennial.privacy.discrete_gaussian import new_stream
 
-        self._cipher = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+        self._cipher = new_stream()
         self._zeros = memoryview(bytes(8 * most))
         # the cipher asks for room for one block more than it writes
         room = bytearray(8 * most + 16)

@@ -7,7 +7,6 @@ from perennial.privacy.clipping import clip
 from perennial.privacy.config import Mode
 from perennial.privacy.noise import NoiseSource, add_noise
 from perennial.privacy.shared_noise_cost import LEAST_STD, MOST_SITES, shared_multiplier
-from perennial.privacy.witness import Seen, tell, watched
 
 
 def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, source: NoiseSource) -> None:
@@ -25,10 +24,7 @@ def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, so
         raise PrivacyError(f"noise multiplier is {noise_multiplier}; allowed: 0 or more")
     clip(vector, clip_norm)
     std = noise_multiplier * clip_norm
-    before = vector.double() if watched() else None
     add_noise(vector, std, source)
-    if before is not None:
-        tell(Seen("update", (vector.double() - before).cpu().numpy(), (float(before.norm()),)))
 
 
 def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight: float) -> float:

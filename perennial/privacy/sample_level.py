@@ -24,10 +24,7 @@ from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import NoiseSource, add_noise
-from perennial.privacy.witness import Seen, tell, watched
 
-LOOKED_AT = 2
-"""Units of a batch whose contributions an audit looks at one by one."""
 Losses = Callable[[Tensor], Tensor]
 """(indices,) int64 in a batch -> (indices,) losses."""
 
@@ -132,12 +129,8 @@ class PrivateGradient:
         vector = torch.zeros(sum(sizes), device=self._parameters[0].device)
         try:
             self._forget_gradients()
-            alone = self._alone(vector, batch, losses, patients) if watched() else ()
             loss = self._add_parts(vector, batch, losses, patients)
-            before = vector.double() if watched() else None
             add_noise(vector, self._noise_multiplier * self._clip_norm, self._source)
-            if before is not None:
-                tell(Seen("step", (vector.double() - before).cpu().numpy(), alone))
             vector /= self._expected_batch
         finally:
             self._forget_gradients()
@@ -149,22 +142,6 @@ class PrivateGradient:
             else:
                 parameter.grad.copy_(part.view_as(parameter))
         return loss / batch if batch else torch.full_like(loss, math.nan)
-
-    def _alone(
-        self, vector: Tensor, batch: int, losses: Losses, patients: Tensor | None
-    ) -> tuple[float, ...]:
-        """Lengths of what the first units of a batch add to its sum, each by itself: for an audit."""
-        found = []
-        for first in range(min(batch, LOOKED_AT)):
-            rows = (
-                torch.tensor([first]) if patients is None else (patients == patients[first]).nonzero()[:, 0]
-            )
-            own = torch.zeros_like(vector)
-            of_rows = None if patients is None else patients[rows]
-            self._add_parts(own, len(rows), lambda places, rows=rows: losses(rows[places]), of_rows)
-            found.append(float(own.norm()))
-            self._forget_gradients()
-        return tuple(found)
 
     def clipped_norms(self, batch: int, losses: Losses) -> Tensor:
         """(B,) L2 norms of the samples' clipped gradients: how far each sample moves the sum.

@@ -7,7 +7,6 @@ a crash draws fresh noise, and is counted as one more release (server/releases.p
 from collections.abc import Mapping
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
 from perennial.privacy.protection import central_noise_std
-from perennial.privacy.witness import Seen, tell, watched
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
@@ -179,8 +177,4 @@ def noised(arrays: Mapping[str, Tensor], std: float, source: NoiseSource) -> dic
         result[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         if tensor.is_floating_point():
             add_noise(result[name].view(-1), std, source)
-    if watched():
-        pairs = [(result[name], tensor) for name, tensor in arrays.items() if tensor.is_floating_point()]
-        differences = [(after.double() - before.double()).flatten().cpu().numpy() for after, before in pairs]
-        tell(Seen("sum", np.concatenate(differences)))
     return result

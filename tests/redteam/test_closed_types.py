@@ -59,7 +59,6 @@ RAW = {
     "config/yaml_file.py:read_yaml": "a mapping that `validate` makes a typed model of",
     "config/yaml_file.py:parse_yaml": "likewise",
     "config/yaml_file.py:_parsed": "likewise",
-    "deploy/fork_server.py:ForkServer._app_server": "starts a process of the installed package",
 }
 """Functions that hand plain values on to what types them."""
 LEAVES = (
@@ -114,7 +113,7 @@ def faults(hint: Any, where: str, seen: set[Any]) -> Iterator[str]:
         if hint is not Plain:
             yield from faults(hint.__value__, where, seen)
         return
-    if isinstance(hint, typing.TypeVar) or hint is typing.Self:
+    if isinstance(hint, typing.TypeVar) or hint in (typing.Self, typing.NoReturn):
         # the caller's own class, which stands among ROOTS or the messages
         return
     if hint in (Any, object, typing.Callable, type) or isinstance(hint, str):
