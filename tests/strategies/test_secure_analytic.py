@@ -18,7 +18,6 @@ from perennial.learning.analytic.statistics import PRODUCT
 from perennial.models.feature_maps.ball import GRID
 from perennial.privacy.discrete_gaussian import SecureWords
 from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
-from perennial.server.certification import merge
 from perennial.server.withdrawal import withdraw
 from tests.distinguishing import audit
 from tests.privacy.test_shared_noise import exact_epsilon
@@ -167,15 +166,10 @@ def test_what_does_not_go_under_masks_is_refused(
         load_experiment(path)
 
 
-def test_no_site_is_taken_out_of_masked_sums_and_no_run_is_joined_to_them(tmp_path: Path) -> None:
+def test_no_site_is_taken_out_of_masked_sums(tmp_path: Path) -> None:
     run(tmp_path, "masked", **SMALL, secure=SECURE)
-    run(tmp_path, "clear", **SMALL)
-    masked, clear = tmp_path / "runs" / "masked", tmp_path / "runs" / "clear"
     with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
-        withdraw(masked, "site-1")
-    for pair in ((masked, clear), (clear, masked)):
-        with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
-            merge(*pair, tmp_path / "merged")
+        withdraw(tmp_path / "runs" / "masked", "site-1")
 
 
 # noise that the sites share
