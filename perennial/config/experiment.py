@@ -150,6 +150,9 @@ class Experiment(Block):
     @model_validator(mode="before")
     @classmethod
     def _files_are_read_for_the_maps(cls, content: Any) -> Any:
+        if isinstance(content, dict) and isinstance(content.get("model"), str):
+            # a network by its name alone; here, so that a plug-in's name is looked up after it
+            content = {**content, "model": name_only(content["model"])}
         return _read_for_maps(content)
 
     @model_validator(mode="before")

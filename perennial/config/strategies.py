@@ -31,6 +31,7 @@ STRATEGIES = {
     "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
 }
 REMOVED = {
+    "fedprox": "use fedavg with learner.correction: {name: fedprox, mu: 0.01}",
     **dict.fromkeys(
         ("bucketing", "centred_clipping", "geometric_median", "krum", "trimmed_mean"),
         "use median (docs/robustness.md)",

@@ -221,14 +221,38 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
     found = fault.get("input")
     if fault["type"] == "extra_forbidden":
         allowed = sorted(_fields_at(model, location[:-1]))
-        close = nearest(shown(str(location[-1])), allowed)
+        close = _elsewhere(model, location) or nearest(shown(str(location[-1])), allowed)
         return f"unknown key {key!r}{close}; allowed here: {', '.join(allowed)}"
     if fault["type"] == "missing":
         return f"key {key!r} is missing"
     message = shown(fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "), 2_000)
+    if fault["type"] == "model_type":
+        message = "allowed a block of keys"
     if isinstance(found, dict | BaseModel):
         return f"{key}: {message}" if location else message
     return f"{key}: found {shown(repr(found))}; {message[0].lower()}{message[1:]}"
+
+
+KNOWN_ELSEWHERE = {
+    "clients": "data.sites",
+    "num_clients": "data.sites",
+    "epsilon": "privacy.noise_multiplier, from which epsilon follows; `perennial init --epsilon` chooses it",
+    "local_epochs": "learner.epochs",
+    "num_rounds": "tasks.rounds",
+}
+"""Words of other libraries for settings: word -> the key that has it here."""
+
+
+def _elsewhere(model: type[BaseModel], location: list[Any]) -> str:
+    """Where a key belongs that was written a block too high, or in another library's words; '' if nowhere."""
+    key = str(location[-1])
+    if key in KNOWN_ELSEWHERE:
+        return f" (here: {KNOWN_ELSEWHERE[key]})"
+    above = ".".join(str(part) for part in location[:-1])
+    for block in sorted(_fields_at(model, location[:-1])):
+        if key in _fields_at(model, [*location[:-1], block]) - _fields_at(model, location[:-1]):
+            return f" (it belongs to {above}.{block})".replace("to .", "to ")
+    return ""
 
 
 def _fields_at(model: type[BaseModel], location: list[Any]) -> set[str]:

@@ -53,6 +53,10 @@ MOST_SITES = 10_000
 def _source(name: str) -> str:
     if name not in SOURCES and not is_target(name):
         allowed = known("source", SOURCES)
+        if name.lower() in get_args(DatasetName):
+            raise ValueError(
+                f"allowed: {', '.join(allowed)}; for this one, torchvision with dataset: {name.lower()}"
+            )
         raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
     return name
 

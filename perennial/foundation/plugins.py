@@ -253,8 +253,8 @@ def load(kind: Kind, name: str, where: str) -> Any:
         raise ConfigError(f"{where}: {target!r} cannot be imported ({error})") from error
     except AttributeError as error:
         raise ConfigError(f"{where}: {target!r} is not there ({error})") from None
-    if not (inspect.isclass(made) or inspect.isfunction(made)):
-        raise ConfigError(f"{where}: {target} is no class or function")
+    if not (inspect.isclass(made) or inspect.isfunction(made)) or _top(made.__module__) != _top(target):
+        raise ConfigError(f"{where}: {target} is no class or function of package {_top(target)} itself")
     return made
 
 
@@ -262,11 +262,16 @@ def _from_folder(target: str, folders: Iterable[Path], where: str) -> Any:
     """A class or function that a module of a folder defines itself."""
     path, (name, _, attribute) = _module_in(folders, target), target.partition(":")
     assert path is not None
+    # before anything is imported: a module of this name that was there already comes first
+    found = find_spec(_top(target))
+    places = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
+    if not any(
+        Path(place).resolve().is_relative_to(folder) for place in places if place for folder in folders
+    ):
+        raise ConfigError(f"{where}: {path} has the name of a module that is there already; rename it")
     module = importlib.import_module(name)
     if module.__file__ is None or not path.samefile(module.__file__):
-        raise ConfigError(
-            f"{where}: {path} has the name of a module that is there already ({module.__file__}); rename it"
-        )
+        raise ConfigError(f"{where}: {path} is not the module {name}, which is {module.__file__}; rename it")
     own = {
         key: value
         for key, value in vars(module).items()

@@ -25,7 +25,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
     if name in STRATEGIES:
         strategy = plugins.load_ours(STRATEGIES[name])
     elif name in REMOVED:
-        raise ConfigError(f"{where}.name: found {name!r}, which is gone; {REMOVED[name]}")
+        raise ConfigError(f"{where}.name: found {name!r}, which is no strategy here; {REMOVED[name]}")
     elif plugins.target_of("strategy", name) is None:
         raise plugins.refuse_unknown("strategy", name, STRATEGIES, f"{where}.name")
     else:

@@ -15,6 +15,7 @@ from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
 from perennial.config.presets import describe_learner
 from perennial.config.run import APP_ROOT
 from perennial.foundation.errors import ConfigError
+from perennial.strategies.factory import build_strategy
 
 CONTENT: dict[str, Any] = {
     "name": "merged",
@@ -129,3 +130,28 @@ def test_check_takes_settings_and_says_what_differs(
     path.write_text(yaml.safe_dump(CONTENT))
     app(["check", str(path), "--set", "learner.optimizer.lr=0.01"], standalone_mode=False)
     assert "learner: default with optimizer.lr 0.01; written out:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("data.clients=5", r"unknown key 'data\.clients' \(here: data\.sites\)"),
+        ("clients=5", r"unknown key 'clients' \(here: data\.sites\)"),
+        ("data.source=cifar10", "for this one, torchvision with dataset: cifar10"),
+        ("privacy.epsilon=2", "here: privacy.noise_multiplier, from which epsilon follows"),
+        ("learner.lr=0.1", r"unknown key 'learner\.lr' \(it belongs to learner\.optimizer\)"),
+        ("model=3", "model: found 3; allowed a block of keys"),
+    ],
+)
+def test_words_of_other_libraries_are_answered_with_ours(setting: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(CONTENT))
+    with pytest.raises(ConfigError, match=words):
+        load_experiment(path, [setting])
+
+
+def test_a_network_may_be_given_by_its_name_and_fedprox_is_explained(tmp_path: Path) -> None:
+    named = Experiment.of(**CONTENT | {"model": "mlp"})
+    assert named == Experiment.of(**CONTENT | {"model": {"name": "mlp"}})
+    with pytest.raises(ConfigError, match=r"found 'fedprox'.*use fedavg with learner\.correction"):
+        build_strategy("fedprox", {})

@@ -114,7 +114,7 @@ def faults(hint: Any, where: str, seen: set[Any]) -> Iterator[str]:
         if hint is not Plain:
             yield from faults(hint.__value__, where, seen)
         return
-    if isinstance(hint, typing.TypeVar) or hint is typing.Self:
+    if isinstance(hint, typing.TypeVar) or hint in (typing.Self, typing.NoReturn):
         # the caller's own class, which stands among ROOTS or the messages
         return
     if hint in (Any, object, typing.Callable, type) or isinstance(hint, str):

@@ -201,13 +201,13 @@ def read_checkpoint(folder: Path, content: Any) -> None:
 def at(hospital: Hospital) -> Callable[[Path, Any], None]:
     def send(_: Path, content: Any) -> None:
         fields = {**content["fields"], **{key: json.dumps(value) for key, value in content["json"].items()}}
+        set_task_identity()
         try:
             message = Message(RecordDict({"fields": ConfigRecord(fields)}), 1, content["type"])
         except (TypeError, ValueError):
             # Flower itself carries no such thing
             return
         context = Context(1, 1, {"site": str(hospital.site_file)}, RecordDict(), content["run_config"])
-        set_task_identity()
         client_app(message, context)
 
     return send
@@ -349,7 +349,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Document]]:
     sys.addaudithook(_watch)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        hospital = Hospital(tmp_path_factory.mktemp("hospital"), POLICIES["open"])
+        hospital = Hospital(tmp_path_factory.mktemp("hospital"), POLICIES["defaults"])
         yield documents(hospital)
 
 

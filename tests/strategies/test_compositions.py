@@ -200,7 +200,7 @@ def test_clusters_and_feddig_do_not_go_into_feddig(inner: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "base",
     ["serial_ring", CLUSTERS | {"base": "fedavg"}],
-    ids=["GLFC", "ring", "clusters", "FedDig on GLFC"],
+    ids=["ring", "clusters"],
 )
 def test_a_base_that_serves_all_sites_at_once_does_not_go_into_clusters(base: Any) -> None:
     with pytest.raises(ConfigError, match="serves all sites at once.*allowed: .* fedavg"):

@@ -70,7 +70,7 @@ def test_noise_at_the_server_is_refused_with_the_reason() -> None:
 
 @pytest.mark.parametrize("name", sorted(REMOVED))
 def test_a_rule_that_is_gone_is_refused_with_the_one_to_use(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"strategy.name: found '{name}', which is gone; use median"):
+    with pytest.raises(ConfigError, match=rf"strategy.name: found '{name}', which is no strategy here; "):
         build_strategy(name, {"dishonest": 1})
 
 

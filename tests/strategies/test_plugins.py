@@ -166,6 +166,8 @@ def test_a_folder_offers_what_its_modules_define(tmp_path: Path) -> None:
     (folder / "perennial").mkdir(parents=True)
     (folder / "perennial" / "__init__.py").write_text("raise SystemExit('read as Perennial')\n")
     (folder / "json.py").write_text("class Median: ...\n")
+    (folder / "this.py").write_text("class Median: ...\n")
+    sys.modules.pop("this", None)
     (folder / "mine_of_folder.py").write_text(f"from subprocess import getoutput\nimport os\n{CODE}")
     path = written(tmp_path, data={"source": "mine_of_folder:blobs", "sites": 3})
     content = yaml.safe_load(path.read_text())
@@ -178,6 +180,7 @@ def test_a_folder_offers_what_its_modules_define(tmp_path: Path) -> None:
         ("mine_of_folder:os", "defines no 'os'"),
         ("mine_of_folder:blobs", "is no strategy"),
         ("json:Median", "has the name of a module that is there already"),
+        ("this:Median", "has the name of a module that is there already"),
         ("perennial:Median", "nobody named it"),
         ("perennial.strategies.fedavg:FedAvg", "nobody named it"),
         ("subprocess:Popen", "nobody named it"),
@@ -190,7 +193,18 @@ def test_a_folder_offers_what_its_modules_define(tmp_path: Path) -> None:
             else:
                 with pytest.raises(PerennialError, match=words):
                     run_in_process(settings)
-    assert str(folder) not in sys.path
+    assert str(folder) not in sys.path and "this" not in sys.modules
+
+
+def test_an_entry_point_gives_what_its_package_defines(installed: Path, tmp_path: Path) -> None:
+    facts = installed / "second-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: second\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[perennial.sources]\nprinted = {MODULE}:Samples\n")
+    content = {**EXPERIMENT["data"], "source": "printed"}
+    with pytest.raises(PerennialError, match="no class or function of package"):
+        path = written(tmp_path, data=content)
+        run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))
 
 
 def test_a_stored_run_opens_without_its_plug_ins_and_goes_on_with_them(

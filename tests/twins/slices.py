@@ -103,7 +103,7 @@ def _map(features: Any) -> Any:
 
 
 def _strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    strategy = settings["strategy"]
+    strategy = settings.get("strategy", "fedavg")
     found: dict[str, Any] = {"name": strategy} if isinstance(strategy, str) else dict(strategy)
     if "global_rounds" in found:
         found["global_rounds"] = 1
