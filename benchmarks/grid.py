@@ -186,6 +186,7 @@ def _result(table: Table, job: Job, run: Ran) -> Result:
         "settings": job.settings,
         "digest": job.digest,
         "measures": table.measured(summary),
+        "by_task": summary.get("average_accuracy", []),
         "seconds": summary["seconds"],
         "model_sha256": summary["model_sha256"],
         "versions": run.versions,

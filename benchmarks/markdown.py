@@ -23,7 +23,8 @@ def markdown(name: str, table: Table, runs: Runs, controls: Measured) -> str:
     lines += ["", gap] if (gap := missing(table, runs)) else []
     controls = {} if age(runs) else controls  # old runs held out other samples
     if runs:
-        lines += ["", *not_above(table, runs, controls), *figures(table, runs), *beside(table, controls)]
+        lines += ["", *not_above(table, runs, controls), *figures(table, runs), *by_task(table, runs)]
+        lines += beside(table, controls)
         lines += differences(table, runs)
         lines += ["", f"![{main_measure(table)}: rows and seeds](../../docs/results/{name}.svg)"]
         machines, packages = (sorted({_said(run, key) for run in runs}) for key in ("machine", "versions"))
@@ -59,6 +60,20 @@ def figures(table: Table, runs: Runs) -> list[str]:
         f"| {row.label} | {' | '.join(cell(table, row, head, runs) for head in heads)} |"
         for row in table.rows
     ]
+
+
+def by_task(table: Table, runs: Runs) -> list[str]:
+    """Accuracy on all classes known after each task: a fall in mid-run shows here alone."""
+    lines: list[str] = []
+    for row in table.rows:
+        curves = [
+            run["by_task"] for run in runs if run["row"] == row.label and len(run.get("by_task", ())) > 1
+        ]
+        if curves:
+            means = [f"{100 * statistics.mean(after):.1f}" for after in zip(*curves, strict=True)]
+            lines.append(f"| {row.label} | {len(curves)} | {' '.join(means)} |")
+    head = ["", "| | seeds | accuracy after each task |", "| --- | --- | --- |"] if lines else []
+    return [*head, *lines]
 
 
 def cell(table: Table, row: Row, head: str, runs: Runs) -> str:

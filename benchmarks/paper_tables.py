@@ -101,7 +101,8 @@ def _cell(name: str, claim: Claim, runs: Runs, verdict: Verdict | None, decided:
         if decided is not None and decided.decision == "more seeds":
             why = f", {verdict.seeds} of {decided.needed:g} new seeds run"
     elif decided is not None:
-        interval, why = t_interval(claim.differences(runs)), f", would take {_seeds(decided.needed)}"
+        found, why = claim.differences(runs), f", would take {_seeds(decided.needed)}"
+        interval = t_interval(found) if len(found) > 1 else None
     shown = "" if interval is None else f" {figures}, {interval}"
     return f"**{word}**{why} ([{name}](../benchmarks/results/{name}.md){shown})"
 

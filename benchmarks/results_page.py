@@ -15,9 +15,10 @@ from benchmarks.chart import chart
 from benchmarks.controls import controls_of
 from benchmarks.decisions import read_deciding_runs, read_decisions
 from benchmarks.grid import newest
+from benchmarks.intervals import t_interval
 from benchmarks.markdown import age, markdown, missing
 from benchmarks.paper_claims import Claim, Runs, Verdict, judge
-from benchmarks.paper_tables import Tested, papers_table
+from benchmarks.paper_tables import Tested, paper_of, papers_table
 from benchmarks.table import RESULTS, ROOT, Table, tables
 
 DOCS = ROOT / "docs"
@@ -37,8 +38,9 @@ the runs.
 Accuracies in per cent: mean over seeds and half the width of its 95 % t-interval. A claim is tested on the
 difference between its two rows, taken seed by seed. It holds when the whole t-interval of the mean difference
 is above the claim's margin, does not hold when the whole interval is below, and is undecided otherwise or
-with fewer than five seeds. The intervals behind verdicts are widened for the number of claims on this page
-(Holm's procedure at 5 %): the chance that any verdict here is wrong is at most 5 %.
+with fewer than five seeds. The intervals behind verdicts are widened for the number of claims of the same
+paper (Holm's procedure at 5 %; claims of no paper are one family): the chance that any verdict of a family is
+wrong is at most 5 %. The effect stands beside each verdict with its own 95 % interval, which is not widened.
 
 Under a table stand its controls: what simple things reach on the same data. The untrained network is the
 table's own before its first step. Joint training has all sites' data in one place, as many epochs as a site,
@@ -67,8 +69,9 @@ PAPERS = """## What the five papers claim, and what we saw
 
 Experiments as published, as far as the papers say what they did: `experiments/*_as_published.yaml`; what they
 leave open or get wrong is on each method's page. Figures: the better row against the worse, then the mean of
-the paired differences in points with its interval, widened for the number of claims. Where a claim was taken
-off, the interval is its own. All figures are of small sizes; "not judged" says what a verdict would take.
+the paired differences in points with its interval, widened for the number of the paper's claims. Where a
+claim was taken off, the interval is its own. All figures are of small sizes; "not judged" says what a verdict
+would take.
 `python -m benchmarks NAME --scale paper` starts a table of a paper's size, which wants a GPU.
 """
 
@@ -96,11 +99,12 @@ def page(held: Measured) -> str:
         HEAD,
         *_ages(present),
         *_claims_at_a_glance(verdicts),
+        *_wholly_below(_tested(present, verdicts)),
         *_what_it_took(present),
         CHOICES,
         "\n".join([PAPERS, *papers_table(_tested(present, verdicts), read_decisions())]),
     ]
-    parts += ["\n".join(_list(present, verdicts)), "\n".join(_claims(present, verdicts))]
+    parts += ["\n".join(_list(present, verdicts)), "\n".join(_claims(_tested(present, verdicts)))]
     if absent:
         lines = [
             f"- `{name}` ({table.scale} size): {table.title}. {missing(table, [])}" for name, table in absent
@@ -135,12 +139,20 @@ def verdicts_of(present: Present) -> dict[str, list[tuple[Claim, Verdict]]]:
                 every.append((name, claim, runs))
             elif found.decision == "more seeds":
                 every.append((name, claim, read_deciding_runs(table, claim, found)))
-    tested = len(decided.keys() | {(name, claim.text) for name, claim, _ in every})
     verdicts: dict[str, list[tuple[Claim, Verdict]]] = {name: [] for name, _, _ in present}
-    judged = judge([(claim, runs) for _, claim, runs in every], tested)
-    for (name, claim, _), verdict in zip(every, judged, strict=True):
-        verdicts[name].append((claim, verdict))
+    for family in {_family(name) for name, _, _ in every}:
+        those = [each for each in every if _family(each[0]) == family]
+        off = {key for key in decided if _family(key[0]) == family}
+        tested = len(off | {(name, claim.text) for name, claim, _ in those})
+        judged = judge([(claim, runs) for _, claim, runs in those], tested)
+        for (name, claim, _), verdict in zip(those, judged, strict=True):
+            verdicts[name].append((claim, verdict))
     return verdicts
+
+
+def _family(table: str) -> str:
+    """The paper whose claims are corrected together; "" for claims of no paper."""
+    return paper_of(table) or ""
 
 
 def _tested(present: Present, verdicts: Verdicts) -> list[Tested]:
@@ -197,19 +209,33 @@ def _list(
         yield f"| {_link(name, table)}{gap} | {seeds} | {minutes:.0f} | {claims} |"
 
 
-def _claims(
-    present: Present,
-    verdicts: Verdicts,
-) -> Iterator[str]:
-    """Each claim and its verdict; the difference behind it is on the table's page."""
-    decided = read_decisions()
-    yield from ("## Every claim", "", "| claim | verdict | seeds |", "| --- | --- | --- |")
-    for name, _, _ in present:
-        for claim, verdict in verdicts[name]:
-            found = decided.get((name, claim.text))
-            new = found is not None and found.decision == "more seeds"
-            seeds = f"{verdict.seeds} of {found.needed:g} new ones" if new and found else f"{verdict.seeds}"
-            yield f"| [{claim.text}](../benchmarks/results/{name}.md) | {verdict.word} | {seeds} |"
+def _claims(tested: Sequence[Tested]) -> Iterator[str]:
+    """Each claim with its effect, those that were taken off as well."""
+    yield from (
+        "## Every claim",
+        "",
+        "| claim | effect, points | seeds | verdict |",
+        "| --- | --- | --- | --- |",
+    )
+    for name, claim, runs, verdict in tested:
+        found = claim.differences(runs)
+        word = "taken off" if verdict is None else verdict.word
+        yield (
+            f"| [{claim.text}](../benchmarks/results/{name}.md) | "
+            f"{t_interval(found) if len(found) > 1 else '-'} | {len(found)} | {word} |"
+        )
+
+
+def _wholly_below(tested: Sequence[Tested]) -> Iterator[str]:
+    """Claims whose effect is the other way round by its own interval, whatever the verdict."""
+    below = [
+        f"[{claim.text}](../benchmarks/results/{name}.md) {t_interval(found)}"
+        for name, claim, runs, _ in tested
+        for found in [claim.differences(runs)]
+        if len(found) > 1 and t_interval(found).high < 0
+    ]
+    if below:
+        yield f"Effects that lie wholly below 0 by their own interval: {'; '.join(below)}."
 
 
 def _link(name: str, table: Table) -> str:

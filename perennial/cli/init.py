@@ -14,6 +14,7 @@ from perennial.cli.init_private import one_line as _yaml
 from perennial.config.experiment import experiment_of
 from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import parse_yaml, validate
+from perennial.data.csv_file import Decimal
 from perennial.data.survey import Layout, TwoLevels, survey
 from perennial.data.surveyed import Survey
 from perennial.data.suspicion import answer
@@ -43,12 +44,14 @@ def init_command(
     layout: Layout | None = None,
     ask: Callable[[str, Sequence[str]], str] | None = None,
     epsilon: float | None = None,
+    missing: Sequence[str] = (),
+    decimal: Decimal | None = None,
 ) -> list[str]:
     """Write experiment.yaml, experiment_trained.yaml and site.yaml to output; returns what to do next.
 
     epsilon: of each record, by noise at the sites, without experiment_trained.yaml; None: no noise.
-    layout: of a folder of images. ask: from a question and the answers that are allowed to one of these;
-    None: nobody is there to ask.
+    layout: of a folder of images. missing, decimal: of a table, as in its data block.
+    ask: from a question and the answers that are allowed to one of these; None: nobody is there to ask.
     Raises ConfigError where one of these files exists, before anything is asked, and DataError on data that
     cannot be understood; then no file is written.
     """
@@ -57,12 +60,12 @@ def init_command(
         if (output / name).exists():
             raise ConfigError(f"{output / name}: exists already, and is kept; give another --output FOLDER")
     try:
-        found = survey(data, label, site_column, patient, layout)
+        found = survey(data, label, site_column, patient, layout, missing, decimal)
     except TwoLevels as question:
         if ask is None:
             raise
         layout = cast(Layout, ask(str(question), LAYOUTS))
-        found = survey(data, label, site_column, patient, layout)
+        found = survey(data, label, site_column, patient, layout, missing, decimal)
     for question in found.questions:
         if ask is None or not question.key:
             continue

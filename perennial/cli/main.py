@@ -126,10 +126,16 @@ def init(
         float | None,
         typer.Option(help="protect each record by noise at the sites; less is stronger"),
     ] = None,
+    missing: Annotated[
+        list[str] | None, typer.Option(help="a text of a table that means unknown; may be given again")
+    ] = None,
+    decimal: Annotated[str | None, typer.Option(help="decimal sign of a table: . or ,")] = None,
 ) -> None:
     """Inspect data and write the files of a first run, with reasons as comments; asks what is not clear."""
     from perennial.cli.init import LAYOUTS, init_command
 
+    if decimal not in (None, ".", ","):
+        raise ConfigError(f"--decimal: found {decimal!r}, allowed . or ,")
     if layout not in (None, *LAYOUTS):
         raise ConfigError(f"--layout: found {layout!r}, allowed {', '.join(LAYOUTS)}")
 
@@ -139,7 +145,10 @@ def init(
         return typer.prompt(question, type=click.Choice(allowed))
 
     asked = ask if sys.stdin.isatty() else None
-    for line in init_command(data, output, site, label, site_column, patient, layout, asked, epsilon):
+    told = init_command(
+        data, output, site, label, site_column, patient, layout, asked, epsilon, missing or (), decimal
+    )
+    for line in told:
         typer.echo(line)
 
 

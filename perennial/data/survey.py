@@ -5,13 +5,14 @@ import re
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from perennial.data.config import DICOM_PATIENT
-from perennial.data.csv_file import CsvFile, read_csv
+from perennial.data.csv_file import CsvFile, Decimal, read_csv
 from perennial.data.folder import SUFFIXES, files_inside
 from perennial.data.image_survey import have_patients, with_images
 from perennial.data.images import is_dicom
@@ -25,10 +26,12 @@ from perennial.data.surveyed import Survey
 from perennial.data.suspicion import (
     Suspicion,
     decimals,
+    odd_cells,
     repeats,
     suspicious_names,
     suspicious_table,
     whose,
+    words_among_numbers,
 )
 from perennial.data.table_columns import absent, discover, grouped
 from perennial.foundation.errors import DataError
@@ -73,11 +76,14 @@ def survey(
     site: str | None = None,
     patient: str | None = None,
     layout: Layout | None = None,
+    missing: Sequence[str] = (),
+    decimal: Decimal | None = None,
 ) -> Survey:
     """Look at a folder of images, a CSV file (a table, or a manifest of images), or an .npz file.
 
     label, site, patient: columns of a table, where they are not called as such columns usually are.
-    layout: what the levels of a folder are; None: as they are, where that is clear.
+    layout: what the levels of a folder are; None: as they are, where that is clear. missing, decimal: of a
+    table, as in DataConfig.
     Raises TwoLevels where a folder has two levels that could be either, DataError saying what was found and
     what is expected.
     """
@@ -89,10 +95,12 @@ def survey(
     require_readable(path)
     if path.suffix.lower() == ".npz":
         return _npz(path)
-    file = read_csv(path)
+    file = read_csv(path, decimal=decimal)
     if {"path", "label"} <= file.columns.keys():
         return _manifest(file, patient)
-    return _table(file, label, site, patient)
+    found = _table(file, label, site, patient, missing)
+    said = {"missing": [*missing]} if missing else {}
+    return replace(found, options=found.options | said | ({"decimal": decimal} if decimal else {}))
 
 
 def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
@@ -218,7 +226,9 @@ def _column(names: Sequence[str], columns: Iterable[str]) -> str | None:
     return next((found[name] for name in names if name in found), None)
 
 
-def _table(file: CsvFile, label: str | None, site: str | None, patient: str | None) -> Survey:
+def _table(
+    file: CsvFile, label: str | None, site: str | None, patient: str | None, missing: Sequence[str]
+) -> Survey:
     label, site, patient = (
         given or _column(names, file.columns)
         for given, names in ((label, LABELS), (site, SITES), (patient, PATIENTS))
@@ -232,11 +242,11 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
         if name is not None and name not in file.columns:
             raise DataError(f"{file.path}: no column {name!r}; found {', '.join(file.columns)}")
     labels = file.columns[label]
-    samples = Counter(labels[~absent(labels)].tolist())
+    samples = Counter(labels[~absent(labels, missing)].tolist())
     require_classes(str(file.path), label, [*samples], MOST_CLASSES)
     columns: dict[str, Any] = {}
     codes, ignored, notes = [], dict[str, str](), list(file.notes)
-    questions = list[Suspicion]()
+    questions, odd = list[Suspicion](), dict[str, list[str]]()
     if unlabelled := np.flatnonzero(absent(labels)).tolist():
         notes.append(
             f"{file.where(unlabelled[0])}: no class in column {label!r}, nor in {len(unlabelled) - 1} other "
@@ -244,7 +254,7 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
         )
     for name in (name for name in file.columns if name not in (label, site, patient)):
         texts = file.columns[name]
-        present = texts[~absent(texts)]
+        present = texts[~absent(texts, missing)]
         distinct = np.unique(present).tolist()
         if _is_identifier(name, distinct, len(texts)):
             ignored[name] = "another value in each row, and the name of an identifier"
@@ -253,8 +263,12 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
             ignored[name] = "the name of an identifier, some of whose values repeat"
             questions.append(whose(name, present, patient))
             continue
+        if words := words_among_numbers(present, file):
+            odd[name] = words
+            present = present[~np.isin(present, np.array(words, dtype=present.dtype))]
+            distinct = np.unique(present).tolist()
         try:
-            kind = discover(file, [name], {}, ())[name]
+            kind = discover(file, [name], {}, [*missing, *odd.get(name, ())])[name]
         except DataError as error:
             ignored[name] = "not understood: see what init said of it"
             notes.append(f"column {name!r} is left out until you say what it is: {error}")
@@ -263,10 +277,13 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
             ignored[name] = "a date: it says when, and nothing of new patients"
         elif kind == "numeric" and _are_codes(distinct):
             codes.append(name)
-            columns[name] = discover(file, [name], {name: "category"}, ())[name]
+            columns[name] = discover(file, [name], {name: "category"}, missing)[name]
         else:
             columns[name] = kind
             notes += [f"column {name!r} has {said}"] if (said := grouped(kind)) else []
+    if odd:
+        questions.insert(0, odd_cells(odd))
+        missing = [*missing, *questions[0].value]
     options = {"label_column": label} | ({"site_column": site} if site else {})
     for name in follow_up(label, columns):
         questions.append(
@@ -277,7 +294,8 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
                 {name: "ignore"},
             )
         )
-    questions += [*suspicious_table(file, label, columns, patient, site=site), *suspicious_names(samples)]
+    questions += suspicious_table(file, label, columns, patient, missing, site=site)
+    questions += suspicious_names(samples)
     return Survey(
         "csv",
         file.path,

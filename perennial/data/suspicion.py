@@ -21,7 +21,7 @@ from perennial.data.csv_file import CsvFile, read_csv, with_points
 from perennial.data.leaks import ALMOST, APART, filled_for_one_class, is_outcome, told_together
 from perennial.data.refused import several_in_one
 from perennial.data.site import Part, SiteData
-from perennial.data.table_columns import absent, is_number
+from perennial.data.table_columns import MOSTLY, absent, is_number
 
 Value = str | Sequence[str] | Mapping[str, str]
 NEARLY = 0.97
@@ -174,6 +174,26 @@ def whose(name: str, present: np.ndarray, patient: str | None) -> Suspicion:
     if patient is None:
         return Suspicion(f"{text}; it may say whose each row is", "patient", name)
     return Suspicion(f"{text}; it says nothing of a new patient", "column_kinds", {name: "ignore"})
+
+
+def words_among_numbers(present: np.ndarray, file: CsvFile) -> list[str]:
+    """Texts without a digit in a column that is meant to hold numbers; `present`: its cells.
+
+    Of texts that usually mean unknown at least half of the other cells are numbers, of others most.
+    """
+    found, counts = np.unique(present, return_counts=True)
+    texts = list(zip(found.tolist(), with_points(found, file.decimal).tolist(), counts.tolist(), strict=True))
+    numbers = sum(count for _, point, count in texts if is_number(point))
+    words = [text for text, point, _ in texts if not is_number(point) and not any(map(str.isdigit, text))]
+    least = 0.5 if all(word.casefold() in UNKNOWN for word in words) else MOSTLY
+    return words if numbers >= least * len(present) else []
+
+
+def odd_cells(words: Mapping[str, Sequence[str]]) -> Suspicion:
+    """One question on all texts that stand among numbers. words: column -> its texts."""
+    every = sorted({word for texts in words.values() for word in texts})
+    shown = "; ".join(f"{name}: {', '.join(map(repr, texts[:5]))}" for name, texts in [*words.items()][:8])
+    return Suspicion(f"texts among numbers may mean unknown ({shown})", "missing", every)
 
 
 def _codes(name: str, present: np.ndarray) -> Iterator[Suspicion]:

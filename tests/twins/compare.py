@@ -173,7 +173,7 @@ def _listed(path: str, number: int, text: str) -> Difference:
 
 
 def flattened(record: RecordDict) -> dict[str, Any]:
-    """Every value of a message by its path: `Message.field`, `Message.field/tensor`, `LedgerTip.field`."""
+    """Every value of a message by its path: `Message.field`, `Message.field/tensor`."""
     kind, found = read_kind(record), {}
     for name, part in record.items():
         if type(part).__name__ == "ArrayRecord":
