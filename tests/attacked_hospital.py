@@ -140,12 +140,7 @@ class Hospital:
 
 EVERYTHING = ["train", "evaluate", "digest", "sparsity"]
 POLICIES: dict[str, dict[str, Any]] = {
-    "open": {
-        "answers": EVERYTHING,
-        "below_floor": ["prototypes"],
-        "max_evaluations": 10**6,
-        "max_repeats": 10**6,
-    },
+    "open": {"answers": EVERYTHING, "max_evaluations": 10**6, "max_repeats": 10**6},
     "defaults": {"answers": EVERYTHING},
     "floor of 20": {"answers": EVERYTHING, "min_samples": 20},
     "template": template_policy(),

@@ -48,8 +48,7 @@ class SitePolicy(Block):
     """Whatever leaves and is computed from data is computed from at least so many samples: an update, a
     ring's segment, a class's sum or count, a sparsity vector, a digest without a proven protection."""
     below_floor: list[Few] = Field(default_factory=list)
-    """Releases to which min_samples does not apply. Prototypes come from one sample each, so that they leave
-    only where they are named here."""
+    """Releases to which min_samples does not apply."""
     require_privacy: Demand = "none"
     """What must hide everything that leaves: this one, since they hide different units from different
     adversaries. patient: mode sample with unit patient, which serves where sample is demanded,

@@ -25,6 +25,7 @@ from perennial.protocol.messages import (
 )
 from perennial.protocol.tensors import Tensors
 from tests.attacked_hospital import POLICIES, RUN, Hospital
+from tests.hostile_server import replace_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
@@ -165,6 +166,50 @@ def test_the_clip_norm_of_a_request_is_bounded_where_the_server_sees_the_update(
     }
     hospital = Hospital(tmp_path / "a", {}, privacy=adaptive, evaluation={"federated": False})
     assert "clip_norm of the request: found 1e+06" in refused(hospital, train(hospital, clip_norm=1e6))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"settings": json.dumps({key: value})}
+        for key, value in [
+            ("epochs", 10**6),
+            ("steps", 10**9),
+            ("rounds", 10**6),
+            ("learner", {"epochs": 10**6}),
+            ("noise_multiplier", 1e-12),
+            ("privacy", {"mode": "none"}),
+            ("privacy", {"clip_norm": 1e6}),
+        ]
+    ]
+    + [{"clip_norm": 1e6}],
+    ids=str,
+)
+def test_no_request_changes_the_work_or_protection_that_was_approved(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """Epochs, steps, rounds, clip norm and noise are the approved experiment's: no request carries others."""
+    private = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}
+    hospital = Hospital(tmp_path, POLICIES["open"], privacy=private, evaluation={"federated": False})
+    said = refused(hospital, train(hospital, **fields))
+    assert "approved experiment" in said
+    assert RequestCount(tmp_path / "state").counted("train") == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "learner={epochs: 1000000}",
+        "tasks={count: 2, rounds: 100000}",
+        "privacy={mode: sample, clip_norm: 1000000.0, noise_multiplier: 1.0, sample_rate: 0.1}",
+        "privacy={mode: sample, clip_norm: 1.0, noise_multiplier: 1.0e-12, sample_rate: 0.1}",
+    ],
+)
+def test_no_run_config_changes_the_work_or_protection_that_was_approved(tmp_path: Path, changed: str) -> None:
+    private = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}
+    hospital = Hospital(tmp_path, POLICIES["open"], privacy=private, evaluation={"federated": False})
+    outcome = replace_settings(hospital, changed)
+    assert outcome.recovered == 0 and "run config" in outcome.refusal
 
 
 @pytest.mark.parametrize(

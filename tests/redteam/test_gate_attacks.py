@@ -266,7 +266,7 @@ def test_tensor_and_field_names_that_are_long_or_no_words(name: str) -> None:
     ids=lambda text: text[:6],
 )
 def test_metrics_that_are_no_object_of_numbers(metrics: str) -> None:
-    assert "metrics: not" in rejected(sent(replace(GOOD, metrics=metrics)))
+    assert "metrics: no JSON object: " in rejected(sent(replace(GOOD, metrics=metrics)))
 
 
 def test_metrics_beyond_any_use_are_refused_by_their_length() -> None:

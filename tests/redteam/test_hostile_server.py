@@ -25,7 +25,8 @@ NOISED = "update in mode sample, imprinted model"
 
 def claimed(policy: str, channel: str) -> bool:
     """Whether `perennial site check` says that single images can be recovered there."""
-    found = {c.name: c.recovers for c in channels(SitePolicy.model_validate(POLICIES[policy]))}
+    rules = {key: value for key, value in POLICIES[policy].items() if key != "max_repeats"}
+    found = {c.name: c.recovers for c in channels(SitePolicy.model_validate(rules))}
     return found[CHANNEL[channel]]
 
 
@@ -54,10 +55,6 @@ def test_counts_of_few_samples_stay_and_questions_end(tmp_path: Path) -> None:
     assert floor.recovered == 0 and "policy.min_samples" in floor.refusal
     bounded = attacked("counts, pixel by pixel", "defaults", tmp_path / "bounded")
     assert bounded.recovered == 0 and "repeated request" in bounded.refusal
-
-
-def test_prototypes_leave_only_where_the_policy_names_them(tmp_path: Path) -> None:
-    assert "policy.below_floor" in attacked("gradients of prototypes", "defaults", tmp_path).refusal
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -35,7 +35,6 @@ from tests.twins.records import Records
 
 OPEN: dict[str, Any] = {
     "answers": ["train", "evaluate", "measures", "digest", "sparsity", "statistics"],
-    "below_floor": ["prototypes"],
 }
 """A policy that refuses nothing by itself."""
 KEPT = ("state", "outside")
