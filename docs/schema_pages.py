@@ -52,12 +52,19 @@ def schema_page(name: str) -> str:
     return "\n".join(lines)
 
 
-def blocks(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """(dotted key, model) of a file and every block in it, each once for each place."""
+def blocks(
+    model: type[BaseModel], path: str = "", above: frozenset[type[BaseModel]] = frozenset()
+) -> Iterator[tuple[str, type[BaseModel]]]:
+    """(dotted key, model) of a file and every block in it, each once for each place.
+
+    A block inside one of its own kind, as a network that is a feature map, is not described again. above: the
+    models around this one.
+    """
     yield path, model
     for key, field in model.model_fields.items():
         for inner in _models_in(field.annotation):
-            yield from blocks(inner, f"{path}.{key}".lstrip("."))
+            if inner is not model and inner not in above:
+                yield from blocks(inner, f"{path}.{key}".lstrip("."), above | {model})
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -146,7 +146,18 @@ def every_block(site: str) -> dict[str, Any]:
     pixel = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
     tried = {"maps": [site], "head": site, "shrinkage": 0.1, "value": 0.9}
     tried |= {"interval": [0.8, 0.95], "end_of_grid": False}
+    heads = {"own": [3, 1, 0], "federated": [4, 2, 1], "personal": [4, 1, 1]}
     return {
+        "own_heads": {
+            site: {
+                "lambda": 0.1,
+                "train": 20,
+                "validation": 5,
+                "total": [5, 3, 2],
+                "right": heads,
+                "missing": [site],
+            }
+        },
         "personalised_accuracy": {site: [0.5, None, 0.9]},
         "contribution": {site: {"share": 0.3, "low": 0.1, "high": 0.4, "flag": site}},
         "map_choice": [tried],

@@ -70,7 +70,8 @@ def _rows() -> list[Row]:
     for name, (data, tasks, model, sites) in DATA.items():
         memory = DEFAULT_LEARNER.memory
         assert memory is not None and memory.per_class is not None
-        pooled = {"preset": "none"} | DEFAULT_LEARNER.model_dump(mode="json", exclude_defaults=True)
+        pooled: dict[str, Any] = DEFAULT_LEARNER.model_dump(mode="json", exclude_defaults=True)
+        pooled["preset"] = "none"
         pooled["memory"] |= {"per_class": memory.per_class * sites}
         one = {**data, "sites": 1, "partition": {"kind": "iid"}}
         common = f"tasks={json.dumps(tasks)}", f"model={json.dumps(model)}"

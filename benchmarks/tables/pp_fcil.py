@@ -103,7 +103,12 @@ DATA = (
 )
 """Of pp_fcil_digits; GLFC, TARGET and iCaRL get the same data."""
 TASKS = "{tasks} tasks: {row}"
-ICARL_DIGITS, GLFC, FEDCBDR, TARGET = "iCaRL-FedAvg", "GLFC", "FedCBDR", "TARGET, no exemplars"
+ICARL_DIGITS, GLFC, FEDCBDR, TARGET = (
+    "iCaRL-FedAvg",
+    "GLFC's learner, no proxy",
+    "FedCBDR",
+    "TARGET, no exemplars",
+)
 CONSOLIDATION = "learner.consolidation={weight: 1, share: 0.17}"
 """The last of six rounds; chosen by benchmarks/tried_settings.py."""
 PRINTED, NEAREST, COVERAGE, TRAINED, ONE_BACKBONE = (

@@ -30,7 +30,7 @@ MADE = "rehearsal"
 DISTILLATION, TEMPERATURE = 10.0, 2.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class MadeInputs:
     """A term of the loss, with batches of inputs that the server made from the old model.
 

@@ -49,7 +49,10 @@ def kept_statements(folder: Path) -> dict[int, list[Statement]]:
         for statement in map(Statement.from_json, json.loads(path.read_bytes()) if path.exists() else ()):
             found.setdefault(statement.task, []).append(statement)
     except (OSError, ValueError, TypeError) as error:
-        raise StateError(f"{path}: damaged ({error!r:.200}); restore it from a copy") from error
+        raise StateError(
+            f"{path}: damaged, or of another release ({error!r:.200}); restore it from a copy, or use the "
+            "release that wrote it"
+        ) from error
     return found
 
 

@@ -19,11 +19,13 @@ else:
 
 
 def read_object(content: str | bytes) -> PlainObject:
-    """The mapping in JSON text. Raises ValueError when there is none, or it is nested too deeply."""
+    """The mapping in JSON text. Raises ValueError saying what was found instead."""
     try:
         found = json.loads(content)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("not JSON that can be read: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"found {found!r:.60}, allowed a JSON object")
     return found

@@ -182,7 +182,7 @@ class SiteMethods:
 
 
 def _overrides(method: SiteMethod, name: str) -> bool:
-    return getattr(type(method), name) is not getattr(SiteMethod, name)
+    return getattr(type(method), name) != getattr(SiteMethod, name)
 
 
 def site_half_of(name: str) -> type[SiteMethod]:

@@ -11,7 +11,7 @@ from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 from perennial.protocol.fields import WireMessage, bounded, hexadecimal, matching
 from perennial.protocol.tensors import Tensors
 
-VERSION = 1
+VERSION = 2
 MAX_TASKS = 10_000
 MAX_CLASSES = 1_000_000
 LONGEST_REASON, LONGEST_SETTINGS, LONGEST_METRICS = 4_000, 2**20, 2**24

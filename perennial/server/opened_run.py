@@ -100,14 +100,20 @@ class OpenedRun:
     def statements(self, given: Mapping[int, Sequence[str]] | None = None) -> list[Statement]:
         """The statements that sites signed about their sums. given: task -> sites; None: of all.
 
-        Raises ConfigError if a site signed nothing.
+        Raises ConfigError if a site signed nothing, or in the form of an earlier release.
         """
         found = []
         for task, sites in sorted(self.strategy.kept_sums.contributions.items()):
             for site in sorted(sites) if given is None else given.get(task, ()):
                 if "statement" not in sites[site]:
                     raise ConfigError(f"{self.folder}: the sums of {site} in task {task} are not signed")
-                found.append(Statement.from_json(sites[site]["statement"]))
+                try:
+                    found.append(Statement.from_json(sites[site]["statement"]))
+                except ValueError as error:
+                    raise ConfigError(
+                        f"{self.folder}: the statement of {site} on task {task} is of another release "
+                        f"({error}); use the release that wrote the run"
+                    ) from None
         return found
 
     def current(self, site: str) -> dict[int, str]:

@@ -94,7 +94,7 @@ def verify(
         statements = [Statement.from_json(values) for values in found.statements]
         strategy, bounds = StrategySpec(**found.strategy), BoundsConfig(**found.bounds)
     except (OSError, ValueError, TypeError) as error:
-        raise StateError(f"{file}: no statements of sums ({str(error)!r:.200})") from error
+        raise StateError(f"{file}: no statements of sums of this release ({str(error)!r:.200})") from error
     signers = [Signer(*row) for row in found.signers]
     _require_statements(statements, found, signers, solved_by(strategy, bounds), keys)
     analytic = build_strategy(strategy.name, strategy.parameters).find(Analytic)

@@ -43,6 +43,9 @@ def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | 
         again, gone = strategy.settings.asks_again(shrinkage), site in strategy.withdrawn
         if again and not gone and run.model is None:
             raise StateError(f"{folder}: samples of all sites choose its head; finish it, then withdraw")
+        if not again:
+            # they are written last: where that is refused, nothing may have been changed before
+            run.statements()
         if not gone:
             strategy.withdrawn[site] = _subtracted(run, site)
         if again:

@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 from perennial.cli.main import app
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import ConfigError, StateError
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.record_book import RecordBook, as_ids
 from perennial.server.run_record import read_events, read_run, read_summary
+from perennial.server.verification import verify
+from perennial.server.withdrawal import withdraw
 from tests.golden_states import BUDGET, STATES, messages, write_experiment
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -58,12 +60,22 @@ def test_a_run_that_an_earlier_release_finished_is_read_by_every_command(
     commands = [["report", str(run)]]
     if name == "noised_sums":
         commands.append(["ledger", str(run / "sites" / "graz")])
-    if certificates := list(run.glob("certificates/*.json")):
-        commands.append(["verify", str(certificates[0])])
-    assert bool(certificates) == (name == "sums")
     for command in commands:
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, (command, done.output)
+
+
+def test_a_model_whose_sums_were_signed_without_settings_is_left_to_its_release(tmp_path: Path) -> None:
+    run = unpacked(GOLDEN / "0.2.0", "sums", tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
+    refused = "the statement of graz on task 1 is of another release .*; use the release that wrote the run"
+    for command in (lambda: verify(run), lambda: withdraw(run, "wien")):
+        with pytest.raises(ConfigError, match=refused):
+            command()
+    (certificate,) = run.glob("certificates/*.json")
+    with pytest.raises(StateError, match=r"0001-withdraw-linz\.json: no statements of sums of this release"):
+        verify(certificate)
+    assert before == {path: path.read_bytes() for path in before}
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)

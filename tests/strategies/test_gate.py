@@ -47,7 +47,7 @@ def test_a_good_reply_passes_with_its_norm() -> None:
         ({"round": 3}, "round: found 3, expected 4"),
         ({"class_order": "d" * 64}, "class_order"),
         ({"run": "1" * 16}, "run: found"),
-        ({"metrics": "[" * 100_000}, "recursion"),
+        ({"metrics": "[" * 100_000}, "metrics: not JSON that can be read: nested too deeply"),
     ],
 )
 def test_a_bad_reply_is_rejected_by_name(change: dict[str, Any], reason: str) -> None:
@@ -63,9 +63,17 @@ def test_sample_counts_are_integers_in_range(value: Any) -> None:
         Gate(REFERENCE, STAMP).admit(reply, "a")
 
 
-@pytest.mark.parametrize("metrics", ["[" * 100_000, "[1]", "{", '{"share": ' + "9" * 5000 + "}"])
-def test_metrics_that_cannot_be_read_are_rejected(metrics: str) -> None:
-    with pytest.raises(Rejected, match="metrics: not"):
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ("[" * 100_000, "metrics: not JSON that can be read: nested too deeply"),
+        ("[1]", r"metrics: found \[1\], allowed a JSON object"),
+        ("{", "metrics: not JSON: Expecting property name"),
+        ('{"share": ' + "9" * 5000 + "}", "metrics: not JSON: .*4300 digits"),
+    ],
+)
+def test_metrics_that_cannot_be_read_are_rejected(metrics: str, reason: str) -> None:
+    with pytest.raises(Rejected, match=reason):
         Gate(REFERENCE, STAMP).admit(message(replace(GOOD, metrics=metrics)), "a")
 
 

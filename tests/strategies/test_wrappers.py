@@ -302,4 +302,4 @@ def test_nothing_is_decided_by_the_class_of_a_strategy() -> None:
 
 def test_the_rules_look_at_the_base_of_strategies() -> None:
     assert base_module.__file__ is not None
-    assert "strategies/base.py" in {name for name, _ in trees()}
+    assert "perennial/strategies/base.py" in {name for name, _ in trees()}

@@ -202,7 +202,7 @@ def _parsed(metrics: str) -> PlainObject:
     try:
         return read_object(metrics)
     except ValueError as error:
-        raise Rejected(f"metrics: no JSON object: {error}") from error
+        raise Rejected(f"metrics: {error}") from error
 
 
 def _checked_examples(value: Any) -> int:

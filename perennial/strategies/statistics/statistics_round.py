@@ -69,10 +69,10 @@ class StatisticsRound:
         weights: of the classes, for class-balanced sums; None: plain ones.
         """
         message = self._request(task, weights)
-        read: dict[int, Statistics] = {}
+        read: list[Statistics] = []
 
         def check(reply: StatisticsReply) -> None:
-            read[id(reply)] = self._read(reply, task, classes, weights)
+            read.append(self._read(reply, task, classes, weights))
 
         found = self._asked(sites)
         requests = [(site, node, message) for site, node in found.items()]
@@ -80,7 +80,8 @@ class StatisticsRound:
             self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self.dropped, check
         )
         for site, reply in replies:
-            found = read.pop(id(reply))
+            # answers() checks a reply and yields it before it takes the next one
+            found = read.pop()
             if weights is not None or self._signed(site, reply, found):
                 yield site, found
 
