@@ -33,4 +33,4 @@ fi
 SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct "$revision") "$python" -m pip wheel --quiet \
     --disable-pip-version-check --no-deps --no-build-isolation --no-index --wheel-dir "$folder" "$work/source"
 cd "$folder"
-sha256sum perennial-*.whl
+sha256sum perennial_fl-*.whl

@@ -86,6 +86,7 @@ def test_first_steps_of_resnet18_at_the_rate_of_pp_fcil() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_forty_steps_at_a_recipes_own_rate(recipe: str) -> None:
     expect_learning(trained(*RECIPES[recipe], side=16).losses)
@@ -97,6 +98,7 @@ def test_forty_steps_of_mobilenet_which_no_recipe_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_was_learnt_holds_for_other_images(recipe: str) -> None:
     assert trained(*RECIPES[recipe], side=16, steps=200).accuracy > 0.7

@@ -140,7 +140,7 @@ def test_the_wheel_holds_the_package_and_its_metadata(fresh: Fresh) -> None:
     names = zipfile.ZipFile(fresh.wheel).namelist()
     assert {name.split("/")[0] for name in names} == {
         "perennial",
-        f"perennial-{perennial.__version__}.dist-info",
+        f"perennial_fl-{perennial.__version__}.dist-info",
     }
     assert "perennial/py.typed" in names and "perennial/library.py" in names
     assert not [name for name in names if "/tests/" in name or "/benchmarks/" in name]
@@ -240,4 +240,4 @@ def test_the_wheel_of_a_commit_has_the_same_bytes_wherever_it_is_built(tmp_path:
         )
         found.append(done.stdout)
     assert found[0] == found[1]
-    assert found[0].split()[1].startswith(f"perennial-{perennial.__version__}-")
+    assert found[0].split()[1].startswith(f"perennial_fl-{perennial.__version__}-")
