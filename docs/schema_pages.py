@@ -52,12 +52,18 @@ def schema_page(name: str) -> str:
     return "\n".join(lines)
 
 
-def blocks(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """(dotted key, model) of a file and every block in it, each once for each place."""
+def blocks(
+    model: type[BaseModel], path: str = "", around: tuple[type[BaseModel], ...] = ()
+) -> Iterator[tuple[str, type[BaseModel]]]:
+    """(dotted key, model) of a file and every block in it, each once for each place.
+
+    A block that can hold its own kind, as a network's features can be another network's, ends there.
+    """
     yield path, model
     for key, field in model.model_fields.items():
         for inner in _models_in(field.annotation):
-            yield from blocks(inner, f"{path}.{key}".lstrip("."))
+            if inner not in (*around, model):
+                yield from blocks(inner, f"{path}.{key}".lstrip("."), (*around, model))
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
