@@ -103,7 +103,8 @@ def recipe(name: str, sheet: Sheet) -> str:
         *blocks, last = key.split(".")
         inner = content
         for block in blocks:
-            inner = inner.setdefault(block, {})
+            # a preset would add settings that no sheet answers for
+            inner = inner.setdefault(block, {"preset": "none"} if block == "learner" else {})
         inner[last] = value.used
     body = yaml.safe_dump(content, sort_keys=False, width=WIDTH, default_flow_style=None)
     return (

@@ -57,7 +57,8 @@ def test_every_container_is_bound_and_no_command_kills_one_that_is_busy(folder: 
 def test_a_supernode_cannot_write_where_apps_and_approvals_are() -> None:
     [supernode] = [one for one in containers(built("hospital")) if one["name"] == "supernode"]
     mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in supernode["volumeMounts"]}
-    assert mounts == {"/site": True, "/site/data": True, "/site/state": False, "/tmp": False}
+    writable = {"/site/state": False, "/site/tip": False, "/tmp": False}
+    assert mounts == {"/site": True, "/site/data": True, **writable}
 
 
 def test_overlays_change_what_they_say() -> None:

@@ -14,8 +14,8 @@ ROOMS = (
 ROOM = rf"(?:{'|'.join(ROOMS)})"
 AS_TEXT = re.compile(rf"^{ROOM}(?:\.[a-z_]\w*)+(?::[A-Za-z_]\w*)?$")
 """A module, or an object in it, as a string."""
-KEYS = {"data.partition", "data.samples"}
-"""Keys of an experiment that are called as a module is."""
+KEYS = {"data.partition", "data.samples", "data.npz"}
+"""Keys of an experiment, and a file of a run's folder, that are called as a module is."""
 COMMAND = rf"python[\d.]* +-m +{ROOM}\b(?!/)"
 STATEMENT = rf"^\s*(?:>>> )?(?:from +{ROOM}(?:\.\w+)* +import\b|import +{ROOM}(?:\.\w+)* *$)"
 IN_PAGES = re.compile(f"(?:{COMMAND})|(?:{STATEMENT})", re.MULTILINE)

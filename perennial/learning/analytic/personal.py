@@ -27,7 +27,9 @@ OWN, FEDERATED = 0.0, math.inf
 
 @dataclass(frozen=True)
 class PersonalHead:
-    """own: the site's own head. personal: the chosen one. penalty: its lambda. errors: lambda -> mean squared
+    """What a site's records make of the federated head.
+
+    own: the site's own head. personal: the chosen one. penalty: its lambda. errors: lambda -> mean squared
     error of class indicators on the validation records. missing: labels of which the site has no record.
     """
 
