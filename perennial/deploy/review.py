@@ -19,6 +19,7 @@ from perennial.data.config import DataConfig
 from perennial.data.registry import Registry, build_registry
 from perennial.deploy.approval import Offer
 from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
+from perennial.foundation.plugins import only
 from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
@@ -49,7 +50,10 @@ LONGEST = 600
 
 def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> Iterator[str]:
     """Yield the lines that `perennial site review` and `approve` print. earlier: the former approval."""
-    yield from asked_in_words(offer.experiment, site.policy, earlier)
+    # a loss or network of somebody else is imported for its words: only code that site.yaml names may be
+    with only(site.plugins):
+        lines = list(asked_in_words(offer.experiment, site.policy, earlier))
+    yield from lines
     try:
         require_data(site, offer.experiment)
     except PolicyRefusal as refusal:

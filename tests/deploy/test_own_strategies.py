@@ -44,17 +44,15 @@ TRUSTING = {
 
 
 class Own(Deployment):
-    """A federation whose operator has a folder of every module of the page, and names it in deploy.yaml.
+    """A federation whose operator names a folder with the modules of the page in deploy.yaml.
 
-    Its hospitals have installed the loss and the method that has a site half.
+    The loss and the method that has a site half are installed, at the operator and at the hospitals.
     """
 
     def __init__(self, modules: dict[str, str], patch: pytest.MonkeyPatch) -> None:
         super().__init__(SITES)
-        self._patch, folders = (
-            patch,
-            {"operator": modules, "hospital": {name: modules[name] for name in INSTALLED}},
-        )
+        own = {name: code for name, code in modules.items() if name not in INSTALLED}
+        folders = {"operator": own, "hospital": {name: modules[name] for name in INSTALLED}}
         for name, held in folders.items():
             (self.folder / f"{name}-modules").mkdir()
             for module, code in held.items():
@@ -66,7 +64,8 @@ class Own(Deployment):
             (facts / "entry_points.txt").write_text(offered)
         installed = os.pathsep.join([str(ROOT), str(self.folder / "hospital-modules")])
         self.environment |= {site: {"PYTHONPATH": installed} for site in SITES}
-        self._patch.setenv("PYTHONPATH", installed)
+        patch.setenv("PYTHONPATH", installed)
+        patch.syspath_prepend(str(self.folder / "hospital-modules"))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def federation() -> Iterator[Own]:
         deployment.init()
         federation = deployment.operator / "deploy.yaml"
         content = yaml.safe_load(federation.read_text())
-        content["plugins"] = [str(deployment.folder / "operator-modules")]
+        content["plugins"] = [str(deployment.folder / "operator-modules"), *INSTALLED]
         federation.write_text(yaml.safe_dump(content))
         deployment.start_superlink()
         for site in SITES:
@@ -115,7 +114,8 @@ def test_what_is_ones_own_gives_the_bits_of_one_process_at_real_sites(federation
     assert federation.wait_for_run(name, seconds=300) == "finished:completed", federation.logs()
     folder = federation.operator / "state" / "runs" / name
     there = json.loads((folder / "summary.json").read_text())
-    named, runs = str(federation.folder / "operator-modules"), str(federation.folder / "here")
+    named = ",".join([str(federation.folder / "operator-modules"), *INSTALLED])
+    runs = str(federation.folder / "here")
     here = run_in_process(RunSettings(str(experiment), runs=runs, plugins=named))
     assert there["engine"] == "grpc" and hashes_of(there) == hashes_of(here)
     assert there["rounds"] == 2
