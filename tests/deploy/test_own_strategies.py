@@ -44,15 +44,14 @@ TRUSTING = {
 
 
 class Own(Deployment):
-    """A federation whose operator names a folder with the modules of the page in deploy.yaml.
+    """A federation whose operator has a folder of every module of the page, and names it in deploy.yaml.
 
-    The loss and the method that has a site half are installed, at the operator and at the hospitals.
+    Its hospitals have installed the loss and the method that has a site half.
     """
 
-    def __init__(self, modules: dict[str, str], patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, modules: dict[str, str]) -> None:
         super().__init__(SITES)
-        own = {name: code for name, code in modules.items() if name not in INSTALLED}
-        folders = {"operator": own, "hospital": {name: modules[name] for name in INSTALLED}}
+        folders = {"operator": modules, "hospital": {name: modules[name] for name in INSTALLED}}
         for name, held in folders.items():
             (self.folder / f"{name}-modules").mkdir()
             for module, code in held.items():
@@ -62,19 +61,17 @@ class Own(Deployment):
             facts.mkdir()
             (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
             (facts / "entry_points.txt").write_text(offered)
-        installed = os.pathsep.join([str(ROOT), str(self.folder / "hospital-modules")])
-        self.environment |= {site: {"PYTHONPATH": installed} for site in SITES}
-        patch.setenv("PYTHONPATH", installed)
-        patch.syspath_prepend(str(self.folder / "hospital-modules"))
+        self.installed = os.pathsep.join([str(ROOT), str(self.folder / "hospital-modules")])
+        self.environment |= {site: {"PYTHONPATH": self.installed} for site in SITES}
 
 
 @pytest.fixture(scope="module")
 def federation() -> Iterator[Own]:
-    with pytest.MonkeyPatch.context() as patch, Own(MODULES, patch) as deployment:
+    with Own(MODULES) as deployment:
         deployment.init()
         federation = deployment.operator / "deploy.yaml"
         content = yaml.safe_load(federation.read_text())
-        content["plugins"] = [str(deployment.folder / "operator-modules"), *INSTALLED]
+        content["plugins"] = [str(deployment.folder / "operator-modules")]
         federation.write_text(yaml.safe_dump(content))
         deployment.start_superlink()
         for site in SITES:
@@ -89,7 +86,10 @@ def approve(deployment: Own, said: str, fails: bool = False) -> str:
     """What every hospital does with what `deploy stage` printed, and what the last one reads."""
     fab, digest = said.split()[-2:]
     commands = (("site", "approve", fab, digest, "--site", deployment.site_file(site)) for site in SITES)
-    return [deployment.perennial(*command, fails=fails) for command in commands][-1]
+    with pytest.MonkeyPatch.context() as patch:
+        # what is installed at the hospitals, and not at the operator
+        patch.setenv("PYTHONPATH", deployment.installed)
+        return [deployment.perennial(*command, fails=fails) for command in commands][-1]
 
 
 @pytest.mark.slow
@@ -114,8 +114,7 @@ def test_what_is_ones_own_gives_the_bits_of_one_process_at_real_sites(federation
     assert federation.wait_for_run(name, seconds=300) == "finished:completed", federation.logs()
     folder = federation.operator / "state" / "runs" / name
     there = json.loads((folder / "summary.json").read_text())
-    named = ",".join([str(federation.folder / "operator-modules"), *INSTALLED])
-    runs = str(federation.folder / "here")
+    named, runs = str(federation.folder / "operator-modules"), str(federation.folder / "here")
     here = run_in_process(RunSettings(str(experiment), runs=runs, plugins=named))
     assert there["engine"] == "grpc" and hashes_of(there) == hashes_of(here)
     assert there["rounds"] == 2
