@@ -36,7 +36,6 @@ class AdaBest(Corrected):
     """
 
     asks = ASKS["adabest"]
-    site_half = AdaBestSite
     name = AdaBestSite.name
     traits = replace(Corrected.traits, requires="the sites' drift estimates in their steps")
 

@@ -100,7 +100,6 @@ class Target(FedAvg):
     """
 
     asks = ASKS["target"]
-    site_half = TargetSite
     traits = Traits(requires="the server's model, and distillation on made inputs at the sites")
 
     def __init__(

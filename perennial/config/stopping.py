@@ -36,7 +36,7 @@ def require_validation(experiment: "Experiment") -> None:
             f"privacy.mode {experiment.privacy.mode!r}; remove it, or allow_unaccounted_metrics"
         )
     name = experiment.strategy.name
-    if not experiment.strategy.trains or experiment.strategy.asks.personal_layers:
+    if not experiment.strategy.trains or "personal" in experiment.strategy.asks.settings:
         raise ValueError(
             f"stopping: strategy {name!r} has no global model that rounds make better; remove it"
         )

@@ -11,9 +11,9 @@ from perennial.config.experiment import Experiment
 from perennial.learning.analytic.files import PARTS
 from perennial.server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from perennial.server.run_folder import CHECKPOINT
-from perennial.strategies.analytic import Analytic
+from perennial.strategies.analytic.kept import FOLDER
+from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.statistics.kept import FOLDER
 
 
 def _strategy(checkpoint: Checkpoint) -> Analytic | None:

@@ -24,11 +24,11 @@ from perennial.server.checkpoint import (
     save_previous,
 )
 from perennial.server.run_folder import CHECKPOINT
-from perennial.strategies.analytic import Analytic
+from perennial.strategies.analytic.cross_site import block_of
+from perennial.strategies.analytic.kept import FOLDER, KeptSums
+from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.statistics.cross_site import block_of
-from perennial.strategies.statistics.kept import FOLDER, KeptSums
 
 
 @dataclass

@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perennial.client.personal_head import keep_personal_head
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.simulation import simulated_federation
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import replace_file
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, load_saved
+from perennial.strategies.analytic.personal_head import keep_personal_head
 
 BLOCK = "own_heads"
 

@@ -22,14 +22,14 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.analytic import Analytic
+from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Weighing
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
-from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.serial_ring.method import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.null_updates import NULL_UPDATE, NullUpdates
 from perennial.strategies.valuation.rollback import Rollback

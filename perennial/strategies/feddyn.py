@@ -43,7 +43,6 @@ class FedDyn(Corrected):
     """
 
     asks = ASKS["feddyn"]
-    site_half = FedDynSite
     name = FedDynSite.name
     traits = replace(Corrected.traits, requires="the dynamic regulariser in the sites' steps")
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from perennial.cli.encoder import train_encoder_command
 from perennial.cli.run import run_command
-from perennial.client.digests import answer_digest
 from perennial.client.identity import Identity
 from perennial.client.site import open_site
 from perennial.config.approval import approved_experiment
@@ -34,6 +33,7 @@ from perennial.models.saved import load_saved
 from perennial.privacy.sample_level import refuse_mixing_layers
 from perennial.protocol.messages import DigestRequest
 from perennial.server.summary import hashes_of
+from perennial.strategies.digest_synthesis.site import answer_digest
 
 SHAPE = (1, 8, 8)
 EXPERIMENT: dict[str, Any] = {

@@ -17,7 +17,6 @@ from perennial.client.record_sets import (
     book_of,
     choose,
 )
-from perennial.client.statistics import collected
 from perennial.config import charges
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.privacy.composition import compose
@@ -25,6 +24,7 @@ from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.analytic.site import collected
 from tests.attacked_hospital import Hospital
 from tests.budgets import budget_for
 

@@ -14,13 +14,10 @@ import yaml
 
 from perennial.cli.check import check_command
 from perennial.client.class_means import release_class_sums
-from perennial.client.digests import answer_digest
 from perennial.client.handlers import answer_evaluate, answer_train
 from perennial.client.identity import Identity
-from perennial.client.own_model import answer_personal_model
 from perennial.client.release import check_reply
 from perennial.client.site import Site, open_site
-from perennial.client.sparsity import answer_sparsity
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, PolicyRefusal, PrivacyError
@@ -40,6 +37,8 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.clustered_personalisation.site import answer_personal_model, answer_sparsity
+from perennial.strategies.digest_synthesis.site import answer_digest
 
 EXPERIMENT: dict[str, Any] = {
     "name": "demands",

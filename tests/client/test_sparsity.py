@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perennial.client.sparsity import noise_std
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
 from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
 from perennial.privacy.calibration import gaussian_multiplier
 from perennial.protocol.messages import SparsityReply
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.clusters.site_vectors import check_vector
+from perennial.strategies.clustered_personalisation.site import noise_std
+from perennial.strategies.clustered_personalisation.site_vectors import check_vector
 
 STAMP = {
     "run": "0" * 16,

@@ -7,7 +7,7 @@ from torch import Tensor
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import NEVER, Sums, gaussian, gcv, ridge, solve
 from perennial.learning.analytic.statistics import require_width
-from perennial.strategies.statistics.heads import GAMMAS, LAMBDAS
+from perennial.strategies.analytic.heads import GAMMAS, LAMBDAS
 
 FOUR = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.5]], dtype=torch.float64)
 FIVE = torch.cat([FOUR, torch.tensor([[0.5, 0.25]], dtype=torch.float64)])

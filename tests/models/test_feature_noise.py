@@ -8,12 +8,12 @@ import torch
 import yaml
 from torch import nn
 
-from perennial.client.ring_turn import turn_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_noise import noised_features
-from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.serial_ring.method import SerialRing
+from perennial.strategies.serial_ring.site import turn_of
 from tests.ring_grid import ScriptedGrid, adds, request, services
 
 

@@ -24,7 +24,7 @@ from perennial.privacy.config import BLOCKS, UNWEIGHTED, Blocks, PrivacyConfig
 from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
-from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.analytic.kept import KeptSums
 from tests.strategies.test_analytic_runs import experiment, run
 
 PRIVACY = {"mode": "sample", "release": "sums", "noise_multiplier": 0.5, "noise_source": "seeded"}

@@ -14,7 +14,8 @@ FLOORS = [
     ["data", "models", "privacy"],
     ["config", "protocol"],
     ["learning"],
-    ["client", "strategies"],
+    ["client"],
+    ["strategies"],
     ["server", "baselines"],
     ["engine", "deploy", "live", "cli"],
 ]

@@ -11,11 +11,12 @@ import pytest
 from perennial.client.plan import Plan
 from perennial.config.asks import Asks, Between, Measurement, OneOf
 from perennial.config.experiment import Experiment
-from perennial.config.strategies import ASKS, STRATEGIES, asks_of
+from perennial.config.strategies import ASKS, SITE_HALVES, STRATEGIES, asks_of
 from perennial.data.registry import Registry
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation import plugins
 from perennial.foundation.errors import PolicyRefusal
+from perennial.learning.site_method import site_half_of
 from perennial.protocol.measurements import MEASUREMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,24 @@ def test_no_strategy_is_known_by_name_outside_its_room_and_the_registry() -> Non
             where = path.relative_to(PACKAGE).as_posix()
             if where not in ("config/strategies.py", CORRECTIONS, REMOVED):
                 found += [f"{where}: {word}" for word in literals(path) if word in names]
+    assert found == []
+
+
+def test_no_file_of_a_site_names_a_method() -> None:
+    of_halves = {kind.__name__ for name in SITE_HALVES for kind in site_half_of(name).answers}
+    classes = {target.rpartition(":")[2] for target in (*STRATEGIES.values(), *SITE_HALVES.values())}
+    forbidden = {*STRATEGIES, *of_halves, *classes}
+    found = []
+    for path in sorted((PACKAGE / "client").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {*literals(path)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                named |= {node.module or "", *(alias.name for alias in node.names)}
+        of_rooms = {
+            name for name in named if name.startswith(("perennial.strategies", "perennial.baselines"))
+        }
+        found += [f"{path.name}: {name}" for name in sorted(of_rooms | named & forbidden)]
     assert found == []
 
 

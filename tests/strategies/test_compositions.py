@@ -14,7 +14,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.digest_synthesis import StandIns
+from perennial.strategies.digest_synthesis.method import StandIns
 from perennial.strategies.factory import build_strategy
 
 SMALL: dict[str, Any] = {

@@ -15,7 +15,7 @@ from perennial.strategies.contribution import Contribution
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.request import Arrays
-from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.serial_ring.method import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed
 from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
 

@@ -15,7 +15,7 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
-from perennial.strategies.digests.recall import Recall
+from perennial.strategies.digest_synthesis.recall import Recall
 
 EXPERIMENT: dict[str, Any] = {
     "name": "rounds",

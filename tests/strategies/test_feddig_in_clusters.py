@@ -23,9 +23,9 @@ from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
 from perennial.server.app import serve
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.digest_synthesis import DigestSynthesis
-from perennial.strategies.digests.networks import ServerNetworks
-from perennial.strategies.digests.recall import Recall
+from perennial.strategies.digest_synthesis.method import DigestSynthesis
+from perennial.strategies.digest_synthesis.networks import ServerNetworks
+from perennial.strategies.digest_synthesis.recall import Recall
 from perennial.strategies.fedavg import FedAvg
 
 SITES = [f"site-{number}" for number in range(4)]

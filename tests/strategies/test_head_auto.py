@@ -20,7 +20,7 @@ from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.learning.analytic.solve import Sums, gaussian, ridge
 from perennial.learning.analytic.statistics import Collector
 from perennial.models.feature_maps.ball import on_grid
-from perennial.strategies.statistics.automatic import KINDS, AutomaticHead
+from perennial.strategies.analytic.automatic import KINDS, AutomaticHead
 
 AUTO: dict[str, Any] = {
     "name": "auto",

@@ -13,7 +13,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
+from perennial.strategies.clustered_personalisation.method import ClusteredPersonalisation
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted, Rejected

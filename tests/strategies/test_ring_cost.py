@@ -5,10 +5,10 @@ import torch
 from flwr.app import Message
 
 from perennial.protocol.tensors import byte_count
-from perennial.strategies.ring.chain import SLOWEST_POLL
-from perennial.strategies.ring.cost import RingCost
 from perennial.strategies.round import exchange
-from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.serial_ring.chain import SLOWEST_POLL
+from perennial.strategies.serial_ring.cost import RingCost
+from perennial.strategies.serial_ring.method import SerialRing
 from tests.ring_grid import START, ScriptedGrid, adds, request, services
 
 

@@ -6,14 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.client.ring_turn import segment_of, segment_sizes, turn_of
 from perennial.client.training_turn import mislabelled
-from perennial.config.turn import Turn
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.serial_ring.site import Turn, segment_of, segment_sizes, turn_of
 
 
 def request(settings: str = "{}", round: int = 1, task: int = 1) -> TrainRequest:

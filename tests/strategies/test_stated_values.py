@@ -10,11 +10,11 @@ from perennial.data.site import NOTHING
 from perennial.privacy.shared_noise_cost import MOST_VALUES
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.analytic.heads import HeadSettings
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.request import with_settings
-from perennial.strategies.serial_ring import SerialRing
-from perennial.strategies.statistics.heads import HeadSettings
+from perennial.strategies.serial_ring.method import SerialRing
 
 STAMP: dict[str, Any] = {
     "run": "r",

@@ -29,7 +29,7 @@ from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.server.attacks.pictures import REFERENCE
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.serial_ring.method import SerialRing
 
 PAIRS = 5
 BETWEEN = 3

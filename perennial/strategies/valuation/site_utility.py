@@ -5,6 +5,7 @@ from statistics import median
 from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ConfigError
+from perennial.learning.site_method import PlannedRun, SiteMethod
 from perennial.learning.worth import Worth
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
@@ -12,6 +13,18 @@ from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, check_counts
 from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.round.run_context import RunContext
+
+
+class JudgingSite(SiteMethod):
+    """The site half of contribution: measures the models of a round where the server has no samples."""
+
+    def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
+        experiment = plan.experiment
+        without = experiment.data.only_at_sites or not experiment.evaluation.central
+        if kind != "evaluate" or not without:
+            return 0
+        sites = experiment.data.sites or experiment.rounds.wait_for or 1
+        return max(1, plan.most("train", number)) * sites + 1
 
 
 class SiteJudge:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.layers import with_rows
-from perennial.strategies.digests.lending import DigestLending
-from perennial.strategies.digests.recall import Recall
+from perennial.strategies.digest_synthesis.lending import DigestLending
+from perennial.strategies.digest_synthesis.recall import Recall
 from perennial.strategies.round.nested_state import nested, part
 from perennial.strategies.round.request import Arrays
 from perennial.strategies.round.run_context import RunContext

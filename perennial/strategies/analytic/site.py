@@ -7,6 +7,7 @@ whichever round it is connected, and its answer does not depend on the round.
 import json
 from dataclasses import asdict, replace
 from hashlib import sha256
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.signing import kept_statements, signed_sums
 from perennial.client.site import Site
 from perennial.config import charges
+from perennial.config.analytic import HEADS_OF_A_MAP, heads_compared, shrinkage_of
 from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
 from perennial.config.site import Release
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
@@ -27,8 +29,10 @@ from perennial.foundation.site_log import log
 from perennial.learning.analytic.compact import compact_statistics
 from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
+from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.models.incremental import IncrementalModel
 from perennial.privacy.noised_sums import add_noise_to_sums
 from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import (
@@ -42,6 +46,7 @@ from perennial.protocol.messages import (
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.strategies.analytic.personal_head import keep_personal_head
 
 STATEMENT = "statement"
 """In the ledger's note of sums: before the hash of what the site signed of them."""
@@ -334,3 +339,54 @@ def _charge(site: Site, request: Stamp, kind: str, chosen: Chosen | None = None,
     if site.experiment.privacy.enabled:
         raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: no noise is added to {kind}")
     charge_entry(site, replace(charges.in_the_clear(site.experiment, request.run, kind), note=note), chosen)
+
+
+class SumsSite(SiteMethod):
+    """The site half: sums in place of training, compared heads, and a head of the site's own."""
+
+    answers: ClassVar[Answers] = {
+        StatisticsRequest: answer_statistics,
+        ClassCountsRequest: answer_class_counts,
+        CompareHeadsRequest: answer_compare_heads,
+    }
+
+    def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
+        maps = _alternatives(plan)
+        match kind:
+            case "statistics" | "class_counts":
+                if kind == "class_counts" and not self._balanced:
+                    return 0
+                # of this task, and of earlier ones that the site was away for
+                return 1 + sum(number > last for last in plan.last_rounds) + maps
+            case "compare_heads":
+                return int(shrinkage_of(self.keys) == "validation") + maps
+            case _:
+                return 0
+
+    def extra_questions(self, plan: PlannedRun) -> tuple[int, int]:
+        rounds, maps = plan.last_rounds[-1], _alternatives(plan)
+        asked = sum(self.extra_requests("compare_heads", number, plan) for number in range(1, rounds + 1))
+        return asked, heads_compared(self.keys) * rounds + HEADS_OF_A_MAP * maps
+
+    def check(self, request: Stamp, plan: PlannedRun) -> None:
+        """Check compared heads and weights. Raises PolicyRefusal if the experiment has others."""
+        if isinstance(request, CompareHeadsRequest) and request.models > (most := heads_compared(self.keys)):
+            raise PolicyRefusal(
+                f"heads: found {request.models}, the approved experiment compares {most} at most"
+            )
+        if isinstance(request, StatisticsRequest) and (request.weights is not None) != self._balanced:
+            raise PolicyRefusal("weights: the approved experiment has them with head balanced_ridge alone")
+
+    def sees_model(self, site: Site, model: IncrementalModel) -> None:
+        classes = tuple(site.process.registry.classes[: model.num_classes])
+        told = site.experiment.model_dump_json()
+        keep_personal_head(site.data, model, classes, told, site.identity.state_dir)
+
+    @property
+    def _balanced(self) -> bool:
+        return (self.keys.get("head") or "gaussian") == "balanced_ridge"
+
+
+def _alternatives(plan: PlannedRun) -> int:
+    """Maps that are compared before the sums of the chosen ones are asked for."""
+    return sum(len(found.of) for found in plan.experiment.model.choices)

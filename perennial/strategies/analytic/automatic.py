@@ -26,8 +26,8 @@ from perennial.learning.analytic.solve import (
     within_class,
 )
 from perennial.models.feature_maps.fixed import places_of
-from perennial.strategies.statistics.heads import HeadSettings
-from perennial.strategies.statistics.statistics_round import StatisticsRound
+from perennial.strategies.analytic.heads import HeadSettings
+from perennial.strategies.analytic.statistics_round import StatisticsRound
 
 GAMMAS = (0.001, 0.01, 0.1, 0.3, 0.7)
 LAMBDAS = (1e-5, 1e-3, 1e-2, 1e-1, 1.0)

@@ -11,7 +11,7 @@ from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.cross_site import Judge
 from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, best_by_gcv, gaussian, ridge
-from perennial.strategies.statistics.statistics_round import StatisticsRound
+from perennial.strategies.analytic.statistics_round import StatisticsRound
 
 Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
 Criterion = Literal["balanced", "plain"]

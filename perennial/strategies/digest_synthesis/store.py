@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.messages import DigestReply
-from perennial.strategies.digests.spread import spread
+from perennial.strategies.digest_synthesis.spread import spread
 
 SIMPLEX_TOLERANCE = 1e-4
 

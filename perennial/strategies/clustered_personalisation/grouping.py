@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.strategies.clusters.clustering import (
+from perennial.strategies.clustered_personalisation.clustering import (
     Labels,
     at_random,
     by_threshold,
@@ -22,7 +22,7 @@ from perennial.strategies.clusters.clustering import (
     spread,
     where_most_went,
 )
-from perennial.strategies.clusters.site_vectors import VectorSettings, ask_vectors
+from perennial.strategies.clustered_personalisation.site_vectors import VectorSettings, ask_vectors
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.run_context import RunContext

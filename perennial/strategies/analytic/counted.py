@@ -9,7 +9,7 @@ from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.influence import PARTS, parts_by_registration, parts_by_share
 from perennial.learning.analytic.solve import Sums
 from perennial.learning.analytic.statistics import EXACT_SAMPLES, Statistics
-from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.analytic.kept import KeptSums
 
 
 def require_own_sums(bounds: BoundsConfig, own: bool) -> None:

@@ -4,7 +4,8 @@ A site lends digests by having `digest` among its policy's answers, and takes th
 next reply to the server says so.
 """
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
+from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
 from perennial.models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
@@ -89,11 +91,16 @@ def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, 1)
 
 
-def withdrawal(site: Site) -> dict[str, Any]:
-    """Metrics that tell the server that this site stopped lending digests; {} if it did not."""
-    if site.experiment.digests is None or "digest" in site.identity.policy.answers:
-        return {}
-    return {"digests": "withdrawn"}
+class SummarySite(SiteMethod):
+    """The site half: lends feature summaries, and tells the server when it lends none any more."""
+
+    answers: ClassVar[Answers] = {DigestRequest: answer_digest}
+
+    def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
+        return int(kind == "digest" and plan.experiment.digests is not None)
+
+    def report(self, answers: Sequence[str]) -> Mapping[str, Any]:
+        return {} if "digest" in answers else {"digests": "withdrawn"}
 
 
 def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee: DigestGuarantee) -> None:

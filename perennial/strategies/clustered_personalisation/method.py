@@ -25,17 +25,22 @@ from perennial.models.sparsity import Combine
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.clusters.aggregation import ClusterAggregation, Model
-from perennial.strategies.clusters.clustering import adjusted_rand, two_directions
-from perennial.strategies.clusters.grouping import Grouping, Rule
-from perennial.strategies.clusters.personal_models import OwnAccuracy, complete_personal_models
-from perennial.strategies.clusters.site_vectors import VectorSettings
+from perennial.strategies.clustered_personalisation.aggregation import ClusterAggregation, Model
+from perennial.strategies.clustered_personalisation.clustering import adjusted_rand, two_directions
+from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule
+from perennial.strategies.clustered_personalisation.personal_models import (
+    OwnAccuracy,
+    complete_personal_models,
+)
+from perennial.strategies.clustered_personalisation.site import PERSONAL
+from perennial.strategies.clustered_personalisation.site_vectors import VectorSettings
+from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.nested_state import nested, part
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.parallel import parallel_round
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, with_settings
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.wrapper import Wrapper
@@ -159,8 +164,8 @@ class ClusteredPersonalisation(Wrapper):
         made: dict[str, TrainRequest] = {}
         members = self._grouping.by_cluster(sites)
         for cluster, some in members.items():
-            arrays, personal = Tensors(self._sent(cluster)), list(self._personal)
-            theirs = replace(request, arrays=arrays, personal=personal)
+            theirs = replace(request, arrays=Tensors(self._sent(cluster)))
+            theirs = with_settings(theirs, **{PERSONAL: list(self._personal)})
             made |= self._clusters.requests(cluster, theirs, some)
         return made
 
@@ -295,3 +300,30 @@ class ClusteredPersonalisation(Wrapper):
         super().load_state_dict(state)
         if self.attached:
             self._clusters.load_state_dict(self.run, state)
+
+
+class FedPer(ClusteredPersonalisation):
+    """FedPer: shared layers are averaged over all sites by samples; personal ones are the sites' own.
+
+    Arivazhagan et al. 2019 (arXiv 1912.00818). global_rounds: of plain averaging before that, where FedPer is
+    compared with methods that begin with a global model.
+    """
+
+    asks = ASKS["fedper"]
+
+    def __init__(
+        self,
+        personal: tuple[str, ...] = ("head",),
+        global_rounds: int | list[int] = 0,
+        max_update_norm: float | None = None,
+    ) -> None:
+        if not personal:
+            raise ValueError("personal: found no layer, which is FedAvg; allowed: at least one")
+        super().__init__(
+            FedAvg(),
+            global_rounds,
+            clusters=1,
+            grouping="random",
+            personal=personal,
+            max_update_norm=max_update_norm,
+        )

@@ -11,8 +11,8 @@ from functools import reduce
 from typing import Any
 
 from perennial.learning.analytic.statistics import WEIGHT, Statistics
-from perennial.strategies.statistics.kept import KeptSums
-from perennial.strategies.statistics.statistics_round import StatisticsRound
+from perennial.strategies.analytic.kept import KeptSums
+from perennial.strategies.analytic.statistics_round import StatisticsRound
 
 Counts = dict[str, list[int]]
 """site -> its samples of each of a task's classes."""

@@ -21,6 +21,15 @@ from perennial.learning.analytic.statistics import SumsForm, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.stamp import Stamp
+from perennial.strategies.analytic import cross_site as judged
+from perennial.strategies.analytic.automatic import AutomaticHead
+from perennial.strategies.analytic.balanced import BalancedSums
+from perennial.strategies.analytic.counted import counted_sums, require_own_sums
+from perennial.strategies.analytic.heads import Criterion, HeadSettings, Shrinkage
+from perennial.strategies.analytic.kept import FOLDER, KeptSums, require_room
+from perennial.strategies.analytic.map_choice import MapChoice
+from perennial.strategies.analytic.noised import noise_of_one, noised_total, sums_form
+from perennial.strategies.analytic.statistics_round import StatisticsRound
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
@@ -28,15 +37,6 @@ from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.secure.masked_sums import MaskedSums
-from perennial.strategies.statistics import cross_site as judged
-from perennial.strategies.statistics.automatic import AutomaticHead
-from perennial.strategies.statistics.balanced import BalancedSums
-from perennial.strategies.statistics.counted import counted_sums, require_own_sums
-from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
-from perennial.strategies.statistics.kept import FOLDER, KeptSums, require_room
-from perennial.strategies.statistics.map_choice import MapChoice
-from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
-from perennial.strategies.statistics.statistics_round import StatisticsRound
 from perennial.strategies.valuation.solved import Solved
 
 

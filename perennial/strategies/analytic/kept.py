@@ -11,7 +11,7 @@ from perennial.foundation.errors import ConfigError, StateError
 from perennial.learning.analytic.files import PARTS, read_statistics_file, write_statistics
 from perennial.learning.analytic.statistics import Statistics
 from perennial.privacy.signed_sums import Signer, Statement
-from perennial.strategies.statistics.checks import check_exact
+from perennial.strategies.analytic.checks import check_exact
 
 FOLDER = "statistics"
 WITHOUT_ASKING = 1 << 35

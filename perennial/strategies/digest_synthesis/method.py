@@ -20,9 +20,9 @@ from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.digests.lending import DigestLending
-from perennial.strategies.digests.networks import ServerNetworks
-from perennial.strategies.digests.spread import spread_factor
+from perennial.strategies.digest_synthesis.lending import DigestLending
+from perennial.strategies.digest_synthesis.networks import ServerNetworks
+from perennial.strategies.digest_synthesis.spread import spread_factor
 from perennial.strategies.round.context import Aggregator, Around, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import Arrays, TaskStart

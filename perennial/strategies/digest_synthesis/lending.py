@@ -14,8 +14,8 @@ from perennial.privacy.entries import Entry
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import DigestReply, DigestRequest, Refusal
 from perennial.protocol.stamp import Stamp
-from perennial.strategies.digests.report import digest_block, published_guarantee
-from perennial.strategies.digests.store import DigestStore, checked
+from perennial.strategies.digest_synthesis.report import digest_block, published_guarantee
+from perennial.strategies.digest_synthesis.store import DigestStore, checked
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import checked as checked_reply
 from perennial.strategies.round.request import RoundRequest

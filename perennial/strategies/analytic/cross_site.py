@@ -16,7 +16,7 @@ from perennial.learning.analytic.cross_site import (
     turned,
 )
 from perennial.learning.analytic.solve import LinAlgError, Sums
-from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.analytic.kept import KeptSums
 
 DEAR = 1e11
 """Multiplications from which on the table is made once, at the end of a run, and not after every task."""

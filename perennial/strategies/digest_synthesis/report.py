@@ -6,7 +6,7 @@ from typing import Any
 
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, guarantee_of, guess_log10
-from perennial.strategies.digests.store import DigestStore
+from perennial.strategies.digest_synthesis.store import DigestStore
 
 FLOAT_LEVELS = 2**32
 

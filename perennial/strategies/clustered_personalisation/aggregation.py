@@ -12,7 +12,7 @@ from torch import Tensor
 from perennial.models.layers import with_rows
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.clusters.grouping import Grouping
+from perennial.strategies.clustered_personalisation.grouping import Grouping
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.nested_state import nested, part

@@ -15,10 +15,10 @@ from perennial.foundation.errors import DataError
 from perennial.learning.analytic.solve import LinAlgError, LinearHead, Sums
 from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.models.feature_maps.fixed import FixedFeatures
-from perennial.strategies.statistics.automatic import AutomaticHead
-from perennial.strategies.statistics.heads import HeadSettings
-from perennial.strategies.statistics.kept import KeptSums
-from perennial.strategies.statistics.statistics_round import StatisticsRound
+from perennial.strategies.analytic.automatic import AutomaticHead
+from perennial.strategies.analytic.heads import HeadSettings
+from perennial.strategies.analytic.kept import KeptSums
+from perennial.strategies.analytic.statistics_round import StatisticsRound
 
 
 @dataclass

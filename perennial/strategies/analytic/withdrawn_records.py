@@ -21,7 +21,6 @@ from perennial.client.release import charge_entry
 from perennial.client.secure_state import own_identity
 from perennial.client.signing import keep_statements, kept_statements
 from perennial.client.site import Site
-from perennial.client.statistics import collected, training_counts
 from perennial.config import charges
 from perennial.data.splits import text_groups
 from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal
@@ -29,6 +28,7 @@ from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.learning.analytic.files import write_by_task
 from perennial.learning.analytic.statistics import Statistics
 from perennial.privacy.signed_sums import Statement
+from perennial.strategies.analytic.site import collected, training_counts
 
 WITHDRAWN = "withdrawn-records.json"
 """In the site's folder of a run: statement's hash -> by what the records withdrawn until then are known."""
