@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from perennial.baselines.inversion import synthesise
-from perennial.config.strategies import ASKS
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
@@ -99,7 +98,6 @@ class Target(FedAvg):
     a function of a model that every site has seen; they travel to the sites in every round.
     """
 
-    asks = ASKS["target"]
     traits = Traits(requires="the server's model, and distillation on made inputs at the sites")
 
     def __init__(

@@ -221,7 +221,7 @@ def _describe(identity: Identity, request: DescribeRequest) -> DescribeReply:
         )
     experiment, signed = identity.experiment, {}
     if not (experiment.strategy.trains or experiment.privacy.enabled or experiment.secure is not None):
-        from perennial.client.signing import own_signer
+        from perennial.client.secure_state import own_signer
 
         signer = own_signer(identity)
         signed = {"signing_key": signer.key, "certified": signer.certified}

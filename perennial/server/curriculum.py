@@ -138,6 +138,7 @@ class Curriculum:
             releases=self.releases if experiment.privacy.enabled else None,
             secret=int(position.progress.secret, 16) if position.progress.secret else None,
             sums=sums,
+            signers=self.attendance.roster.signers,
         )
         return self._evaluation.lent(run)
 

@@ -101,7 +101,6 @@ class Rounds:
                 sums=experiment.sums,
                 running=running,
                 max_update_norm=central.max_update_norm if central else None,
-                signers=self._attendance.roster.signers,
                 observers=central.observers if central else (),
             ),
         )

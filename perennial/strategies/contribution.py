@@ -26,10 +26,10 @@ from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Weighing
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
-from perennial.strategies.serial_ring.method import SerialRing
+from perennial.strategies.serial_ring.method import SerialRing, Weighing
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.null_updates import NULL_UPDATE, NullUpdates
 from perennial.strategies.valuation.rollback import Rollback
@@ -167,7 +167,9 @@ class Contribution(Wrapper):
             observers=(*request.observers, self._watch),
             max_update_norm=self.norm_bound(request),
         )
-        outcome = self.base.train_round(grid, replace(request, weighing=self._weighing(grid, request)))
+        if self.ring is not None:
+            self.ring.weighing = self._weighing(self.ring, grid, request)
+        outcome = self.base.train_round(grid, request)
         self._count_measuring(outcome)
         if not outcome.skipped:
             valuing = clock()
@@ -180,11 +182,11 @@ class Contribution(Wrapper):
         self._seconds["rounds"] += clock() - start
         return outcome
 
-    def _weighing(self, grid: Grid, request: RoundRequest) -> Weighing | None:
+    def _weighing(self, ring: SerialRing, grid: Grid, request: RoundRequest) -> Weighing | None:
         """Which models of a ring are measured in this round; None where turns are not valued as they come."""
-        if self.ring is None or self.estimator != "online":
+        if self.estimator != "online":
             return None
-        before, segments = (request.stamp.round - 1) * self.ring.segments, self.ring.segments
+        before, segments = (request.stamp.round - 1) * ring.segments, ring.segments
         self._weighed = frozenset(s for s in range(1, segments + 1) if self._valued(before + s))
         return Weighing(
             lambda arrays: self._weigh(grid, request, arrays),

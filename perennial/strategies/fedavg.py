@@ -8,7 +8,7 @@ from torch import Tensor
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import Arrays, RoundRequest
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.sums.exact_sum import ExactSum
 
@@ -46,18 +46,6 @@ class FedAvg(IncrementalStrategy):
     def largest_sum_weight(self, request: RoundRequest) -> float:
         """The largest value that weight() can have."""
         return 1.0 if self.fixed_weights else float(request.bounds.max_samples)
-
-    def take_sum(self, ctx: RoundContext, total: Arrays, weight: float) -> dict[str, Tensor]:
-        """The new global model from a sum of all updates that was made elsewhere.
-
-        total: sum of the weighted updates, float64.
-        weight: sum of their weights.
-        """
-        scale = 1.0 / (ctx.asked if self.fixed_weights else weight)
-        return {
-            name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
-            for name, tensor in ctx.reference.items()
-        }
 
     def largest_weight(self, asked: int) -> float:
         return 1.0 / asked

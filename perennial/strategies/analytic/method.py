@@ -158,7 +158,7 @@ class Analytic(IncrementalStrategy):
         self.exchange.bytes_up = self.exchange.bytes_down = 0
         noise = noise_of_one(self.width, self.run.experiment)
         seen, task = (self.features, self.form), request.stamp.task
-        signers = self._plain.signed_by(request.signers) if noise is None and not self._masked else None
+        signers = self._plain.signed_by(self.run.signers) if noise is None and not self._masked else None
         asking = StatisticsRound(grid, self.exchange, request, outcome, *seen, noise, self._masked, signers)
         ready = self.maps.chosen_by(asking, self.settings, self._classes(1))
         if self.maps.there:

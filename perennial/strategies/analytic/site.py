@@ -18,7 +18,6 @@ from perennial.client.policy import check_answer, check_compared_heads, check_st
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import charge, charge_entry, word_source
 from perennial.client.secure_values import is_secure, masked_reply
-from perennial.client.signing import kept_statements, signed_sums
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.config.analytic import HEADS_OF_A_MAP, heads_compared, shrinkage_of
@@ -47,6 +46,7 @@ from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.analytic.personal_head import keep_personal_head
+from perennial.strategies.analytic.statements import kept_statements, signed_sums
 
 STATEMENT = "statement"
 """In the ledger's note of sums: before the hash of what the site signed of them."""

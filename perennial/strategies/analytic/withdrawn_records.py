@@ -19,7 +19,6 @@ from perennial.client.floor import exempt, withheld
 from perennial.client.policy import check_answer, check_statistics
 from perennial.client.release import charge_entry
 from perennial.client.secure_state import own_identity
-from perennial.client.signing import keep_statements, kept_statements
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.data.splits import text_groups
@@ -29,6 +28,7 @@ from perennial.learning.analytic.files import write_by_task
 from perennial.learning.analytic.statistics import Statistics
 from perennial.privacy.signed_sums import Statement
 from perennial.strategies.analytic.site import collected, training_counts
+from perennial.strategies.analytic.statements import keep_statements, kept_statements
 
 WITHDRAWN = "withdrawn-records.json"
 """In the site's folder of a run: statement's hash -> by what the records withdrawn until then are known."""

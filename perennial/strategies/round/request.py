@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
-from perennial.learning.worth import Worth
-from perennial.privacy.signed_sums import Signer
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
@@ -38,19 +36,6 @@ class TaskStart:
 
 
 @dataclass(frozen=True)
-class Weighing:
-    """Which models of a ring's round are measured.
-
-    weigh: from a model to its worth on each class; None if nobody could measure it. sweeps: those whose
-    models are measured, around each turn. first: measure before a site gets the model, not while it works.
-    """
-
-    weigh: Callable[[Arrays], Worth | None]
-    sweeps: frozenset[int]
-    first: bool = False
-
-
-@dataclass(frozen=True)
 class RoundRequest:
     """The request for one round of training. sites: name -> node id of those to ask, in canonical order."""
 
@@ -75,10 +60,6 @@ class RoundRequest:
     """L2 norm above which an update is dropped; None: the strategy's own."""
     observers: tuple[Observer, ...] = ()
     """See each reply that was aggregated, while its update is still there, and change nothing."""
-    signers: Mapping[str, Signer] = field(default_factory=dict)
-    """The signing keys of the sites that sign their sums."""
-    weighing: Weighing | None = None
-    """How the turns of a ring are valued; None: they are not."""
 
     @property
     def most_replies(self) -> int:

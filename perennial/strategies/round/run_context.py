@@ -1,7 +1,7 @@
 """The run that a strategy works in: the experiment, the tasks, the server's model and its measures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from perennial.data.schedule import TaskSchedule
 from perennial.learning.worth import Scores
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.entries import Entry
+from perennial.privacy.signed_sums import Signer
 
 if TYPE_CHECKING:
     from perennial.strategies.secure.masked_sums import MaskedSums
@@ -52,6 +53,7 @@ class RunContext:
     secret: of the run, which no site knows; None in simulation, where it is the experiment's seed and every
     site could know it.
     sums: masked sums over the sites, under `secure` alone.
+    signers: the signing keys of the sites that sign what they send, as they come.
     """
 
     experiment: Experiment
@@ -66,6 +68,7 @@ class RunContext:
     releases: ReleaseRecord | None = None
     secret: int | None = None
     sums: "MaskedSums | None" = None
+    signers: Mapping[str, Signer] = field(default_factory=dict)
 
     @property
     def secret_seed(self) -> int:

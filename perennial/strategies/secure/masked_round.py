@@ -19,6 +19,7 @@ from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.context import RoundContext
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
@@ -85,7 +86,8 @@ class MaskedRound:
         except (NotEnough, ValueError) as missing:
             outcome.warnings.append(f"no sum was opened: {missing}")
         else:
-            outcome.arrays = self.halved(strategy.take_sum(ctx, total, weight), request.arrays, outcome)
+            after = self.take_sum(strategy, ctx, total, weight)
+            outcome.arrays = self.halved(after, request.arrays, outcome)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
             facts: dict[str, float] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
             outcome.details["secure"] = facts | ({"count": count} if layout.counts_within else {})
@@ -93,6 +95,16 @@ class MaskedRound:
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         outcome.asked, outcome.seconds = ctx.asked, time.monotonic() - start
         return outcome
+
+    def take_sum(
+        self, strategy: FedAvg, ctx: RoundContext, total: Arrays, weight: float
+    ) -> dict[str, Tensor]:
+        """Make the new global model. total: sum of weighted updates, float64. weight: of their weights."""
+        scale = 1.0 / (ctx.asked if strategy.fixed_weights else weight)
+        return {
+            name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
+            for name, tensor in ctx.reference.items()
+        }
 
     def halved(self, after: Arrays, before: Arrays, outcome: RoundOutcome) -> dict[str, Tensor]:
         """The model after the round, with its update halved while the measured accuracy falls too far.

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
+from perennial.learning.worth import Worth
 from perennial.models.incremental import travelling
 from perennial.models.relabel import relabel
 from perennial.protocol.tensors import byte_count, unpack
@@ -30,7 +31,7 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Weighing
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.serial_ring.chain import Chain, Silent
@@ -40,6 +41,19 @@ from perennial.strategies.serial_ring.site import MOST_SEGMENTS, USUAL_SEGMENTS,
 
 TELLING = 3
 """Turns whose median one dishonest site among them does not move."""
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """Which models of a ring's round are measured.
+
+    weigh: from a model to its worth on each class; None if nobody could measure it. sweeps: those whose
+    models are measured, around each turn. first: measure before a site gets the model, not while it works.
+    """
+
+    weigh: Callable[[Arrays], Worth | None]
+    sweeps: frozenset[int]
+    first: bool = False
 
 
 class SerialRing(IncrementalStrategy):
@@ -106,6 +120,8 @@ class SerialRing(IncrementalStrategy):
         self.init_noise_std, self.init_noise_layers = init_noise_std, init_noise_layers
         self.hop_timeout: float | None = None
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
+        self.weighing: Weighing | None = None
+        """How the turns of a round are valued; None: they are not. The strategy around this one sets it."""
         self._chain = Chain()
         self._cost = RingCost()
 
@@ -155,8 +171,8 @@ class SerialRing(IncrementalStrategy):
         outcome = log.outcome(request.sites)
         if len(outcome.participants) >= request.quorum:
             outcome.arrays = dict(log.arrays)
-            if request.weighing is not None and log.last_sweep in request.weighing.sweeps:
-                weighed(log, request.weighing)
+            if self.weighing is not None and log.last_sweep in self.weighing.sweeps:
+                weighed(log, self.weighing)
                 outcome.details["worth"] = log.worth
             turns = sum(hop.kind == "taken" for hop in log.hops)
             sent = outcome.bytes_up + outcome.bytes_down
@@ -240,7 +256,7 @@ class SerialRing(IncrementalStrategy):
         """One site's turn; on success log.arrays is the model that goes on."""
         holds = site in request.previous.holders or log.has_trained(site)
         try:
-            weighing = request.weighing
+            weighing = self.weighing
             if weighing is None or not {sweep, log.last_sweep} & weighing.sweeps:
                 reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds)
             elif weighing.first:

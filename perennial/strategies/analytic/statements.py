@@ -1,44 +1,20 @@
-"""A site's statements of its closed-form sums: signed once, kept, and superseded where the sums change."""
+"""A site's statements of its sums: signed once, kept, and superseded where the sums change."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from perennial.client.identity import Identity
-from perennial.client.secure_state import own_identity
+from perennial.client.secure_state import own_identity, own_signer
+from perennial.client.site import Site
 from perennial.config.analytic import solved_by
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
-from perennial.privacy.secure.keys import signing_key
-from perennial.privacy.signed_sums import Signer, Statement, lists
-
-if TYPE_CHECKING:
-    from perennial.client.site import Site
-    from perennial.protocol.messages import StatisticsRequest
+from perennial.privacy.signed_sums import Statement, lists
+from perennial.protocol.messages import StatisticsRequest
 
 FILE = "statements.json"
 """In the site's folder of a run: all its statements."""
-CERTIFIED = Path("secure/identity.certified")
-"""In state_dir: what the node key says of the signing key; `perennial site start` writes it."""
-
-
-def own_key(state_dir: Path) -> str:
-    """The site's public signing key; the key pair is made at the first call."""
-    return signing_key(own_identity(state_dir))
-
-
-def certify_own_key(state_dir: Path, certified: Callable[[str], str]) -> None:
-    """Store the node key's certificate of the signing key. certified: makes it from the public key."""
-    own = certified(own_key(state_dir))
-    replace_file(state_dir / CERTIFIED, own.encode(), mode=0o644)
-
-
-def own_signer(identity: Identity) -> Signer:
-    """The site's public signing key, with the node key's certificate of it, '' if there is none yet."""
-    path, key = identity.state_dir / CERTIFIED, own_key(identity.state_dir)
-    return Signer(identity.name, key, path.read_text() if path.exists() else "")
 
 
 def kept_statements(folder: Path) -> dict[int, list[Statement]]:
@@ -63,7 +39,7 @@ def keep_statements(folder: Path, found: Iterable[Statement]) -> None:
     replace_file(folder / FILE, (json.dumps(values, indent=1) + "\n").encode())
 
 
-def signed_sums(site: "Site", request: "StatisticsRequest", sums: str) -> Statement | None:
+def signed_sums(site: Site, request: StatisticsRequest, sums: str) -> Statement | None:
     """The site's signed statement of sums that are about to leave, stored; None if none is asked for.
 
     sums: their SHA-256. Raises ProtocolError if the request's list of signers lacks this site's key.
