@@ -15,9 +15,8 @@ from perennial.cli.privacy import ledger_command
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError, StateError
-from perennial.learning.batches import TrainingSet
-from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of, halves
+from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of
 from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
@@ -54,11 +53,6 @@ def settings(folder: Path, **changes: Any) -> RunSettings:
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content))
     return RunSettings(str(path), runs=str(folder / "runs"))
-
-
-def samples(count: int, exemplars: int = 0) -> TrainingSet:
-    y = torch.arange(count)
-    return TrainingSet(y[:, None].float(), y, torch.zeros(1), torch.ones(1), exemplars)
 
 
 @pytest.mark.parametrize("privacy", [SAMPLE, LOCAL], ids=lambda privacy: privacy["mode"])
@@ -109,17 +103,6 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(t
     assert found is not None and found.epsilon is None and "planned for 4" in found.void
 
 
-def test_a_damaged_file_is_not_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "runs" / "r" / FILE
-    path.parent.mkdir(parents=True)
-    sound = json.dumps({"accountant": BayesianAccountant(4, 1e-7).state_dict(), "void": ""})
-    for damaged in ('{"accountant": {}', sound, "[" * 100_000):
-        path.write_text(damaged)
-        with pytest.raises(StateError, match=r"typical\.json"):
-            bayesian_figure_of(tmp_path, "r")
-    assert bayesian_figure_of(tmp_path, "another") is None
-
-
 @pytest.mark.parametrize("ghost", [False, True])
 def test_a_record_moves_the_sum_by_its_clipped_gradient(ghost: bool) -> None:
     torch.manual_seed(0)
@@ -140,17 +123,6 @@ def test_a_record_moves_the_sum_by_its_clipped_gradient(ghost: bool) -> None:
         expected.append(min(1.0, math.sqrt(sum(float(part.square().sum()) for part in gradients))))
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
     assert len(set(expected)) > 1
-
-
-def test_halves_are_disjoint_and_whole() -> None:
-    one, other = halves(samples(7, exemplars=2), np.random.default_rng(1))
-    assert set(one.y.tolist()).isdisjoint(other.y.tolist())
-    assert sorted([*one.y.tolist(), *other.y.tolist()]) == sorted(2 * list(range(7)))
-    for half in (one, other):
-        assert all(half.y[len(half) - half.exemplars :] >= 5) and all(
-            half.y[: len(half) - half.exemplars] < 5
-        )
-    assert halves(samples(1), np.random.default_rng(1)) == []
 
 
 def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> None:

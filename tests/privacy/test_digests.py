@@ -15,7 +15,6 @@ from perennial.privacy.digests import (
     Digests,
     form_groups,
     guarantee_of,
-    guess_log10,
     make_digests,
     mix,
     randomised_labels,
@@ -71,13 +70,6 @@ def test_within_class_mixes_no_two_classes_and_names_those_that_are_too_small() 
     digests = mix(x, y, M, DigestConfig(mix="within_class"), groups_stream())
     assert digests.labels.tolist() == [[1, 0, 0], [1, 0, 0]]
     assert digests.short_classes == (1,)
-
-
-def test_given_weights_are_used() -> None:
-    x, _ = samples()
-    digests, _ = made(DigestConfig(per_digest=2, weights=(0.75, 0.25)))
-    first, second = digests.groups[3]
-    assert torch.allclose(digests.features[3], 0.75 * x[first] + 0.25 * x[second])
 
 
 @pytest.mark.parametrize("place", [0, 9, 21])
@@ -136,21 +128,6 @@ def test_randomised_labels_keep_the_share_that_epsilon_allows() -> None:
     answers = randomised_labels(labels, range(3, 6), math.log(2), SeededNoise(stream(3, "noise")))
     shares = torch.bincount(answers, minlength=6)[3:] / len(labels)
     assert shares.tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.01)
-
-
-def test_the_guess_heuristic() -> None:
-    assert guess_log10(256, 2**32, 1) == 0.0
-    assert 10 ** guess_log10(1, 4, 2) == pytest.approx(0.320833, abs=1e-6)
-    # kappa(V) = C(V + 2, 2): 3, 6, 10, 15
-    assert 10 ** guess_log10(1, 4, 3) == pytest.approx((1 / 3 + 1 / 6 + 1 / 10 + 1 / 15) / 4)
-    assert guess_log10(256, 2**32, 2) == pytest.approx(-2118.6, abs=6)
-    assert guess_log10(256, 2**32, 4) < guess_log10(256, 2**32, 3) < guess_log10(256, 2**32, 2)
-
-
-def test_soft_cross_entropy_of_a_one_hot_target_is_cross_entropy() -> None:
-    logits, labels = torch.randn(5, M), torch.tensor([0, 1, 2, 1, 0])
-    soft = F.cross_entropy(logits, F.one_hot(labels, M).float())
-    assert torch.allclose(soft, F.cross_entropy(logits, labels))
 
 
 def test_too_few_samples_are_refused_and_impossible_features_count_as_zero() -> None:
