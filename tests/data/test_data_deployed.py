@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from perennial.data.config import DataConfig
-from perennial.data.deployed import declared_input_shape, load_site, site_config
+from perennial.data.deployed import declared_fill, declared_input_shape, load_site, site_config
 from perennial.data.federation import build
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
@@ -167,3 +167,42 @@ def test_classes_that_a_site_lacks_are_noted(tmp_path: Path) -> None:
         "site 'linz' has no test sample of nv, df: a hash of each record decides, whatever its class",
         "data.samples_limit and test_limit are for simulation; this site uses all of its samples",
     )
+
+
+def test_a_site_that_the_data_names_and_give_no_sample_is_told_so(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
+    np.savez(
+        tmp_path / "a.npz",
+        x=x,
+        y=y,
+        classes=["a", "b"],
+        site=[0, 0, 1, 1],
+        site_names=["wien", "graz", "linz"],
+    )
+    config = configure(source="npz", path=str(tmp_path / "a.npz"), normalise={"mean": [0, 0], "std": [1, 1]})
+    with pytest.raises(DataError, match=r"site 'linz': no sample in .*a\.npz"):
+        load_site(config, ("a", "b"), "linz", 0, KEY)
+
+
+def test_a_table_declares_what_stands_for_missing_numbers_and_images_declare_nothing() -> None:
+    assert declared_fill(configure(source="folder", classes=["a"], image_size=8)) is None
+    table = configure(
+        source="csv",
+        classes=["a"],
+        columns={"age": "numeric", "size": "numeric"},
+        imputation={"age": 40, "size": 2.5},
+    )
+    fill = declared_fill(table)
+    assert fill is not None and {40.0, 2.5} <= {*fill.tolist()}
+
+
+def test_an_experiment_without_data_declares_its_inputs() -> None:
+    assert declared_input_shape(configure(source="folder", classes=["a"], image_size=[8, 12])) == (3, 8, 12)
+    gray = configure(source="folder", classes=["a"], image_size=8, color="gray")
+    assert declared_input_shape(gray) == (1, 8, 8)
+    columns = {"size": "numeric", "sex": ["m", "f"]}
+    assert declared_input_shape(configure(source="csv", classes=["a"], columns=columns)) == (5,)
+    with pytest.raises(ConfigError, match=r"data\.image_size: missing"):
+        declared_input_shape(configure(source="folder", classes=["a"]))
+    with pytest.raises(ConfigError, match=r"data\.columns: missing"):
+        declared_input_shape(configure(source="csv", classes=["a"]))

@@ -198,6 +198,14 @@ def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path: Pa
     assert source.notes == ()
 
 
+def test_a_label_of_a_manifest_that_means_none_is_no_class(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    (tmp_path / "list.csv").write_text("path,label\nnv/a.png,nv\nmel/c.PNG,NaN\n")
+    with pytest.raises(DataError, match=r"list\.csv, line 3: the label is empty, 'NaN'"):
+        read(tmp_path / "list.csv")
+    assert read(tmp_path / "list.csv", classes=["nv", "NaN"]).train.y.tolist() == [0, 1]
+
+
 def test_decoded_images_are_kept_until_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

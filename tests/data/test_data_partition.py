@@ -124,6 +124,24 @@ def test_class_subsets_leave_no_class_out_and_spread_the_holders(
         assert np.ptp(column[column > 0]) <= 1
 
 
+def test_disjoint_subsets_share_no_class() -> None:
+    labels = some_labels([20] * 10)
+    config = PartitionConfig(kind="class_subset", classes_per_site="disjoint")
+    counts = class_counts(partition(config, labels, 4, 3, (0, 10), names=tuple("abcdefghij")), labels, 10)
+    assert ((counts > 0).sum(axis=0) == 1).all()
+    assert sorted((counts > 0).sum(axis=1)) == [2, 2, 3, 3]
+
+
+def test_impossible_subsets_say_what_is_possible() -> None:
+    labels = some_labels([20] * 5)
+    with pytest.raises(ConfigError, match="4, but task 1 has 3 classes for 2 sites; allowed: 2 to 3"):
+        divide({"kind": "class_subset", "classes_per_site": 4}, labels, 2)
+    with pytest.raises(ConfigError, match="1, but task 1 has 3 classes for 2 sites; allowed: 2 to 3"):
+        divide({"kind": "class_subset", "classes_per_site": 1}, labels, 2)
+    with pytest.raises(ConfigError, match="'disjoint', but task 1 has 3 classes for 4 sites"):
+        divide({"kind": "class_subset", "classes_per_site": "disjoint"}, labels, 4)
+
+
 @settings(deadline=None)
 @given(
     totals=st.lists(st.integers(0, 1000), min_size=1, max_size=5),

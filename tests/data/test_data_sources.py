@@ -42,6 +42,16 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert abs(scaled.std() - source.std[0]) < 1e-3
 
 
+def test_a_benchmark_gives_the_classes_that_are_listed() -> None:
+    source = read(source="digits", classes=["7", "2"])
+    assert source.classes == ("7", "2")
+    everything = read(source="digits").train
+    assert len(source.train) == int(((everything.y == 7) | (everything.y == 2)).sum())
+    assert torch.equal(source.train.x[source.train.y == 0], everything.x[everything.y == 7])
+    with pytest.raises(DataError, match="'11' is not in the data"):
+        read(source="digits", classes=["1", "11"])
+
+
 def test_arrays_of_images_take_the_size_and_colour_asked_for() -> None:
     source = read(source="digits", image_size=(16, 12), color="rgb")
     assert source.train.x.shape == (1797, 3, 16, 12)
@@ -188,3 +198,23 @@ def test_torchvision_reads_a_local_root(tmp_path: Path, dataset: str, folder: st
     assert np.array_equal(source.train.x[:, 0].numpy(), x)
     assert source.test.y.tolist() == y.tolist()
     assert len(source.classes) == 10
+
+
+def test_groups_are_generated_as_described() -> None:
+    config = DataConfig.model_validate({"source": "synth_groups", "partition": {"kind": "natural"}})
+    source = load(config, seed=3)
+    assert source.test is not None and source.train.site is not None and source.test.site is not None
+    assert source.train.x.shape == (16 * 30, 1, 8, 8)
+    assert torch.bincount(source.train.site).tolist() == [30] * 16
+    assert torch.bincount(source.test.site).tolist() == [100] * 16
+    assert source.train.site_names[5] == "group-1-site-1"
+    labels, site = (
+        torch.cat([source.train.y, source.test.y]),
+        torch.cat([source.train.site, source.test.site]),
+    )
+    own = labels // 4 == site // 4
+    assert abs(own.float().mean() - 0.8) < 0.03
+    for index in range(16):
+        assert len(labels[(site == index) & ~own].unique()) == 1
+    assert torch.equal(load(config, seed=3).train.x, source.train.x)
+    assert not torch.equal(load(config, seed=4).train.x, source.train.x)

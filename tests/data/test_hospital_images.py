@@ -69,6 +69,13 @@ def test_a_dicom_file_is_seen_by_its_own_window(tmp_path: Path) -> None:
     assert np.array_equal(lung, np.clip(np.rint((hounsfield + 1350) * 255 / 1500), 0, 255))
 
 
+def test_monochrome1_is_turned_round(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a" / "1.dcm", RAMP, **CT)
+    write_dicom(tmp_path / "b" / "1.dcm", RAMP, **CT, PhotometricInterpretation="MONOCHROME1")
+    x = read(tmp_path, color="gray").train.x
+    assert torch.equal(x[0], 255 - x[1])
+
+
 def test_a_file_without_a_window_needs_one(tmp_path: Path) -> None:
     write_dicom(tmp_path / "a" / "1.dcm", RAMP)
     with pytest.raises(DataError, match=r"1\.dcm: the file has no window of its own; set data\.window"):
@@ -215,6 +222,19 @@ def test_twelve_and_sixteen_bits_take_a_window(tmp_path: Path, suffix: str, mode
         read(tmp_path)
     x = read(tmp_path, color="gray", window=[0, 4095]).train.x
     assert len(x.unique()) == 117
+
+
+def test_arrays_of_more_than_eight_bits_take_a_window(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    x = np.linspace(-1, 1, 2 * 6 * 6, dtype=np.float32).reshape(2, 1, 6, 6)
+    np.savez(path, x=x, y=np.array([0, 1]))
+    block = {"source": "npz", "path": str(path)}
+    assert load(DataConfig.model_validate(block), 0).train.x.dtype == torch.float32
+    with pytest.raises(DataError, match=r"data\.window"):
+        load(DataConfig.model_validate({**block, "image_size": 4}), 0)
+    block |= {"window": [-1, 1], "image_size": 4, "color": "rgb"}
+    read_ = load(DataConfig.model_validate(block), 0).train.x
+    assert read_.dtype == torch.uint8 and read_.shape == (2, 3, 4, 4)
 
 
 def test_the_aspect_can_be_kept(tmp_path: Path) -> None:

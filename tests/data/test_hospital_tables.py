@@ -160,3 +160,13 @@ def test_the_model_s_rows_are_filled_and_read_as_in_training(tmp_path: Path) -> 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, block: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config(tmp_path / "table.csv", **block)
+
+
+def test_inputs_of_several_batches_come_with_their_names(tmp_path: Path) -> None:
+    x = np.arange(1200, dtype=np.float32).reshape(600, 2)
+    path = tmp_path / "rows.npz"
+    np.savez(path, x=x)
+    pieces = [*read_inputs([path], (2,), "float32", torch.zeros(2))]
+    assert [len(names) for names, _ in pieces] == [len(part) for _, part in pieces] == [256, 256, 88]
+    assert [name for names, _ in pieces for name in names] == [f"{path}[{row}]" for row in range(600)]
+    assert torch.equal(torch.cat([part for _, part in pieces]), torch.from_numpy(x))

@@ -102,6 +102,16 @@ def test_the_page_s_blocks_are_what_the_program_reads(text: str) -> None:
         DataConfig.model_validate(content["data"])
 
 
+def test_init_looks_at_a_table(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    call("init", str(tmp_path / "heart.csv"), "--output", str(tmp_path / "out"))
+    data = load_experiment(tmp_path / "out" / "experiment.yaml").data
+    assert (data.label_column, data.site_column) == ("diagnosis", "hospital")
+    assert data.column_kinds == {"thal": "category", "record_id": "ignore", "visit": "ignore"}
+    with pytest.raises(DataError, match="no column 'outcome'"):
+        call("init", str(tmp_path / "heart.csv"), "--label", "outcome", "--output", str(tmp_path / "more"))
+
+
 def test_init_proposes_a_window_a_patient_and_padding(tmp_path: Path) -> None:
     (tmp_path / "x" / "a").mkdir(parents=True)
     (tmp_path / "x" / "b").mkdir()
@@ -139,6 +149,12 @@ def test_few_small_whole_numbers_are_taken_for_codes(tmp_path: Path, values: lis
     cells = [values[row % len(values)] for row in range(40)]
     path = table(tmp_path, {"grade": cells, "label": ["a", "b"] * 20})
     assert survey(path).codes == (("grade",) if code else ())
+
+
+def test_decimal_commas_are_numbers_and_no_codes(tmp_path: Path) -> None:
+    path = table(tmp_path, {"dose": ["1,5", "2,5", "3,5", "1,5"], "label": ["a", "b"] * 2}, ";")
+    found = survey(path)
+    assert found.columns == {"dose": "numeric"} and found.codes == ()
 
 
 def test_init_looks_at_a_list_and_at_arrays(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError
-from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of
+from perennial.learning.batches import TrainingSet
+from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of, halves
 from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
@@ -53,6 +54,11 @@ def settings(folder: Path, **changes: Any) -> RunSettings:
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content))
     return RunSettings(str(path), runs=str(folder / "runs"))
+
+
+def samples(count: int, exemplars: int = 0) -> TrainingSet:
+    y = torch.arange(count)
+    return TrainingSet(y[:, None].float(), y, torch.zeros(1), torch.ones(1), exemplars)
 
 
 @pytest.mark.parametrize("privacy", [SAMPLE, LOCAL], ids=lambda privacy: privacy["mode"])
@@ -123,6 +129,17 @@ def test_a_record_moves_the_sum_by_its_clipped_gradient(ghost: bool) -> None:
         expected.append(min(1.0, math.sqrt(sum(float(part.square().sum()) for part in gradients))))
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
     assert len(set(expected)) > 1
+
+
+def test_halves_are_disjoint_and_whole() -> None:
+    one, other = halves(samples(7, exemplars=2), np.random.default_rng(1))
+    assert set(one.y.tolist()).isdisjoint(other.y.tolist())
+    assert sorted([*one.y.tolist(), *other.y.tolist()]) == sorted(2 * list(range(7)))
+    for half in (one, other):
+        assert all(half.y[len(half) - half.exemplars :] >= 5) and all(
+            half.y[: len(half) - half.exemplars] < 5
+        )
+    assert halves(samples(1), np.random.default_rng(1)) == []
 
 
 def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> None:

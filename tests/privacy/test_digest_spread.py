@@ -60,6 +60,12 @@ def test_one_sample_in_a_digest_and_digests_of_several_classes_stay_where_they_a
     assert torch.equal(moved[several], mixed.features[several])
 
 
+def test_features_do_not_fall_below_0() -> None:
+    features = torch.tensor([[0.0, 1.0], [0.2, 1.0], [2.8, 1.0]])
+    apart = spread(features, torch.tensor([[1.0, 0.0]] * 3), 2.0)
+    assert torch.allclose(apart, torch.tensor([[0.0, 1.0], [0.0, 1.0], [4.6, 1.0]]))
+
+
 def run(folder: Path, runs: str, **changes: Any) -> dict[str, Any]:
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(EXPERIMENT | changes))
@@ -73,3 +79,10 @@ def test_a_run_trains_on_digests_that_were_spread(tmp_path: Path) -> None:
     noised = {**EXPERIMENT["digests"], "protection": "laplace", "epsilon": 8.0, "largest": 1.0}
     with pytest.raises(ConfigError, match=r"strategy\.spread"):
         run(tmp_path, "noised", digests=noised)
+
+
+def test_a_digest_that_is_alone_in_its_class_stays_where_it_is() -> None:
+    features = torch.tensor([[4.0, 2.0], [1.0, 1.0], [3.0, 5.0]])
+    labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    found = spread(features, labels, 2.0)
+    assert found.tolist() == [[4.0, 2.0], [0.0, 0.0], [4.0, 7.0]]

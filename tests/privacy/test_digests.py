@@ -15,6 +15,7 @@ from perennial.privacy.digests import (
     Digests,
     form_groups,
     guarantee_of,
+    guess_log10,
     make_digests,
     mix,
     randomised_labels,
@@ -128,6 +129,15 @@ def test_randomised_labels_keep_the_share_that_epsilon_allows() -> None:
     answers = randomised_labels(labels, range(3, 6), math.log(2), SeededNoise(stream(3, "noise")))
     shares = torch.bincount(answers, minlength=6)[3:] / len(labels)
     assert shares.tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.01)
+
+
+def test_the_guess_heuristic() -> None:
+    assert guess_log10(256, 2**32, 1) == 0.0
+    assert 10 ** guess_log10(1, 4, 2) == pytest.approx(0.320833, abs=1e-6)
+    # kappa(V) = C(V + 2, 2): 3, 6, 10, 15
+    assert 10 ** guess_log10(1, 4, 3) == pytest.approx((1 / 3 + 1 / 6 + 1 / 10 + 1 / 15) / 4)
+    assert guess_log10(256, 2**32, 2) == pytest.approx(-2118.6, abs=6)
+    assert guess_log10(256, 2**32, 4) < guess_log10(256, 2**32, 3) < guess_log10(256, 2**32, 2)
 
 
 def test_too_few_samples_are_refused_and_impossible_features_count_as_zero() -> None:

@@ -232,6 +232,18 @@ class TestLinkage:
         after = [self.permuted(before[source], seed=20 + source, drift=0.2) for source in shuffle]
         assert link_models(before, after).tolist() == shuffle
 
+    def test_index_by_index_comparison_sees_nothing(self) -> None:
+        layers = self.model(0)
+        relabelled = self.permuted(layers, seed=5)
+        aligned = align(layers, relabelled)
+
+        def cosine(other: Layers) -> float:
+            one, two = (torch.cat([weight.flatten() for weight in model]) for model in (layers, other))
+            return F.cosine_similarity(one, two, dim=0).item()
+
+        assert cosine(relabelled) < 0.2
+        assert cosine(aligned) > 0.99
+
     def test_different_shapes_are_refused(self) -> None:
         with pytest.raises(ValueError, match="different shapes"):
             match_neurons(self.model(0), self.model(0)[:-1])

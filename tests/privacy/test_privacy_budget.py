@@ -15,6 +15,7 @@ from perennial.privacy.calibration import (
 )
 from perennial.privacy.config import AccountantName
 
+KNOWN = Budget(epsilon=8.0, delta=1e-5, noise_multiplier=None, sample_rate=1.0, steps=50)
 WHOLE: dict[str, float] = {
     "epsilon": 8.0,
     "delta": 1e-5,
@@ -47,6 +48,12 @@ def test_sample_rate_for_a_budget() -> None:
     assert cost(solved, "rdp") <= 2.0 < cost(replace(solved, sample_rate=solved.sample_rate * 1.01), "rdp")
 
 
+def test_solutions_agree_with_each_other() -> None:
+    noise = KNOWN.solve("rdp").noise_multiplier
+    again = Budget(epsilon=8.0, delta=1e-5, noise_multiplier=noise, sample_rate=1.0, steps=None).solve("rdp")
+    assert again.steps == 50
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -63,6 +70,11 @@ def test_sample_rate_for_a_budget() -> None:
 def test_badly_posed_budgets_are_refused(values: dict[str, float], reason: str) -> None:
     with pytest.raises(PrivacyError, match=reason):
         Budget(**values)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_budget_that_nothing_reaches_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="single step already costs more"):
+        Budget(epsilon=0.5, delta=1e-5, noise_multiplier=0.5, sample_rate=1.0, steps=None).solve("rdp")
 
 
 @pytest.mark.parametrize(("epsilon", "expected"), [(1.0, 3.731), (2.0, 1.994), (4.0, 1.081), (8.0, 0.600)])
@@ -96,3 +108,9 @@ def test_digest_claims_by_hand() -> None:
         8.0, 1e-5
     ) == pytest.approx(0.30, abs=0.002)
     assert digest_l2_sensitivity(1.0, 0.25, non_negative=True) == pytest.approx(0.3536, abs=1e-4)
+
+
+@pytest.mark.parametrize("missing", ["noise_multiplier", "sample_rate", "steps", "delta"])
+def test_an_epsilon_needs_the_other_four(missing: str) -> None:
+    with pytest.raises(PrivacyError, match="from the other four"):
+        replace(KNOWN, **{"noise_multiplier": 1.0, missing: None}).cost("rdp")

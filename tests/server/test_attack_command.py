@@ -86,3 +86,8 @@ def test_a_ring_run_gets_linkage(tmp_path: Path) -> None:
     assert figures["linked_neurons_matched_in_the_clear"] == 1
     assert figures["update_cosine_neurons_matched_protected"] < 0.3
     assert "Linkage" in (tmp_path / "ring" / "report.html").read_text()
+
+
+def test_attacks_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
+    names = attacked(tmp_path, victims=1, steps=5, name="plain")
+    assert set(names) == {"Membership,", "Gradient"}

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, confusion_matrix, roc_auc_s
 
 from perennial.learning.analytic.solve import Sums, gaussian, ridge
 from perennial.learning.analytic.statistics import Collector
-from perennial.learning.batches import TrainingSet
+from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,
     SCORE_BINS,
@@ -19,7 +19,7 @@ from perennial.learning.evaluation_tables import (
     EvaluationTables,
     score_bin_lower,
 )
-from perennial.learning.scored import Scored, bin_logits, likelihoods
+from perennial.learning.scored import Scored, bin_logits, likelihoods, score_logits
 from perennial.models.feature_maps.ball import on_grid
 from perennial.models.prediction import log_odds
 from perennial.server.measures.assemble import (
@@ -95,6 +95,20 @@ def test_tables_count_what_the_probabilities_say() -> None:
     assert np.array_equal(weighted.vector(), 2 * found.pick(half).tables().vector())
     with pytest.raises(ValueError, match="expected"):
         EvaluationTables.from_vector(tables.vector()[:-1], 4)
+
+
+def test_a_sample_without_an_answer_is_as_far_from_every_class_as_can_be() -> None:
+    found = Scored(*bin_logits(torch.full((1, 3), torch.nan), torch.tensor([1])))
+    assert found.score.tolist() == [[0, 0, 0]]
+    assert found.confidence.tolist() == [[0, 0]]
+
+
+def test_every_sample_is_scored_in_batches_too() -> None:
+    count = 2 * EVALUATION_BATCH + 3
+    labels = torch.arange(count) % 3
+    data = TrainingSet(torch.eye(3)[labels], labels, torch.zeros(3), torch.ones(3))
+    found = score_logits(lambda inputs: inputs, data, 3)
+    assert found.label.tolist() == found.predicted.tolist() == labels.tolist()
 
 
 def test_areas_agree_with_another_implementation() -> None:

@@ -1,6 +1,7 @@
 """Runs of the closed form: the same sums and the same model however samples, sites and tasks are dealt."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,15 @@ def test_check_says_what_the_kept_sums_take(tmp_path: Path, capsys: pytest.Captu
     path.write_text(yaml.safe_dump(experiment(strategy={"keep_sites": False})))
     check_command(path, None)
     assert "keep_sites" not in capsys.readouterr().out
+
+
+def test_each_sites_sums_are_kept_or_not(tmp_path: Path) -> None:
+    assert run(tmp_path, "kept")["analytic"]["withdrawable"]
+    kept = sorted(path.name for path in (tmp_path / "runs" / "kept" / "statistics").glob("*.safetensors"))
+    assert len(kept) == 4 * 5 and kept[0] == "site-0-task-0001.safetensors"
+    assert not run(tmp_path, "not", strategy={"keep_sites": False})["analytic"]["withdrawable"]
+    assert not (tmp_path / "runs" / "not" / "statistics").exists()
+    shutil.rmtree(tmp_path / "runs")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """FedDig around other strategies: a stand-in counts as a site, and nothing is remembered of it as of one."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.feddyn import FedDyn
+from perennial.strategies.fednova import FedNova
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.scaffold import Scaffold
 from tests.rounds import begun
 
 PROXIMAL = {
@@ -82,6 +85,11 @@ def played(strategy: IncrementalStrategy, *replies: Admitted) -> torch.Tensor:
     return round_.result()["w"]
 
 
+def test_fednova_normalises_a_stand_in_by_its_own_steps() -> None:
+    # 1 / 1 step and 4 / 2 steps: mean 1.5 of one step each, times 1.5 steps on average
+    assert played(FedNova(), reply("a", 1.0, 1), reply("b", 4.0, 2, stand_in=True)).tolist() == [2.25, 2.25]
+
+
 def test_what_a_stand_in_did_is_not_remembered_as_the_sites_work() -> None:
     dynamic = FedDyn()
     dynamic.population = {"a", "b"}
@@ -96,3 +104,19 @@ def test_what_a_stand_in_did_is_not_remembered_as_the_sites_work() -> None:
     again = FedDyn()
     again.population = {"a", "b"}
     assert played(again, there, reply("b", 3.0, 1)).tolist() == [4.0, 4.0]
+
+
+def test_a_stand_in_leaves_the_control_variates_as_they_are() -> None:
+    strategy = Scaffold()
+    strategy.population = {"a", "b"}
+    strategy.local_lr = 0.5
+    true, stand_in = reply("a", 1.0, 2), reply("b", 3.0, 2, stand_in=True)
+    assert played(strategy, true, stand_in).tolist() == [2.0, 2.0]
+    alone = Scaffold()
+    alone.population = {"a", "b"}
+    alone.local_lr = 0.5
+    played(alone, true)
+    assert torch.equal(strategy.memory["w"], alone.memory["w"])
+    assert strategy.memory["w"].any()
+    played(alone, replace(stand_in, stand_in=False))
+    assert not torch.equal(strategy.memory["w"], alone.memory["w"])

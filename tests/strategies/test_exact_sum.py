@@ -171,6 +171,17 @@ def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.Monke
         assert torch.allclose(compiled[name], plain[name], rtol=0, atol=5 * COUNTS.step)
 
 
+def test_what_arrives_from_the_wire_can_be_summed_by_the_compiled_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
+    arrived = unpack(ArrayRecord({"a": Array(np.ones((300, 300), dtype=np.float32))}), "update")
+    result = ExactSum(arrived, COUNTS)
+    result.add(arrived, 2.0, arrived.norm)
+    assert arrived.norm == pytest.approx(300.0)
+    assert torch.equal(result.value()["a"], torch.full((300, 300), 2.0, dtype=torch.float64))
+
+
 def test_updates_of_messages_are_added_together_to_the_same_bits_and_those_of_this_process_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,6 +17,7 @@ from flwr.app import Context, Message, RecordDict
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.foundation.errors import NOT_APPROVED
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -246,3 +247,9 @@ def test_where_all_sites_are_late_the_next_round_waits_for_one_of_them(answers: 
 def test_only_an_app_that_cannot_be_unpacked_is_called_unapproved(reason: str, unapproved: bool) -> None:
     assert ("has not approved" in describe_error(reason)) == unapproved
     assert (reason in describe_error(reason)) != unapproved
+
+
+def test_a_reason_of_flower_is_told_apart_by_its_words() -> None:
+    again = "".join(list(NOT_APPROVED))
+    assert describe_error(again) == NOT_APPROVED
+    assert describe_error("no memory") == "error at the site or on the way: no memory"

@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from perennial.client.state import SiteState
+from perennial.foundation.errors import ConfigError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
+from perennial.strategies.factory import build_strategy
 from tests.personal_runs import GROUPS, Run, equal, run
 
 SITES = [f"site-{number}" for number in range(4)]
@@ -112,3 +114,17 @@ def test_the_server_holds_one_model_for_each_cluster(tmp_path: Path, sites: int)
     assert vectors.shape == (sites, 8)
     assert {name.split("/")[1] for name in kept} == {"model-0", "model-1"}
     assert sum(tensor.numel() for tensor in kept.values()) == 2 * (64 * 8 + 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "reason"),
+    [
+        ("fedper", {"personal": []}, "personal: found no layer, which is FedAvg"),
+        ("fedper", {"clusters": 2}, "unknown key 'clusters'"),
+        ("pfa", {"global_rounds": 1}, "pfa needs layer"),
+        ("pfa", {"global_rounds": 1, "layer": 0}, "layer: found 0"),
+    ],
+)
+def test_wrong_settings_are_named(name: str, keys: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build_strategy(name, keys)

@@ -13,6 +13,10 @@ from perennial.strategies.valuation.sweeps import sweep_marginals
 TOY = {(): 0, (0,): 10, (1,): 20, (2,): 30, (0, 1): 40, (0, 2): 50, (1, 2): 60, (0, 1, 2): 90}
 
 
+def drawn_permutations(players, count, generator):
+    return (generator.permutation(players) for _ in range(count))
+
+
 def toy(members: frozenset[int]) -> float:
     return float(TOY[tuple(sorted(members))])
 
@@ -50,6 +54,13 @@ def test_an_order_is_left_off_when_nothing_more_can_come() -> None:
     phi = over_permutations(4, value, [np.array([0, 1, 2, 3])], truncation=1e-3)
     assert phi.tolist() == [1, 0, 0, 0]
     assert frozenset({0, 1}) not in asked
+
+
+def test_no_more_orders_are_drawn_when_the_values_stand_still() -> None:
+    drawn = []
+    orders = (drawn.append(order) or order for order in drawn_permutations(3, 500, stream(1, "orders")))
+    over_permutations(3, lambda members: float(len(members)), orders, stop=0.05)
+    assert len(drawn) == 20
 
 
 def test_what_is_no_game_is_refused() -> None:

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from perennial.baselines.inversion import synthesise
-from perennial.baselines.target import MadeInputs, TargetSite
+from perennial.baselines.inversion import _statistics_distance, synthesise
+from perennial.baselines.target import MadeInputs, Target, TargetSite
+from perennial.foundation.errors import ConfigError
 from perennial.learning.site_method import LocalTurn
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.round.request import TaskStart
 
 STAMP = {
     "run": "0" * 16,
@@ -90,3 +92,23 @@ def test_a_model_that_agrees_has_nothing_to_learn() -> None:
 
 
 X, LOGITS = torch.zeros(5, 2), torch.zeros(5, 2)
+
+
+def test_nothing_is_made_before_there_is_anything_to_forget() -> None:
+    strategy = Target()
+    strategy.begin_task(TaskStart(1, 2, range(2), {}, ("a",)))
+    assert not strategy.made
+    with pytest.raises(ConfigError, match="a run of Perennial alone"):
+        strategy.begin_task(TaskStart(2, 4, range(2, 4), {}, ("a",)))
+
+
+def test_the_distance_of_batch_statistics_is_the_sum_of_those_of_mean_and_variance() -> None:
+    layer = torch.nn.BatchNorm2d(2).eval()
+    assert layer.running_mean is not None and layer.running_var is not None
+    layer.running_mean.copy_(torch.tensor([1.0, 1.0]))
+    layer.running_var.copy_(torch.tensor([4.0, 1.0]))
+    distance = _statistics_distance(layer)
+    assert float(distance()) == 0.0, "nothing has been seen"
+    # both channels hold -1 and 1: means of 0 and variances of 1
+    layer(torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1).expand(2, 2, 3, 3))
+    assert float(distance()) == pytest.approx(2**0.5 + 3.0)
