@@ -170,17 +170,6 @@ def moved(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], width
     )
 
 
-def test_a_record_is_a_row_and_a_copy_another_one(tmp_path: Path) -> None:
-    """A table of yes and no has few contents: 2,000 rows are 2,000 records, and were trained on as 64."""
-    table = rows()
-    write(tmp_path, [*table, *table[:6]])
-    place = hospital(tmp_path, one_release())
-    assert int(clear_sums(place, 1)["counts"].sum()) == 23
-    reply = ask(place, 1)
-    assert isinstance(reply, StatisticsReply), place.refusal
-    assert paid_by(tmp_path) == [1] * 20, "a content has one line of payments"
-
-
 def test_one_more_row_of_a_known_content_moves_the_sums_by_what_is_charged(tmp_path: Path) -> None:
     """Under another label too; it moved them by 1.442 where 1.136 is charged."""
     table = rows()
