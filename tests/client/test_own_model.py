@@ -12,7 +12,7 @@ from perennial.cli.main import app
 from perennial.data.augmentation import to_float
 from perennial.data.images import ImageReading, read_images
 from perennial.models.saved import load_saved
-from tests.personal_runs import GROUPS, run
+from tests.strategies.personal_runs import GROUPS, run
 
 
 def predict(*arguments: object) -> list[tuple[str, str]]:

@@ -25,8 +25,8 @@ from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
-from tests.attacked_hospital import Hospital
-from tests.budgets import budget_for
+from tests.privacy.budgets import budget_for
+from tests.redteam.attacked_hospital import Hospital
 
 SPLIT_KEY = "0" * 64
 NOISE = 4.0

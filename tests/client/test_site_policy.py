@@ -25,7 +25,7 @@ from perennial.privacy.accountants import make_accountant
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from tests.budgets import budget_for
+from tests.privacy.budgets import budget_for
 
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
 STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}

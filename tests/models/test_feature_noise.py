@@ -13,7 +13,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_noise import noised_features
 from perennial.strategies.serial_ring import SerialRing
-from tests.ring_grid import services
+from tests.strategies.ring_grid import services
 
 
 def network() -> nn.Sequential:

@@ -17,8 +17,8 @@ from perennial.privacy import ledger_lines
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.ledger_tip import MOST_GUARANTEES, Tip, TipPosition, commitment, with_one_more
-from tests.budgets import budget_for
 from tests.forks import run_code
+from tests.privacy.budgets import budget_for
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 Attack = Callable[[Ledger, bytes], object]

@@ -15,7 +15,7 @@ from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.request import Arrays
 from perennial.strategies.serial_ring import SerialRing
-from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
+from tests.strategies.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
 
 RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
 

@@ -16,11 +16,11 @@ from perennial.engine.run import answer
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import STRATEGIES, build_strategy
-from tests.quickstart_client import Net, load_data
-from tests.quickstart_client import app as quickstart
-from tests.sklearn_client import app as sklearn_quickstart
-from tests.sklearn_client import first_weights, model_with
-from tests.sklearn_client import load_data as sklearn_data
+from tests.strategies.quickstart_client import Net, load_data
+from tests.strategies.quickstart_client import app as quickstart
+from tests.strategies.sklearn_client import app as sklearn_quickstart
+from tests.strategies.sklearn_client import first_weights, model_with
+from tests.strategies.sklearn_client import load_data as sklearn_data
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
 KEYS: dict[str, dict[str, Any]] = {

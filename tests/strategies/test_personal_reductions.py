@@ -13,7 +13,7 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.factory import build_strategy
-from tests.personal_runs import GROUPS, Run, equal, run
+from tests.strategies.personal_runs import GROUPS, Run, equal, run
 
 SITES = [f"site-{number}" for number in range(4)]
 
