@@ -12,13 +12,11 @@ from safetensors.torch import load_file
 
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.engine.cohorts import LARGEST, Cohorts, plan_cohorts
+from perennial.engine.cohorts import LARGEST, plan_cohorts
 from perennial.engine.frames import content_of, frames
-from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
-from perennial.engine.workers import WorkerGrid
 from perennial.foundation.errors import StateError
-from perennial.models.config import BACKBONES
 from perennial.models.saved import PERSONAL_MODEL
 from perennial.protocol.messages import EvaluateRequest, TrainReply, TrainRequest
 from perennial.protocol.stack import Stack
@@ -205,25 +203,6 @@ def test_auto_follows_from_the_experiment(changes: dict[str, Any], size: int) ->
     assert plan_cohorts(Experiment.model_validate(merged(changes)), "auto").size == size
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        *({"name": name} for name in BACKBONES),
-        {"name": "mlp", "hidden": []},
-        {"name": "small_cnn", "norm": "batch"},
-        {"name": "resnet20", "squeeze_excitation": True},
-        {"name": "dual_backbone", "backbone": "resnet20"},
-        {"name": "digest_two_branch", "backbone": "small_cnn"},
-        {"name": "features", "features": [{"name": "inputs"}]},
-    ],
-    ids=str,
-)
-def test_auto_never_fails_on_a_network_of_ours(model: dict[str, Any]) -> None:
-    plan = plan_cohorts(Experiment.model_validate(merged({"data": {"sites": 20}}) | {"model": model}), "auto")
-    assert plan.size >= 1
-    assert bool(plan.note) == ("batch" in model.values())
-
-
 def test_a_cohort_answers_with_one_matrix_and_its_sites_as_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,10 +273,6 @@ STAMP = {
 }
 
 
-def echo(message: Message, context: Context) -> Message:
-    return Message(RecordDict(), reply_to=message)
-
-
 def together(messages: list[Message], contexts: list[Context]) -> list[Message]:
     nodes = sorted(context.node_id for context in contexts)
     assert len(nodes) > 1
@@ -308,35 +283,3 @@ def asked(nodes: list[int], training: bool = True) -> list[Message]:
     kind = TrainRequest if training else EvaluateRequest
     request = kind(**STAMP, arrays=Tensors(weight=torch.zeros(1)))
     return [Message(request.record, node, request.message_type) for node in nodes]
-
-
-def test_an_app_that_raises_answers_for_the_whole_cohort() -> None:
-    def broken(messages: list[Message], contexts: list[Context]) -> list[Message]:
-        raise RuntimeError("no memory")
-
-    grid = InProcessGrid(echo, site_contexts(2, {}), Cohorts(2, broken))
-    replies = [*grid.send_and_receive(asked([1, 2]))]
-    assert [reply.error.reason for reply in replies] == ["RuntimeError: no memory"] * 2
-
-
-def slow_first(message: Message, context: Context) -> Message:
-    import time
-
-    time.sleep(1.0 if context.node_id == 1 else 0.0)
-    return Message(RecordDict(), reply_to=message)
-
-
-def test_a_site_that_is_busy_is_asked_where_it_is() -> None:
-    grid = WorkerGrid(slow_first, site_contexts(4, {}), 2, cohorts=Cohorts(4, together))
-    try:
-        first = [*grid.push_messages(asked([1], training=False))]
-        others = [*grid.push_messages(asked([1, 2, 3]))]
-        waiting, order = {*first, *others}, []
-        while waiting:
-            for reply in grid.pull_messages(waiting):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                order.append(reply.metadata.reply_to_message_id)
-        # the busy site's second answer waits for its first, though the rest of its cohort is done
-        assert order.index(others[0]) > order.index(first[0])
-    finally:
-        grid.close()

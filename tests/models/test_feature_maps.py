@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -100,18 +99,6 @@ def test_one_sample_has_the_same_bits_at_every_place_of_a_batch(features: tuple[
         batch = others.clone()
         batch[place] = one[0]
         assert torch.equal(features_of(backbone, batch)[place : place + 1], alone), place
-
-
-def test_a_map_is_known_by_everything_that_defines_it() -> None:
-    same = backbone_of(PATCHES).content
-    assert backbone_of(PATCHES).content == same
-    changed = [
-        backbone_of({**PATCHES, key: value}).content
-        for key, value in (("threshold", 0.4), ("seed", 1), ("grid", 3), ("filters", 6), ("size", 4))
-    ]
-    changed += [backbone_of(PATCHES, expansion={"width": 30}).content, backbone_of(RANDOM).content]
-    changed += [backbone_of(PATCHES, expansion={"width": 30, "keep": True}).content]
-    assert len({same, *changed}) == 1 + len(changed)
 
 
 def test_a_sample_is_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,18 +214,6 @@ def test_what_a_map_cannot_read_is_refused(features, shape: tuple[int, ...], mes
     config = ModelConfig.model_validate({"name": "features", "features": features})
     with pytest.raises(ConfigError, match=message):
         build_model(config, shape, 4, 1)
-
-
-def test_settings_of_maps_are_checked() -> None:
-    for settings, message in (
-        ({"name": "features"}, "'features' is missing"),
-        ({"name": "mlp", "features": ["random"]}, "does not take it"),
-        ({"name": "features", "features": ["ranom"]}, "ranom"),
-        ({"name": "features", "features": [{"name": "pretrained", "network": "resnet50"}]}, "give sha256"),
-        ({"name": "features", "features": [{"name": "pretrained", "mean": [0, 0, 0]}]}, "brings its own"),
-    ):
-        with pytest.raises(ValidationError, match=message):
-            ModelConfig.model_validate(settings)
 
 
 # networks that were trained elsewhere

@@ -132,23 +132,3 @@ def test_the_seed_alone_decides_the_first_values(config):
     assert not torch.equal(one["head.weight"], other["head.weight"])
     first = next(key for key in one if key.startswith("backbone.") and one[key].dim() > 1)
     assert not torch.equal(one[first], other[first])
-
-
-def test_se_cnn_without_its_attention_is_the_same_network_otherwise():
-    full, bare = (
-        build_model(ModelConfig(name="se_cnn", squeeze_excitation=asked), (3, 8, 8), 2, seed=1).state_dict()
-        for asked in (None, False)
-    )
-    assert {key: value.shape for key, value in bare.items()} == {
-        key: value.shape for key, value in full.items() if not key.startswith("backbone.attention.")
-    }
-    assert len(bare) == len(full) - 4
-
-
-def test_channel_attention_follows_the_formula():
-    attention = SqueezeExcitation(4)
-    u = torch.arange(16.0).reshape(1, 4, 2, 2)
-    means = torch.tensor([1.5, 5.5, 9.5, 13.5])
-    hidden = (attention.squeeze.weight @ means + attention.squeeze.bias).clamp(min=0)
-    expected = 1 / (1 + torch.exp(-(attention.excite.weight @ hidden + attention.excite.bias)))
-    torch.testing.assert_close(attention(u)[0], u[0] * expected[:, None, None])
