@@ -15,7 +15,7 @@ from tests.deployed_site import DeployedSite
 from tests.redteam.fuzz import EXPERIMENTS, RUNS, STATE_LIMITS, TARGETS, Failure, campaign, site_target
 from tests.what_leaves import DOWN
 
-QUICK = {"decode": 1_000, "yaml": 200, "site": 600}
+QUICK = {"decode": 600, "yaml": 150, "site": 240}
 GROWTH = 400 * 2**20
 """Bytes by which a campaign may grow after its first tenth; a leak of a message's tensors would be more."""
 KINDS = {"policy", "privacy", "data", "state", "protocol", "config", "foreign"}
