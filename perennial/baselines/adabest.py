@@ -10,7 +10,7 @@ from perennial.learning.site_method import LocalTurn
 from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.request import Arrays
-from perennial.strategies.sums.parameters import is_statistic
+from perennial.strategies.sums.exact_sum import is_statistic
 
 MU = 0.1
 

@@ -20,9 +20,7 @@ from perennial.learning.site_method import LocalTurn, SiteMethod
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import Arrays, TaskStart
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Arrays, TaskStart, Traits, nested, part
 
 MADE = "rehearsal"
 """Prefix of the made inputs among the tensors of a request."""

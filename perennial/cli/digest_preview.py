@@ -86,7 +86,7 @@ def _facts(
 ) -> list[str]:
     from perennial.privacy.digests import digest_entries, guess_log10
     from perennial.privacy.entries import RECIPIENT
-    from perennial.strategies.digest_synthesis.report import FLOAT_LEVELS
+    from perennial.strategies.digest_synthesis.lending import FLOAT_LEVELS
 
     config = experiment.digests
     assert config is not None
@@ -134,7 +134,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
     from perennial.privacy.attacks.similarity import structural_similarity
     from perennial.strategies.digest_synthesis.recall import Recall
-    from perennial.strategies.digest_synthesis.spread import spread, spread_factor
+    from perennial.strategies.digest_synthesis.store import spread, spread_factor
 
     data, experiment, config = site.data, site.experiment, site.experiment.digests
     assert config is not None

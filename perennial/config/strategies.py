@@ -27,7 +27,7 @@ STRATEGIES = {
     "serial_ring": "perennial.strategies.serial_ring.method:SerialRing",
     "contribution": "perennial.strategies.contribution:Contribution",
     "layer_attention": "perennial.strategies.layer_attention:LayerAttention",
-    "uniform_mean": "perennial.strategies.uniform_mean:UniformMean",
+    "uniform_mean": "perennial.strategies.fedavg:UniformMean",
     "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
 }
 REMOVED = {

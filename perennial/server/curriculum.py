@@ -32,9 +32,8 @@ from perennial.server.stopped import what_to_try
 from perennial.server.stopping import Stopping
 from perennial.server.task_end import TaskEnd
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 

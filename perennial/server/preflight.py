@@ -22,8 +22,8 @@ from perennial.server.global_model import GlobalModel
 from perennial.server.privacy_claim import check_privacy
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.run_context import RunContext
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from perennial.server.releases import Releases
 from perennial.server.shared_clipping import SharedClipping
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
+from perennial.strategies.round.gate import RunningBounds
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.secure.masked_round import MaskedRound
 
 

@@ -7,7 +7,7 @@ import math
 from typing import Any, Self
 
 from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
 
 
 class SharedClipping:

@@ -16,8 +16,7 @@ from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.server.evaluation import ReportedCounts, pooled, reported_counts
 from perennial.server.masked_task_end import Note, opened_counts
 from perennial.server.site_tables import SiteTables, check_tables, counts_beside
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import answers, check_counts
+from perennial.strategies.round.exchange import Exchange, answers, check_counts
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 ALL_SITES = ""

@@ -25,8 +25,7 @@ from perennial.server.measures.calibration import chosen_temperature
 from perennial.server.releases import Releases
 from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.strategies.analytic.checks import check_exact, read_statistics
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask
+from perennial.strategies.round.exchange import Exchange, ask
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 Request = TypeVar("Request", FinishTaskRequest, EvaluateRequest)

@@ -24,24 +24,32 @@ from perennial.learning.worth import Scores, Utility, Worth, balanced
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Traits
 from perennial.strategies.serial_ring.method import SerialRing, Weighing
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
-from perennial.strategies.valuation.null_updates import NULL_UPDATE, NullUpdates
-from perennial.strategies.valuation.rollback import Rollback
-from perennial.strategies.valuation.shapley import MOST_EXACT, Sampling, Value, over_judges, shares_by_site
-from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
+from perennial.strategies.valuation.shapley import (
+    MOST_EXACT,
+    Sampling,
+    Value,
+    over_judges,
+    shares_by_site,
+    sweep_marginals,
+)
+from perennial.strategies.valuation.site_utility import (
+    NULL_UPDATE,
+    NullUpdates,
+    Rollback,
+    SiteJudge,
+    site_judge,
+)
 from perennial.strategies.valuation.solved import (
     JudgedBySites,
     leave_one_out,
     require_affordable,
     require_closed_form,
 )
-from perennial.strategies.valuation.sweeps import sweep_marginals
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic

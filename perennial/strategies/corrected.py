@@ -19,10 +19,16 @@ from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, with_settings
-from perennial.strategies.round.traits import Traits
-from perennial.strategies.sums.parameters import parameter_zeros
+from perennial.strategies.round.request import (
+    Arrays,
+    RoundRequest,
+    TaskStart,
+    Traits,
+    nested,
+    part,
+    with_settings,
+)
+from perennial.strategies.sums.exact_sum import parameter_zeros
 
 
 class Corrected(FedAvg):

@@ -6,10 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.sums.exact_sum import ExactSum
 
 
@@ -72,3 +71,13 @@ class WeightedMean(Aggregator):
 
     def result(self) -> dict[str, Tensor]:
         return self.sum.added_to(self.ctx.reference, self.ctx.asked if self.method.fixed_weights else None)
+
+
+class UniformMean(FedAvg):
+    """theta + sum_k update_k / K."""
+
+    def weight(self, reply: Admitted) -> float:
+        return 1.0
+
+    def largest_sum_weight(self, request: RoundRequest) -> float:
+        return 1.0

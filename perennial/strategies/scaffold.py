@@ -15,12 +15,10 @@ from perennial.learning.site_method import LocalTurn
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite, personal_layers
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.parameters import is_statistic, parameter_zeros
+from perennial.strategies.round.request import nested, part
+from perennial.strategies.sums.exact_sum import ExactSum, is_statistic, parameter_zeros
 
 PER_STEP = "per step"
 CONTROL = "control"

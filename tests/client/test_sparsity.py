@@ -11,8 +11,8 @@ from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
 from perennial.privacy.calibration import gaussian_multiplier
 from perennial.protocol.messages import SparsityReply
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.clustered_personalisation.grouping import check_vector
 from perennial.strategies.clustered_personalisation.site import noise_std
-from perennial.strategies.clustered_personalisation.site_vectors import check_vector
 
 STAMP = {
     "run": "0" * 16,

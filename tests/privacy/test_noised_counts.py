@@ -32,7 +32,7 @@ from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.privacy_claim import open_channels
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible, wilson
-from perennial.strategies.round.queries import check_counts
+from perennial.strategies.round.exchange import check_counts
 from tests.privacy.distinguishing import audit
 from tests.redteam.attacked_hospital import BASE, Hospital, template_policy
 from tests.redteam.hostile_server import SAMPLE, counted_pixels

@@ -12,8 +12,8 @@ from perennial.server.metrics import (
     forgetting,
 )
 from perennial.server.summary import measured_rounds
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
 
 MATRIX = [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]
 

@@ -19,9 +19,9 @@ from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.run_context import RunContext
 from tests.rounds import begun
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=1)

@@ -18,7 +18,7 @@ from perennial.engine.run import run_in_process
 from perennial.server.app import serve
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.digest_synthesis.method import DigestSynthesis
-from perennial.strategies.digest_synthesis.networks import ServerNetworks
+from perennial.strategies.digest_synthesis.recall import ServerNetworks
 from perennial.strategies.fedavg import FedAvg
 
 SITES = [f"site-{number}" for number in range(4)]

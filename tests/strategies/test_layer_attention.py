@@ -15,8 +15,8 @@ from perennial.foundation.errors import ConfigError
 from perennial.strategies import layer_attention as bundle_module
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.layer_attention import LayerAttention, dominance
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.sums import exact_sum
 from tests.rounds import begun
 

@@ -11,7 +11,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.privacy.config import PrivacyConfig
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fednova import FedNova
-from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.context import RunContext
 
 BASES: dict[str, dict[str, Any]] = {
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},

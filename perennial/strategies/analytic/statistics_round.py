@@ -28,9 +28,8 @@ from perennial.protocol.messages import (
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.analytic.checks import check_exact, check_noised, read_statistics
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.queries import answers, ask
+from perennial.strategies.round.context import RoundOutcome
+from perennial.strategies.round.exchange import Exchange, answers, ask
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened

@@ -13,11 +13,9 @@ from perennial.models.layers import with_rows
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.clustered_personalisation.grouping import Grouping
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import Arrays, TaskStart
-from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.request import Arrays, TaskStart, nested, part
 
 Model = dict[str, Tensor]
 

@@ -27,22 +27,25 @@ from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.clustered_personalisation.aggregation import ClusterAggregation, Model
 from perennial.strategies.clustered_personalisation.clustering import adjusted_rand, two_directions
-from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule
+from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule, VectorSettings
 from perennial.strategies.clustered_personalisation.personal_models import (
     OwnAccuracy,
     complete_personal_models,
 )
 from perennial.strategies.clustered_personalisation.site import PERSONAL
-from perennial.strategies.clustered_personalisation.site_vectors import VectorSettings
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.disclosures import Disclosures
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome, RunContext
 from perennial.strategies.round.parallel import parallel_round
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, with_settings
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import (
+    Arrays,
+    Disclosures,
+    RoundRequest,
+    TaskStart,
+    Traits,
+    nested,
+    part,
+    with_settings,
+)
 from perennial.strategies.wrapper import Wrapper
 
 

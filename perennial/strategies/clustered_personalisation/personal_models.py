@@ -10,8 +10,7 @@ from perennial.foundation.errors import ProtocolError
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask, check_possible, check_withheld
+from perennial.strategies.round.exchange import Exchange, ask, check_possible, check_withheld
 from perennial.strategies.round.request import RoundRequest
 
 

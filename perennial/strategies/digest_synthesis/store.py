@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perennial.foundation.errors import ProtocolError
+from perennial.privacy.digest_config import DigestConfig
 from perennial.protocol.messages import DigestReply
-from perennial.strategies.digest_synthesis.spread import spread
 
 SIMPLEX_TOLERANCE = 1e-4
 
@@ -152,3 +152,34 @@ class DigestStore:
         for number, (site, task, samples, class_order, encoder) in enumerate(state["digests"]):
             features, labels = (state[f"digest/{number}/{part}"] for part in ("features", "labels"))
             self.put(site, task, StoredDigests(features, labels, samples, class_order, encoder))
+
+
+PURE = 1 - 1e-6
+"""A digest with at least this share of one class is of that class alone."""
+
+
+def spread_factor(config: DigestConfig) -> float:
+    """1 / sqrt(sum_j w_j^2): how much further from their class's mean samples lie than digests.
+
+    sqrt(S) for equal weights.
+    """
+    if config.weights is not None:
+        squares = sum(weight * weight for weight in config.weights)
+    else:
+        squares = 1 / config.per_digest
+    return squares**-0.5
+
+
+def spread(features: Tensor, labels: Tensor, factor: float) -> Tensor:
+    """Move digests of a single class away from their class's mean, to `factor` times the distance.
+
+    features: (D, ...) of one site. labels: (D, M). Returns (D, ...), never below 0, as features are; digests
+    of several classes stay as they are.
+    """
+    share, label = labels.max(dim=1)
+    one_hot = torch.nn.functional.one_hot(label, labels.shape[1]).to(features.dtype)
+    one_hot = one_hot * (share >= PURE).unsqueeze(1)
+    rows = features.flatten(1)
+    means = one_hot.T @ rows / one_hot.sum(dim=0).clamp_min(1).unsqueeze(1)
+    moved = (means[label] + factor * (rows - means[label])).clamp_min(0)
+    return torch.where((share >= PURE).unsqueeze(1), moved, rows).view_as(features)

@@ -1,7 +1,7 @@
 """What the curriculum passes to a strategy: the start of a task, and the request of one round."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
+from perennial.privacy.combinations import ReleaseProtection
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.round.previous import PreviousModel
 
 if TYPE_CHECKING:
-    from perennial.strategies.round.gate import Admitted
-    from perennial.strategies.round.running_bounds import RunningBounds
+    from perennial.strategies.round.gate import Admitted, RunningBounds
+
 
 Arrays = Mapping[str, Tensor]
 """A model's tensors, or an update's, by name."""
@@ -33,6 +33,35 @@ class TaskStart:
     new_classes: range
     reference: Arrays
     sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PreviousModel:
+    """The previous task's model, and the sites that hold it.
+
+    sha256, read: of the complete model, which stays on the disk; empty in task 1, and if no site needs it.
+    holders: names of the sites that are known to hold it.
+    """
+
+    sha256: str = ""
+    read: Callable[[], Mapping[str, Tensor] | None] = lambda: None
+    holders: frozenset[str] = frozenset()
+
+    def fields(self, *, held: bool) -> dict[str, Any]:
+        """A request's fields about the model: `previous`, and `previous_arrays` unless the site holds it."""
+        arrays = None if held else self.read()
+        return {"previous": self.sha256, "previous_arrays": None if arrays is None else Tensors(arrays)}
+
+    def fields_of(self, site: str) -> dict[str, Any]:
+        """The fields of a request to this site."""
+        return self.fields(held=site in self.holders)
+
+    def fields_for(self, sites: Iterable[str]) -> list[tuple[list[str], dict[str, Any]]]:
+        """(sites, fields of their requests), for sites that hold the model and for those that do not."""
+        held: dict[bool, list[str]] = {}
+        for site in sites:
+            held.setdefault(not self.sha256 or site in self.holders, []).append(site)
+        return [(held[key], self.fields(held=key)) for key in (True, False) if key in held]
 
 
 @dataclass(frozen=True)
@@ -80,3 +109,63 @@ class RoundRequest:
 def with_settings(request: TrainRequest, **settings: Any) -> TrainRequest:
     """The request with more settings for the site, beside those that an outer strategy added."""
     return replace(request, settings=json.dumps({**json.loads(request.settings), **settings}, sort_keys=True))
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a method allows and needs.
+
+    staleness: rounds by which a reply may be late and still be used.
+    waits_for_busy_sites: a round waits for sites that work on an earlier one if too few others are there.
+    accepts_scaled_updates: an update may be scaled down; not if the site remembers the whole of it.
+    runs_per_cluster: a cluster can have a strategy of this kind, beside those of other clusters.
+    aggregates_in_parallel: a round is one exchange with all sites, whose replies go to one aggregator; a ring
+    has hops instead.
+    compares_updates: updates are compared with each other, whole.
+    imputes_absent_sites: it makes updates in place of sites that do not answer.
+    requires: what the method needs and Flower's own start() with other people's ClientApps does not give, in
+    words; without it another method would run under this one's name. "": nothing.
+    """
+
+    staleness: int = 0
+    waits_for_busy_sites: bool = True
+    accepts_scaled_updates: bool = True
+    runs_per_cluster: bool = True
+    aggregates_in_parallel: bool = True
+    compares_updates: bool = False
+    imputes_absent_sites: bool = False
+    requires: str = ""
+
+
+@dataclass(frozen=True)
+class Disclosures:
+    """What a method needs from the sites beside the update.
+
+    weights_use_metrics: a site's weight depends on loss or accuracy that it reports.
+    clear_uploads: names of arrays or figures that replies carry without noise.
+    sparsity: the unit that the release's own noise hides, "none" without a proven guarantee; None when it is
+    not sent.
+    """
+
+    weights_use_metrics: bool = False
+    clear_uploads: tuple[str, ...] = ()
+    sparsity: ReleaseProtection | None = None
+
+    def __or__(self, other: "Disclosures") -> "Disclosures":
+        """What two methods, one around the other, need."""
+        return Disclosures(
+            self.weights_use_metrics or other.weights_use_metrics,
+            tuple(dict.fromkeys((*self.clear_uploads, *other.clear_uploads))),
+            other.sparsity if self.sparsity is None else self.sparsity,
+        )
+
+
+def nested(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with their names prefixed by `prefix/`."""
+    return {f"{prefix}/{name}": value for name, value in state.items()}
+
+
+def part(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that nested() prefixed, under their own names."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}

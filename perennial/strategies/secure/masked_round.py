@@ -19,11 +19,9 @@ from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.context import RoundContext
+from perennial.strategies.round.context import Judge, RoundContext, RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.round.run_context import Judge
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 JUDGED = 2_000

@@ -5,11 +5,12 @@ A round of a ring can take hours, and every turn is work, and under privacy a re
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from flwr.serverapp import Grid
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -18,8 +19,10 @@ from perennial.foundation.tensor_file import pieces
 from perennial.learning.worth import Worth
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import content_sha256
-from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.gate import Admitted, Gate
+from perennial.strategies.round.request import Arrays, RoundRequest
 
 FILE = "ring.safetensors"
 SAVE_EVERY = 1.0
@@ -173,3 +176,86 @@ def _together(site: str, hops: list[Hop]) -> Admitted:
         scaled=any(hop.scaled for hop in own),
         capped=any(hop.capped for hop in own),
     )
+
+
+SLOWEST_POLL = 0.05
+"""Seconds between looks at the grid: every one of the many hops waits for its site alone."""
+
+
+class Silent(Exception):
+    """The site did not answer before the deadline, is not connected, or still works on an earlier request."""
+
+
+@dataclass
+class Chain:
+    """The server's side of the turns of a chain of sites."""
+
+    exchange: Exchange = field(default_factory=lambda: Exchange(slowest_poll=SLOWEST_POLL))
+    sent: int = 0
+    """Bytes of the latest turn's request; 0 where none went out."""
+
+    def turn(
+        self,
+        grid: Grid,
+        request: RoundRequest,
+        site: str,
+        arrays: Arrays,
+        *,
+        settings: str = "{}",
+        held: bool,
+        max_update_norm: float | None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Admitted:
+        """Have one site train from `arrays`; returns its admitted reply.
+
+        settings: of the request. held: whether the site holds the model of the task before. meanwhile: called
+        while it works. max_update_norm: as in Gate. Raises Refused, Rejected or Silent.
+        """
+        self.sent = 0
+        node = request.sites.get(site)
+        if node is None or self.exchange.busy(site):
+            raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
+        message = request.message(arrays, settings=settings, **request.previous.fields(held=held))
+        self.sent = message.tensor_bytes
+        gate = Gate(arrays, request.stamp, max_update_norm, max_samples=request.bounds.max_samples)
+        # another site's late reply belongs to a model that has moved on
+        self.exchange.late.clear()
+        for _, reply in self.exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
+            return gate.admit(reply, site)
+        raise Silent(f"no answer within {request.deadline:.0f} s")
+
+
+@dataclass
+class RingCost:
+    """Totals over a run's rounds that gave a model. sites: the most that a round asked."""
+
+    rounds: int = 0
+    turns: int = 0
+    bytes: int = 0
+    model_bytes: int = 0
+    turn_bytes: int = 0
+    sites: int = 0
+
+    def add(self, turns: int, sent: int, model: int, sites: int) -> None:
+        """Add a round. turns: taken. sent: bytes both ways. model: its bytes. sites: number asked."""
+        self.rounds += 1
+        self.turns += turns
+        self.bytes += sent
+        self.model_bytes += model
+        self.turn_bytes += turns * model
+        self.sites = max(self.sites, sites)
+
+    def block(self) -> dict[str, Any]:
+        """The block of summary.json about a ring's traffic.
+
+        bytes_direct: of the same ring if sites sent models to each other, and the last one to the server.
+        """
+        last = self.turn_bytes // self.turns if self.turns else 0
+        return {
+            "rounds": self.rounds,
+            "hand_overs": self.turns,
+            "bytes_sent": self.bytes,
+            "bytes_direct": self.turn_bytes + last,
+            "bytes_equation_23": self.model_bytes * self.sites,
+            "bytes_equation_22": 2 * self.model_bytes * self.sites,
+        }

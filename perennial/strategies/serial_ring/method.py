@@ -28,15 +28,10 @@ from perennial.models.incremental import travelling
 from perennial.models.relabel import relabel
 from perennial.protocol.tensors import byte_count, unpack
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome, RunContext
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.round.traits import Traits
-from perennial.strategies.serial_ring.chain import Chain, Silent
-from perennial.strategies.serial_ring.cost import RingCost
-from perennial.strategies.serial_ring.hop_log import Hop, RingLog
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Traits
+from perennial.strategies.serial_ring.hop_log import Chain, Hop, RingCost, RingLog, Silent
 from perennial.strategies.serial_ring.site import MOST_SEGMENTS, USUAL_SEGMENTS, FeatureNoise, Turn
 
 TELLING = 3

@@ -14,10 +14,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.protocol.tensors import byte_count
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Refused, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.serial_ring.chain import Silent
+from perennial.strategies.serial_ring.hop_log import Silent
 from perennial.strategies.serial_ring.method import SerialRing, frozen_names, moved
 from perennial.strategies.valuation.shapley import Value
 

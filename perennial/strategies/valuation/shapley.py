@@ -5,11 +5,15 @@ truncation: Ghorbani and Zou 2019 (arXiv 1904.02868).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from typing import Any
 
 import numpy as np
+
+from perennial.learning.worth import Worth, balanced, difference
 
 Value = Callable[[frozenset[int]], float]
 
@@ -161,3 +165,24 @@ def shares_by_site(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float
         return {}
     found = np.stack(shares(np.array([[row.get(site, 0.0) for site in sites] for row in rows])), axis=1)
     return {site: (share, low, high) for site, (share, low, high) in zip(sites, found.tolist(), strict=True)}
+
+
+def sweep_marginals(
+    turns: Sequence[dict[str, Any]], end: Worth | None, weighed: Container[int]
+) -> list[dict[str, float]]:
+    """For each measured sweep: site -> change of the model's worth by its turn, as a mean over classes.
+
+    turns: of one round, in order, each with "site", "sweep" and "worth", that of the model before, if known.
+    end: worth of the model after the last turn. weighed: sweeps to return. Turns without a known worth before
+    and after them are left out.
+    """
+    worths = [*(turn.get("worth") for turn in turns), end]
+    measured = [
+        (turn, difference(after, before))
+        for turn, before, after in zip(turns, worths, worths[1:], strict=False)
+        if turn["sweep"] in weighed and before is not None and after is not None
+    ]
+    return [
+        {turn["site"]: balanced(change) for turn, change in sweep}
+        for _, sweep in groupby(measured, key=lambda found: found[0]["sweep"])
+    ]
