@@ -75,7 +75,7 @@ class TrainingTurn:
             site.check_experiment(request)
         previous = site.previous_model(request)
         indices, exemplars = training_indices(site, request, previous)
-        indices, exemplars = methods.choose(indices, site.data.y[indices], exemplars)
+        indices, exemplars = methods.choose(indices, exemplars)
         check_floor(site.identity.policy, "update", len(indices))
         chosen = choose(site, charges.update(site.experiment, request.run), indices)
         exemplars = (
@@ -188,17 +188,16 @@ class TrainingTurn:
         )
 
     def _by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
-        with self.methods.training(self.model):
-            return train(
-                self.site.experiment.learner,
-                self.model,
-                self.flat,
-                samples,
-                generator,
-                steps=self.site.steps(),
-                start=self.start,
-                **self._settings(),
-            )
+        return train(
+            self.site.experiment.learner,
+            self.model,
+            self.flat,
+            samples,
+            generator,
+            steps=self.site.steps(),
+            start=self.start,
+            **self._settings(),
+        )
 
     def reply(self, result: TrainingResult) -> TrainReply:
         """Protect the update, charge the ledger, and build the reply. The shared model must be as trained."""

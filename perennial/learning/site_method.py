@@ -6,15 +6,14 @@ approved experiment names, and no others; a request can only set what a half rea
 Symbols: P floats of the model, T of them trained, B batch size.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from perennial.config.learner import LearnerConfig
 from perennial.config.strategies import SITE_HALVES, STRATEGIES, asks_of, nested
@@ -147,12 +146,11 @@ class SiteMethod:
             ProtocolError: the request's settings are not allowed.
         """
 
-    def choose(self, rows: Tensor, labels: Tensor, exemplars: int) -> tuple[Tensor, int]:
+    def choose(self, rows: Tensor, exemplars: int) -> tuple[Tensor, int]:
         """Return the samples to train on, and how many of them are exemplars, which come last.
 
         Args:
             rows: (n,) indices of the task's samples at this site.
-            labels: (n,) of these samples.
             exemplars: how many of them are exemplars.
         """
         return rows, exemplars
@@ -167,10 +165,6 @@ class SiteMethod:
         Raises:
             ProtocolError: the request's settings are not allowed.
         """
-
-    def training(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context manager in which the model trains."""
-        return nullcontext()
 
     def correct(self, gradient: Tensor, parameters: Tensor, received: Tensor) -> None:
         """Change the gradient of one step in place. All are (T,)."""
@@ -251,13 +245,9 @@ class SiteMethods:
         for method in self.methods:
             method.begin(start)
 
-    def choose(self, rows: Tensor, labels: Tensor, exemplars: int) -> tuple[Tensor, int]:
-        """Choose by the first half; what it chose is the next one's choice. Arguments as of one half."""
+    def choose(self, rows: Tensor, exemplars: int) -> tuple[Tensor, int]:
         for method in self.methods:
-            chosen, exemplars = method.choose(rows, labels, exemplars)
-            if chosen is not rows:
-                labels = labels[torch.isin(rows, chosen)]
-            rows = chosen
+            rows, exemplars = method.choose(rows, exemplars)
         return rows, exemplars
 
     def receive(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -268,13 +258,6 @@ class SiteMethods:
     def open(self, turn: LocalTurn) -> None:
         for method in self.methods:
             method.open(turn)
-
-    @contextmanager
-    def training(self, model: nn.Module) -> Iterator[None]:
-        with ExitStack() as stack:
-            for method in self.methods:
-                stack.enter_context(method.training(model))
-            yield
 
     def finish(self, flat: FlatParameters, update: Tensor) -> None:
         """update: (P,), changed in place."""

@@ -28,7 +28,6 @@ DOMINANT = 0.9
 HEAD = "head."
 WORTH_THREADS = 1 << 22
 """Values in a model from which handing work to threads pays."""
-Granularity = Literal["tensor", "module", "model"]
 T = TypeVar("T")
 
 
@@ -37,9 +36,8 @@ class LayerAttention(IncrementalStrategy):
 
     alpha: step towards the weighted mean, 0 to 2. sign: 1 favours the far, -1 the near. order: p of the norm.
     temperature: distances are divided by it. scale: "mean" divides each layer's distances by their mean over
-    the sites first, because a norm grows with the square root of the layer's size. granularity: one weight
-    for each tensor, each module or the whole model. head_query: distances of the head from the server's own
-    grown head, or as printed from the sites' mean. times_samples: multiply the weights by sample counts.
+    the sites first, because a norm grows with the square root of the tensor's size. head_query: distances of
+    the head from the server's own grown head, or as printed from the sites' mean.
     """
 
     def __init__(
@@ -49,9 +47,7 @@ class LayerAttention(IncrementalStrategy):
         order: float = 2.0,
         temperature: float = 1.0,
         scale: Literal["none", "mean"] = "none",
-        granularity: Granularity = "tensor",
         head_query: Literal["grown", "client_mean"] = "grown",
-        times_samples: bool = False,
         max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
@@ -61,19 +57,15 @@ class LayerAttention(IncrementalStrategy):
             raise ValueError(f"order: found {order}, allowed 1 or more")
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature: found {temperature}, allowed a finite number above 0")
-        if granularity == "model" and head_query == "client_mean":
-            raise ValueError("head_query: client_mean treats the head alone; not with granularity model")
         super().__init__(max_update_norm, **flower)
         self.alpha, self.sign, self.order, self.temperature = alpha, sign, order, temperature
         self.scale, self.head_query = scale, head_query
-        self.granularity: Granularity = granularity
-        self.times_samples = times_samples
         self._rounds = 0
         self._totals: dict[str, dict[str, float]] = {}
         self._told = False
 
     def check_layers(self, arrays: Arrays) -> None:
-        if self.head_query == "client_mean" and not _heads(layers_of(arrays, self.granularity)):
+        if self.head_query == "client_mean" and not _heads(arrays):
             raise ConfigError(
                 "strategy.head_query: found client_mean, but no shared tensor's name starts with "
                 f"{HEAD!r}; allowed: grown"
@@ -134,7 +126,7 @@ class AttendedLayers(Aggregator):
     def __init__(self, ctx: RoundContext, method: LayerAttention) -> None:
         super().__init__(ctx)
         self._method, self._reference = method, ctx.reference
-        self._layers = layers_of(self._reference, self._method.granularity)
+        self._layers = {name: {name: tensor} for name, tensor in self._reference.items()}
         size = sum(tensor.numel() for tensor in self._reference.values())
         grid = self.ctx.sum_grid(LARGEST)
         self._sums = {layer: SoftmaxSum(like, grid, size) for layer, like in self._layers.items()}
@@ -143,7 +135,6 @@ class AttendedLayers(Aggregator):
         }
         self._groups = layer_groups(sizes)
         self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
-        self._samples: dict[str, int] = {}
         self._norms: dict[str, float] = {}
         self._grid = grid
         self._head_mean = ExactSum({}, grid)
@@ -169,13 +160,13 @@ class AttendedLayers(Aggregator):
         # asked once, for the largest weight of all: an update is in the sums of all layers or of none
         if not self._grid.holds(LARGEST, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
-        self._samples[site], self._norms[site] = reply.num_examples, reply.norm
+        self._norms[site] = reply.norm
         for layer, distance in distances.items():
             self._distances[layer][site] = distance
 
         def add(layer: str) -> None:
             if layer not in self._late:
-                score = self._score(distances[layer], reply.num_examples)
+                score = self._score(distances[layer])
                 self._sums[layer].add(site, reply.update, score, reply.norm)
 
         of_each(self._groups, add)
@@ -207,10 +198,8 @@ class AttendedLayers(Aggregator):
         """Bytes of the accumulators."""
         return sum(total.nbytes for total in self._sums.values())
 
-    def _score(self, distance: float, samples: int) -> float:
-        method = self._method
-        shift = math.log(samples) if method.times_samples else 0.0
-        return method.sign * distance / method.temperature + shift
+    def _score(self, distance: float) -> float:
+        return self._method.sign * distance / self._method.temperature
 
     def _second_pass(self) -> Arrays:
         """Fold the layers whose weights need a mean over all sites first; returns the mean head update."""
@@ -232,7 +221,7 @@ class AttendedLayers(Aggregator):
 
             def add(layer: str, site: str = site, update: Arrays = update) -> None:
                 if layer in self._late:
-                    score = self._score(self._distances[layer][site], self._samples[site])
+                    score = self._score(self._distances[layer][site])
                     self._sums[layer].add(site, update, score, self._norms[site])
 
             of_each(self._groups, add)
@@ -257,15 +246,6 @@ def of_each(dealt: list[list[str]], work: Callable[[str], T]) -> dict[str, T]:
 
 def _heads(layers: Iterable[str]) -> list[str]:
     return [layer for layer in layers if layer.startswith(HEAD) or layer == HEAD.rstrip(".")]
-
-
-def layers_of(arrays: Arrays, granularity: Granularity) -> dict[str, Arrays]:
-    """layer -> its tensors. A module's own parameters and float buffers are one layer under "module"."""
-    layers: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in arrays.items():
-        layer = {"tensor": name, "module": name.rpartition(".")[0] or name, "model": "model"}[granularity]
-        layers.setdefault(layer, {})[name] = tensor
-    return dict(layers)
 
 
 def dominance(weights: dict[str, dict[str, float]]) -> list[str]:

@@ -8,7 +8,6 @@ With one segment, a fixed order and no relabelling it is cyclic weight transfer 
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from perennial.strategies.round.context import Aggregator, RoundContext, RoundOu
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Traits
 from perennial.strategies.serial_ring.hop_log import Chain, Hop, RingCost, RingLog, Silent
-from perennial.strategies.serial_ring.site import MOST_SEGMENTS, USUAL_SEGMENTS, FeatureNoise, Turn
+from perennial.strategies.serial_ring.site import MOST_SEGMENTS, USUAL_SEGMENTS, Turn
 
 TELLING = 3
 """Turns whose median one dishonest site among them does not move."""
@@ -54,11 +53,10 @@ class Weighing:
 class SerialRing(IncrementalStrategy):
     """The model goes through all sites once for each segment of their data; the last site returns the result.
 
-    segments, sizes, least_segment, stratify: how each site cuts its data (config/turn.py). reshuffle: when a
-    new order is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before
-    each hand-over. freeze: modules that are not trained, counted from the input. init_noise_std,
-    init_noise_layers: noise on that share of the layers of the first model. feature_clip, feature_noise: what
-    a site does, while it trains, to the outputs of the last frozen module, or of the first.
+    segments, sizes, least_segment: how each site cuts its data (serial_ring/site.py). reshuffle: when a new
+    order is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before each
+    hand-over. freeze: modules that are not trained, counted from the input. init_noise_std,
+    init_noise_layers: noise on that share of the layers of the first model.
     A site that fails is skipped: the last valid model goes on to the next one.
     """
 
@@ -76,9 +74,6 @@ class SerialRing(IncrementalStrategy):
         freeze: int = 0,
         init_noise_std: float = 0.0,
         init_noise_layers: float = 0.5,
-        stratify: bool = False,
-        feature_clip: float | None = None,
-        feature_noise: float | None = None,
         max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
@@ -97,18 +92,6 @@ class SerialRing(IncrementalStrategy):
                 f"init_noise_std: found {init_noise_std}, allowed 0 and more; "
                 f"init_noise_layers: found {init_noise_layers}, allowed 0 to 1"
             )
-        if (feature_clip is None) != (feature_noise is None):
-            raise ValueError("feature_clip, feature_noise: found one without the other; allowed both or none")
-        if not (
-            0 < (1.0 if feature_clip is None else feature_clip) < math.inf
-            and 0 <= (feature_noise or 0.0) < math.inf
-        ):
-            raise ValueError(
-                f"feature_clip: found {feature_clip}, allowed more than 0; "
-                f"feature_noise: found {feature_noise}, allowed 0 and more"
-            )
-        self.feature_clip, self.feature_noise = feature_clip, feature_noise
-        self.stratify = stratify
         self.segments, self.least_segment = segments, least_segment
         self.sizes: Literal["variable", "equal"] = sizes
         self.reshuffle, self.relabel, self.freeze = reshuffle, relabel, freeze
@@ -122,11 +105,6 @@ class SerialRing(IncrementalStrategy):
 
     def attach(self, run: RunContext) -> None:
         privacy = run.experiment.privacy
-        if privacy.mode != "none" and self.feature_clip is not None:
-            raise ConfigError(
-                f"strategy.feature_noise: found with privacy.mode {privacy.mode!r}; "
-                "allowed without protection only, because noise on features is in no account"
-            )
         if privacy.mode != "none" and self.segments > 1:
             raise ConfigError(
                 f"strategy.segments: found {self.segments} with privacy.mode "
@@ -224,9 +202,7 @@ class SerialRing(IncrementalStrategy):
             segments=self.segments,
             sizes=self.sizes,
             least=self.least_segment,
-            stratify=self.stratify,
             frozen=frozen,
-            features=self._features(arrays),
         )
         admitted = self._chain.turn(
             grid,
@@ -278,12 +254,6 @@ class SerialRing(IncrementalStrategy):
         log.arrays = after
         received = byte_count(reply.update) + byte_count(reply.method)
         return Hop.of(reply, sweep, received, sent, facts)
-
-    def _features(self, arrays: Arrays) -> FeatureNoise | None:
-        if self.feature_clip is None or self.feature_noise is None:
-            return None
-        module = layer_names(arrays)[max(0, self.freeze - 1)]
-        return FeatureNoise(module=module, clip=self.feature_clip, std=self.feature_noise)
 
     @property
     def _seed(self) -> int:

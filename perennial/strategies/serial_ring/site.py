@@ -4,20 +4,18 @@ Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 5 and 6. Segments are c
 visits each of them once, in an order of its own, so that every sample is used once in a round.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from perennial.data.apportion import apportion
 from perennial.foundation.block import Block
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
-from perennial.foundation.streams import stream, torch_seed
+from perennial.foundation.streams import stream
 from perennial.learning.site_method import PlannedRun, SiteMethod, TurnStart, part_of_settings
-from perennial.models.feature_noise import noised_features
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 
@@ -29,30 +27,19 @@ USUAL_LEAST = 32
 """Samples below which a segment is not cut, where the server names no number and the site has enough."""
 
 
-class FeatureNoise(Block):
-    """What a site does to the outputs of one module while it trains (models/feature_noise.py)."""
-
-    module: str
-    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    std: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
 class Turn(Block):
     """One turn, sent in TrainRequest.settings under the key "turn".
 
     sweep: number of this pass of the model over all sites in its round, from 1 to segments. least: fewest
-    samples in a segment; None: 32, or fewer where the site has less. stratify: every segment has its part of
-    each class.
-    frozen: tensors that the site must return as they were.
+    samples in a segment; None: 32, or fewer where the site has less. frozen: tensors that the site must
+    return as they were.
     """
 
     sweep: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
     segments: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
     sizes: Literal["variable", "equal"] = "variable"
     least: Annotated[int, Field(ge=1)] | None = None
-    stratify: bool = False
     frozen: tuple[str, ...] = ()
-    features: FeatureNoise | None = None
 
 
 class RingSite(SiteMethod):
@@ -75,7 +62,6 @@ class RingSite(SiteMethod):
             "segments": self._segments,
             "sizes": self.keys.get("sizes", "variable"),
             "least": self.keys.get("least_segment"),
-            "stratify": self.keys.get("stratify", False),
         }
         for key, value in approved.items():
             if getattr(turn, key) != value:
@@ -83,11 +69,6 @@ class RingSite(SiteMethod):
                     f"settings.turn.{key}: found {getattr(turn, key)!r:.40}, in the approved experiment "
                     f"{value!r}"
                 )
-        clip, noise = self.keys.get("feature_clip"), self.keys.get("feature_noise")
-        if (turn.features is None) != (clip is None) or (
-            turn.features is not None and (turn.features.clip, turn.features.std) != (clip, noise)
-        ):
-            raise PolicyRefusal("settings.turn.features: not those of the approved experiment")
 
     def begin(self, start: TurnStart) -> None:
         self.start, self.turn = start, turn_of(start.request)
@@ -96,21 +77,13 @@ class RingSite(SiteMethod):
         # each turn follows the one before it
         self.alone, self.frozen = True, self.turn.frozen
         self.batch_ids = (self.turn.sweep,) if self.turn.segments > 1 else ()
-        self.claim = {"segments": self.turn.segments, "feature_noise": self.turn.features is not None}
+        self.claim = {"segments": self.turn.segments}
 
-    def choose(self, rows: Tensor, labels: Tensor, exemplars: int) -> tuple[Tensor, int]:
+    def choose(self, rows: Tensor, exemplars: int) -> tuple[Tensor, int]:
         if self.turn is None:
             return rows, exemplars
         start = self.start
-        return segment_of(self.turn, rows, labels, exemplars, start.request, start.seed, start.site)
-
-    def training(self, model: nn.Module) -> AbstractContextManager[None]:
-        if self.turn is None or self.turn.features is None:
-            return nullcontext()
-        asked, start = self.turn.features, self.start
-        ids = start.site, start.request.round, self.turn.sweep
-        drawn = torch.Generator().manual_seed(torch_seed(stream(start.seed, "feature-noise", *ids)))
-        return noised_features(model, asked.module, asked.clip, asked.std, drawn)
+        return segment_of(self.turn, rows, exemplars, start.request, start.seed, start.site)
 
     @property
     def _segments(self) -> int:
@@ -145,11 +118,11 @@ def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> n
 
 
 def segment_of(
-    turn: Turn, indices: Tensor, labels: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
+    turn: Turn, indices: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
 ) -> tuple[Tensor, int]:
     """(indices of the segment that this sweep trains on, how many of them are exemplars).
 
-    indices, labels: (n,), exemplars last; exemplars: how many. seed: the experiment's. With one segment all
+    indices: (n,), exemplars last; exemplars: how many. seed: the experiment's. With one segment all
     indices are returned.
     """
     if turn.segments == 1:
@@ -158,11 +131,6 @@ def segment_of(
     order = generator.permutation(len(indices))
     sizes = segment_sizes(turn, len(indices), generator)
     dealt = np.repeat(np.arange(turn.segments), sizes)
-    if turn.stratify:
-        order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
-        # each segment's samples spread evenly over all, so that every stretch has its part of each segment
-        places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
-        dealt = dealt[np.argsort(places, kind="stable")]
     which = stream(seed, "segment-order", site, request.round).permutation(turn.segments)[turn.sweep - 1]
     rows = np.sort(order[dealt == which])
     return indices[torch.from_numpy(rows)], int((rows >= len(indices) - exemplars).sum())
