@@ -32,13 +32,3 @@ def test_each_image_goes_through_a_network_once_and_keeps_its_features() -> None
     assert Pretrained.forward is whole
     fixed(images)
     assert network.seen == 18
-
-
-def test_two_networks_and_two_sizes_have_features_of_their_own() -> None:
-    images = torch.full((1, 3, 4, 6), 9.0)
-    one, other = (Pretrained(Counted(), None, name, (), (3, 4, 6)) for name in ("one", "other"))
-    other.mean += 1
-    with kept_features():
-        first = one(images)
-        assert not torch.equal(first, other(images))
-        assert torch.equal(one(images.reshape(1, 3, 6, 4)), first), "the same colours in another shape"

@@ -80,7 +80,10 @@ WORDS: dict[str, Holds] = {
 """What a label can say -> whether an experiment has it, given the group."""
 
 
-@pytest.mark.parametrize("name", sorted(tables()))
+FIRST, *OTHERS = sorted(tables())
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_labels_say_what_experiments_have(name: str) -> None:
     wrong = []
     for row in tables()[name].rows:

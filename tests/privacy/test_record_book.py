@@ -168,9 +168,9 @@ def entry_of(release: Release, place: int) -> Entry:
     )
 
 
-def test_a_thousand_histories_agree_with_the_slow_accountant() -> None:
+def test_hundreds_of_histories_agree_with_the_slow_accountant() -> None:
     left_out = 0
-    for seed in range(1000):
+    for seed in range(300):
         epsilon, releases = history_of(seed)
         limit, sets, found = Limit(epsilon, DELTA, "sample"), [], []
         for place, release in enumerate(releases):
@@ -182,7 +182,7 @@ def test_a_thousand_histories_agree_with_the_slow_accountant() -> None:
                 sets.append(ChargedSet(ids(found[-1]), {entry: 1}))
         assert found == slowly(epsilon, releases), f"seed {seed}"
         left_out += sum(len(release.members) for release in releases) - sum(map(len, found))
-    assert left_out > 500, "the histories must reach their limits"
+    assert left_out > 150, "the histories must reach their limits"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,9 +1,6 @@
 """Checkpoints that reach the disk beside the next round: only where nothing leaves a site, and in order."""
 
-import errno
-import os
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -11,9 +8,6 @@ import yaml
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation import disk_writes
-from perennial.foundation.disk_writes import DiskWrites
-from perennial.foundation.errors import StateError
 from perennial.server import checkpoint
 from perennial.server.checkpoint import BEFORE, LATEST, load_checkpoint
 from perennial.server.summary import hashes_of
@@ -33,40 +27,6 @@ def settings(folder: Path, **changes: Any) -> RunSettings:
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(SMALL | changes))
     return RunSettings(str(path), runs=str(folder / "runs"))
-
-
-def test_a_batch_waits_for_the_one_before_and_an_error_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"content")
-    go_on, seen, flush = Event(), [], os.fsync
-
-    def fsync(descriptor: int) -> None:
-        # other threads of this process may write elsewhere
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(tmp_path):
-            go_on.wait(10)
-            seen.append(os.path.isdir(f"/proc/self/fd/{descriptor}"))
-        flush(descriptor)
-
-    monkeypatch.setattr(disk_writes.os, "fsync", fsync)
-    writes = DiskWrites()
-    writes.begin([path])
-    assert seen == [], "nobody waits for the first"
-    go_on.set()
-    writes.begin([path])
-    assert seen[:2] == [False, True], "the file, then its folder, before the second begins"
-    writes.wait()
-    assert seen == [False, True, False, True]
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(disk_writes.os, "fsync", full)
-    writes.begin([path])
-    with pytest.raises(StateError, match="file: could not be written .Input/output error"):
-        writes.wait()
-    writes.wait()
 
 
 @pytest.mark.parametrize("privacy", [None, PROTECTED])

@@ -186,7 +186,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("classes, samples", [(2, 40), (2, 140), (3, 80), (10, 200), (10, 600)])
+@pytest.mark.parametrize("classes, samples", [(2, 40), (10, 200)])
 @pytest.mark.parametrize("head", HEADS)
 def test_figures_from_tables_are_those_of_the_exact_probabilities(
     head: str, classes: int, samples: int
