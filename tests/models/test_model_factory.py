@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from perennial.foundation.errors import ConfigError
@@ -96,3 +97,30 @@ def test_the_seed_alone_decides_the_first_values(config):
     assert not torch.equal(one["head.weight"], other["head.weight"])
     first = next(key for key in one if key.startswith("backbone.") and one[key].dim() > 1)
     assert not torch.equal(one[first], other[first])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "small_cnn", "hidden": [32]}, ["'hidden'", "small_cnn", "mlp"]),
+        ({"name": "mlp", "width": 32}, ["'width'", "mlp", "small_cnn"]),
+        ({"name": "dual_backbone", "backbone": "resnet18", "channels": [8, 8]}, ["'channels'", "resnet18"]),
+        ({"name": "mlp", "squeeze_excitation": True}, ["'squeeze_excitation'", "mlp", "resnet18"]),
+        (
+            {"name": "small_cnn", "channels": [1, 8], "squeeze_excitation": True},
+            ["'channels'", "2 or more"],
+        ),
+        ({"name": "resnet18", "norm": "none"}, ["'norm'", "resnet18", "group, batch"]),
+        ({"name": "dual_backbone"}, ["'backbone'", "dual_backbone", "small_cnn"]),
+        ({"name": "mlp", "backbone": "small_cnn"}, ["'backbone'", "mlp", "dual_backbone"]),
+        ({"name": "dual_backbone", "backbone": "dual_backbone"}, ["backbone", "small_cnn"]),
+        ({"name": "mlp", "hidden": [0]}, ["hidden"]),
+        ({"name": "mlp", "dropout": 1.0}, ["dropout"]),
+        ({"name": "mlp", "depth": 3}, ["depth"]),
+    ],
+)
+def test_an_option_that_the_network_does_not_take_is_named(settings, words):
+    with pytest.raises(ValidationError) as error:
+        ModelConfig.model_validate(settings)
+    for word in words:
+        assert word in str(error.value)
