@@ -14,15 +14,13 @@ class SecureConfig(Block):
 
     masks: false sends the same integers without masks, to compare a run with. least: sites in a sum.
     assumed_colluders: sites that may collude with the server without learning more. quorum: survivors without
-    which nothing is opened; null: as many as the shares need. largest_drop: by how much the accuracy on the
-    server's own samples may fall in one round before the round's update is halved; null: by any amount.
+    which nothing is opened; null: as many as the shares need.
     """
 
     masks: bool = True
     least: int = Field(default=3, ge=2)
     assumed_colluders: int = Field(default=0, ge=0)
     quorum: int | None = Field(default=None, ge=2)
-    largest_drop: float | None = Field(default=None, gt=0, le=1)
 
     @property
     def honest(self) -> int:

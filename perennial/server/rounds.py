@@ -121,7 +121,7 @@ class Rounds:
         sums, mean = strategy.run.sums if strategy.attached else None, strategy.find(FedAvg)
         if sums is None or mean is None:
             return strategy.train_round(self._grid, request)
-        return MaskedRound(sums, strategy.run.judge).train_round(mean, self._grid, request)
+        return MaskedRound(sums).train_round(mean, self._grid, request)
 
     @property
     def bounds_met(self) -> dict[str, dict[str, int]]:
