@@ -236,7 +236,7 @@ class OpenedRun:
 
 
 def cross_site_of(folder: Path) -> dict[str, Any]:
-    """The cross-site table of a finished run, as strategies/statistics/cross_site.py makes it.
+    """The cross-site table of a finished run, as strategies/analytic/cross_site.py makes it.
 
     Raises ConfigError, StateError or DataError saying why there can be none.
     """

@@ -35,7 +35,7 @@ Values = dict[str, float | None]
 
 
 class MultiFactor(IncrementalStrategy):
-    """theta + sum_k w_k update_k, w_k of strategies/sums/factors.py.
+    """theta + sum_k w_k update_k, the weights w_k of mixed().
 
     alpha, beta, gamma, delta: of size, recency, quality and inverse loss; only their proportions count, and
     alpha alone is FedAvg. Accuracy and inverse loss favour sites with few classes, so keep them small.

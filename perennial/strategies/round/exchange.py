@@ -56,7 +56,7 @@ class Exchange:
     """Site by node id, of all rounds so far."""
     bytes_up: int = 0
     bytes_down: int = 0
-    """Of the tensors of all queries beside training (strategies/round/queries.py), and of their replies."""
+    """Of the tensors of all queries beside training, and of their replies."""
 
     def busy(self, site: str) -> bool:
         """Whether the site still works on a request of an earlier round."""

@@ -300,7 +300,7 @@ class SerialRing(IncrementalStrategy):
     # what was sent, beside the paper's formulas
 
     def summary_blocks(self) -> dict[str, Any]:
-        """The summary's block on the ring; see strategies/ring/cost.py."""
+        """The summary's block on the ring; see RingCost."""
         return {"ring": self._cost.block()}
 
     def state_dict(self) -> dict[str, Any]:
