@@ -10,7 +10,7 @@ from perennial.client.plan import Plan
 from perennial.protocol.messages import DescribeRequest
 from perennial.protocol.stamp import Stamp
 from tests.deployed_site import DeployedSite
-from tests.fuzz import (
+from tests.redteam.fuzz import (
     EXPERIMENTS,
     GROWTH,
     RUNS,
@@ -21,7 +21,7 @@ from tests.fuzz import (
     random_bytes,
     site_target,
 )
-from tests.fuzz_inputs import Choices
+from tests.redteam.fuzz_inputs import Choices
 from tests.what_leaves import DOWN
 
 QUICK = {"decode": 1_000, "yaml": 300, "site": 150}

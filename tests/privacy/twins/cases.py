@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.twins.slices import EXPERIMENTS, committed, sliced
+from tests.privacy.twins.slices import EXPERIMENTS, committed, sliced
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from perennial.config.experiment import Experiment
-from tests.twins.records import Records, columns_of, drawn
+from tests.privacy.twins.records import Records, columns_of, drawn
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))
 CLASSES = ["c0", "c1", "c2", "c3"]
 OF_EACH = 8

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.fuzz_inputs import Choices, changed_record, changed_yaml
+from tests.redteam.fuzz_inputs import Choices, changed_record, changed_yaml
 
 RUNS = {"decode": 92_000, "yaml": 5_000, "site": 3_000}
 """Inputs of each target in the slow stage of the tests: 100,000 together."""
@@ -28,7 +28,7 @@ SECONDS_FOR_ONE = 60
 GIGABYTES = 5
 GROWTH = 400 * 2**20
 """Bytes by which a campaign may grow after its first tenth; a leak of a message's tensors would be more."""
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 STATE_LIMITS = {"runs": 5, "gigabytes": 0.05, "gigabytes_per_run": 0.05}
 UNBOUNDED = {"max_runs": 10**9, "max_evaluations": 10**9}
 """Counts would refuse most of a campaign at the door, where it would see nothing of what is behind."""
@@ -172,7 +172,7 @@ def campaign(name: str, runs: int) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="perennial-fuzz-") as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "tests.fuzz", name, str(runs), str(report)]
+        command = [sys.executable, "-m", "tests.redteam.fuzz", name, str(runs), str(report)]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, check=False
         )
