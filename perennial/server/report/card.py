@@ -198,16 +198,14 @@ def _privacy(run: Run, saved: SavedModel) -> str:
     if covered:
         end = "Whatever the claim names as not covered leaves without noise."
     elif masks:
-        end = (
-            f"Masks show an honest server the sum alone; one that breaks the protocol can recover {records}."
-        )
+        end = f"Masks hide all but the sum from an honest server; another can recover single {records}."
     lines = [f"By the approved experiment each site sends {sent}. {noise} {end}"]
     if covered and epsilon is not None and epsilon.claim is not None:
         claim = epsilon.claim
         lines += [
             "",
-            f"Epsilon {decimal(epsilon.value)} at delta {power(epsilon.delta)} for one {epsilon.unit}, at the "
-            f"site that has spent most. Hides {claim.unit} ({claim.relation}) from {claim.adversary}, by "
+            f"Epsilon {decimal(epsilon.value)} at delta {power(epsilon.delta)} for one {epsilon.unit}, at "
+            f"the site that has spent most. Hides {claim.unit} ({claim.relation}) from {claim.adversary}, by "
             f"{claim.mechanism}.",
         ]
         lines += [f"- not covered: {item}" for item in claim.not_covered]
