@@ -15,7 +15,7 @@ from perennial.data.folder import SUFFIXES
 from perennial.data.images import ImageReading, conform, is_dicom, read_images, windowed
 from perennial.data.npz import read_samples
 from perennial.data.samples import Stored, fill_missing, stored_as
-from perennial.data.table_columns import BadCells, encode
+from perennial.data.table_columns import BadCells, absent, encode, feature_ranges, numeric_indices
 from perennial.foundation.errors import DataError
 
 BATCH = 256
@@ -102,6 +102,54 @@ def _table(path: Path, columns: Columns | None, missing: Sequence[str]) -> tuple
     x = np.ascontiguousarray(encode(file, columns, missing, bad))
     bad.refuse()
     return [f"{path}:{line}" for line in file.lines], torch.from_numpy(x)
+
+
+FURTHEST = 3.5
+MOST_FAR, FAR_MEDIAN, OTHER_SPREAD = 0.05, 2.0, 8.0
+FEW_ROWS = 20
+
+
+def strange_columns(
+    path: Path, columns: Columns, mean: Tensor, std: Tensor, missing: Sequence[str] = ()
+) -> list[str]:
+    """A sentence for each column of a table that is unlike the model's training data.
+
+    Of numbers: far from the training mean in its deviations, or with another spread, as in another unit; of
+    categories: texts that training did not have. mean, std: (D,) of the model's inputs. The least and the
+    greatest training value are single patients' and stand in no model. Raises DataError on a faulty table.
+    """
+    file = read_csv(path)
+    numbers = numeric_indices(columns)
+    known = {name: kind for name, kind in columns.items() if name in file.columns}
+    values = encode(file, known, missing, BadCells(file))
+    found = []
+    for name, places in feature_ranges(known).items():
+        kind, texts = known[name], file.columns[name]
+        if not isinstance(kind, str):
+            strange = (values[:, places.stop - 1] > 0) & ~absent(texts, missing)
+            if strange.any():
+                shown = ", ".join(map(repr, np.unique(texts[strange]).tolist()[:4]))
+                found.append(
+                    f"column {name!r}: {int(strange.sum())} of {len(texts)} rows have {shown}, which "
+                    "training did not have"
+                )
+            continue
+        here = values[~np.isnan(values[:, places.start]), places.start].astype(np.float64)
+        middle, spread = float(mean[numbers[name]]), float(std[numbers[name]])
+        if kind != "numeric" or not len(here) or not spread > 0:
+            continue
+        away = (here - middle) / spread
+        far = int((np.abs(away) > FURTHEST).sum())
+        many = len(here) >= FEW_ROWS
+        moved = many and abs(float(np.median(away))) > FAR_MEDIAN
+        other = many and not 1 / OTHER_SPREAD < float(away.std()) < OTHER_SPREAD
+        if far > (MOST_FAR * len(here) if many else 0) or moved or other:
+            found.append(
+                f"column {name!r}: values around {np.median(here):.4g} with a deviation of {here.std():.3g}, "
+                f"{far} of {len(here)} far from the training data's {middle:.4g} with {spread:.3g}; is it in "
+                "another unit?"
+            )
+    return found
 
 
 def files_in(paths: Sequence[Path], *, of_images: bool) -> list[Path]:

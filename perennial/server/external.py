@@ -14,6 +14,7 @@ from perennial.data.cases import image_shape
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
+from perennial.data.inputs import strange_columns
 from perennial.data.record_identity import record_contents
 from perennial.data.samples import Samples, fill_missing, joined, stored_as
 from perennial.data.sources import load
@@ -127,6 +128,14 @@ class Outside:
         x = self.samples.x.clone() if self.columns is not None else self.samples.x
         fill_missing(x, self.saved.inputs.filling)
         return x
+
+    def strange_columns(self) -> list[str]:
+        """Sentences on a table's columns that are unlike the model's training data."""
+        inputs, path = self.saved.inputs, self.config.path
+        if inputs.columns is None or self.config.source != "csv" or path is None:
+            return []
+        where = Path(path).expanduser()
+        return strange_columns(where, inputs.columns, inputs.mean, inputs.std, self.config.missing)
 
     def contents(self) -> tuple[np.ndarray, ...]:
         """(n, 32) uint8 hashes of records, as a real site computes them and, of tables, a simulated one."""
