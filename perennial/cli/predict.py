@@ -61,14 +61,16 @@ def predict_command(
 
 def _strangers(saved: "SavedModel", paths: Sequence[Path]) -> Iterator[str]:
     """Sentences on columns of tables that are unlike the training data; faulty tables are for the reading."""
+    from perennial.data.config import DataConfig
+    from perennial.data.csv_file import read_csv
     from perennial.data.inputs import strange_columns
 
-    inputs = saved.inputs
+    inputs, data = saved.inputs, DataConfig.model_validate(saved.settings["data"])
     for path in paths:
-        if inputs.columns is not None and path.suffix.lower() == ".csv" and path.is_file():
-            missing = saved.settings["data"].get("missing", ())
+        if inputs.columns is not None and path.is_file() and path.suffix.lower() != ".npz":
             with suppress(DataError):
-                for said in strange_columns(path, inputs.columns, inputs.mean, inputs.std, missing):
+                file = read_csv(path, units=data.units, limits=data.limits)
+                for said in strange_columns(file, inputs.columns, inputs.mean, inputs.std, data.missing):
                     yield f"{path}: {said}"
 
 

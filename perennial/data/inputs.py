@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perennial.data.cases import image_shape, sheet
 from perennial.data.config import UnreadableConfig
-from perennial.data.csv_file import read_csv
+from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES
 from perennial.data.images import ImageReading, conform, is_dicom, read_images, windowed
 from perennial.data.npz import read_samples
@@ -31,12 +31,15 @@ def read_inputs(
     columns: Columns | None = None,
     reading: ImageReading | None = None,
     missing: Sequence[str] = (),
+    units: Mapping[str, str] | None = None,
+    limits: Sequence[str] = (),
 ) -> Iterator[tuple[list[str], Tensor]]:
     """(names, x) of at most 256 samples at a time, x as a source of data delivers it.
 
     shape: (C, H, W) or (D,) of the model's inputs. stored: the numbers that it was trained on; others would
     have another scale. fill: (D,), for missing numbers of a table. reading: how image files were read in
     training, beside their size and colour. missing: texts of a table that mean a missing value.
+    units, limits: of a table, as in DataConfig.
     columns: of a table, as in the model's file. A CSV file needs these columns and may have others; a .npz
     file gives its array x, 8-bit images of any size and of either colour; any other file is an image. A row's
     name is its file with its line, or its index.
@@ -59,7 +62,7 @@ def read_inputs(
     for path in paths:
         if of_images and path.suffix != ".npz":
             continue
-        names, x = _array(path) if path.suffix == ".npz" else _table(path, columns, missing)
+        names, x = _array(path) if path.suffix == ".npz" else _table(path, columns, missing, units, limits)
         if stored == "uint8" and stored_as(x) != stored and x.ndim == 4 and reading.window is not None:
             x = torch.from_numpy(windowed(x.numpy(), reading.window, f"{path}, x"))
         if stored_as(x) != stored:
@@ -91,10 +94,16 @@ def _array(path: Path) -> tuple[list[str], Tensor]:
     return [f"{path}[{index}]" for index in range(len(x))], x
 
 
-def _table(path: Path, columns: Columns | None, missing: Sequence[str]) -> tuple[list[str], Tensor]:
+def _table(
+    path: Path,
+    columns: Columns | None,
+    missing: Sequence[str],
+    units: Mapping[str, str] | None,
+    limits: Sequence[str],
+) -> tuple[list[str], Tensor]:
     if columns is None:
         raise DataError(f"{path}: this model takes rows without column names; give them as x of a .npz file")
-    file = read_csv(path)
+    file = read_csv(path, units=units, limits=limits)
     for name in columns:
         if name not in file.columns:
             raise DataError(f"{path}: no column {name!r}; this model takes {', '.join(columns)}")
@@ -110,15 +119,14 @@ FEW_ROWS = 20
 
 
 def strange_columns(
-    path: Path, columns: Columns, mean: Tensor, std: Tensor, missing: Sequence[str] = ()
+    file: CsvFile, columns: Columns, mean: Tensor, std: Tensor, missing: Sequence[str] = ()
 ) -> list[str]:
     """A sentence for each column of a table that is unlike the model's training data.
 
     Of numbers: far from the training mean in its deviations, or with another spread, as in another unit; of
     categories: texts that training did not have. mean, std: (D,) of the model's inputs. The least and the
-    greatest training value are single patients' and stand in no model. Raises DataError on a faulty table.
+    greatest training value are single patients' and stand in no model.
     """
-    file = read_csv(path)
     numbers = numeric_indices(columns)
     known = {name: kind for name, kind in columns.items() if name in file.columns}
     values = encode(file, known, missing, BadCells(file))

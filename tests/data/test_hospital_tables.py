@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from perennial.data.config import DataConfig
+from perennial.data.csv_file import read_csv
 from perennial.data.deployed import load_site, site_config
 from perennial.data.federation import build
-from perennial.data.inputs import read_inputs
+from perennial.data.inputs import read_inputs, strange_columns
 from perennial.data.samples import Source
 from perennial.data.sources import load
 from perennial.data.tasks_config import TasksConfig
@@ -160,6 +161,25 @@ def test_the_model_s_rows_are_filled_and_read_as_in_training(tmp_path: Path) -> 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, block: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config(tmp_path / "table.csv", **block)
+
+
+def test_columns_unlike_the_training_data_are_named(tmp_path: Path) -> None:
+    """Cholesterol in another unit, a category that training did not have; nothing of usual rows."""
+    columns = {"chol": "numeric", "sex": ("f", "m")}
+    mean, std = torch.tensor([200.0, 0, 0, 0, 0]), torch.tensor([50.0, 1, 1, 1, 1])
+
+    def said(*rows: str) -> list[str]:
+        file = read_csv(write(tmp_path, "\n".join(["chol,sex", *rows])))
+        return strange_columns(file, columns, mean, std)
+
+    draw = np.random.default_rng(0)
+    usual = draw.normal(200, 50, 60)
+    assert said(*(f"{value:.0f},{'fm'[i % 2]}" for i, value in enumerate(usual)), ",") == []
+    (found,) = said(*(f"{value / 38.67:.2f},f" for value in usual))
+    assert found.startswith("column 'chol'") and "another unit" in found
+    assert said("210,m") == [] and "'chol'" in said("4,m")[0]
+    (found,) = said("210,d", "190,f")
+    assert found == "column 'sex': 1 of 2 rows have 'd', which training did not have"
 
 
 def test_inputs_of_several_batches_come_with_their_names(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from perennial.foundation.errors import DataError
         ("t.sav", "a file of SPSS"),
         ("t.dta", "a file of Stata"),
         ("t.json", "a file of JSON"),
-        ("t.parquet", "a file of Parquet"),
+        ("t.feather", "a file of Feather"),
         ("scan.nii.gz", "a volume in NIfTI"),
     ],
 )
