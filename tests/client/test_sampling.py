@@ -10,13 +10,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from perennial.client.exemplars import ExemplarStore
-from perennial.client.state import SiteState
-from perennial.config.learner import Memory
 from perennial.config.run import RunSettings
 from perennial.data.config import AugmentationConfig
-from perennial.data.site import SiteData
-from perennial.data.splits import KeyedHash, content_groups
 from perennial.engine.run import run_in_process
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet, shuffled
@@ -70,40 +65,6 @@ def test_balanced_batches_draw_rare_classes_as_often_as_common_ones() -> None:
     assert sum(counts) == 1000 and counts[2] == 0
     # about 333 each; 5 standard deviations of a binomial are 75
     assert all(abs(count - 1000 / 3) < 75 for count in (counts[0], counts[1], counts[3]))
-
-
-def store_of(folder: Path, per_class: int, classes: int) -> tuple[ExemplarStore, dict[int, torch.Tensor]]:
-    """A site's exemplar store, and the indices of each class in its data."""
-    count = per_class * classes
-    x = torch.arange(count, dtype=torch.float32)[:, None]
-    y = torch.arange(classes).repeat_interleave(per_class)
-    none = torch.empty(0, dtype=torch.int64)
-    keyed = KeyedHash(bytes(32), content_groups(x))
-    data = SiteData("graz", x, y, torch.arange(count), none, none, torch.zeros(1), torch.ones(1), keyed)
-    store = ExemplarStore(SiteState(folder, "graz"), data, [f"class-{label}" for label in range(classes)])
-    return store, {label: torch.arange(count)[y == label] for label in range(classes)}
-
-
-@pytest.mark.parametrize("selection", ["herding", "nearest", "random"])
-def test_older_lists_shrink_to_their_first_entries_as_classes_arrive(tmp_path: Path, selection: Any) -> None:
-    memory = Memory(selection=selection, fixed_total=48)
-    store, members = store_of(tmp_path, 20, 6)
-    features = {label: torch.sin(rows[:, None] * torch.tensor([1.0, 1.7])) for label, rows in members.items()}
-    before: dict[int, list[int]] = {}
-    for task in range(3):
-        known = 2 * (task + 1)
-        quota = memory.quota(known, sites=2)
-        assert quota == 48 // (known * 2)
-        new = {label: members[label] for label in (known - 2, known - 1)}
-        store.choose(memory, quota, features, new, version=task + 1)
-        kept = store.indices(before_round=task + 2).tolist()
-        lists = {label: [i for i in kept if i in members[label].tolist()] for label in range(known)}
-        assert [len(chosen) for chosen in lists.values()] == [quota] * known
-        for label, chosen in before.items():
-            assert lists[label] == chosen[:quota]
-        before = lists
-    # what was stored before the last task is still what it was for a round that is repeated
-    assert len(store.indices(before_round=3)) == 4 * 6
 
 
 def test_a_run_keeps_no_more_than_its_fixed_total(tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ def averaged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *arguments, **keywords: loss(*arguments, **keywords).mean()
 
 
-distillation = averaged(losses.distillation)
 relation_distillation = averaged(losses.relation_distillation)
 
 
@@ -78,22 +77,6 @@ def test_balanced_softmax_by_hand() -> None:
     )
     with pytest.raises(ConfigError, match="sign"):
         log_prior(torch.tensor([3, 0]), 1.0, -1)
-
-
-def test_distillation_properties() -> None:
-    generator = torch.Generator().manual_seed(1)
-    old = torch.randn(5, 3, generator=generator)
-    new = torch.cat([old, torch.randn(5, 2, generator=generator)], dim=1)
-    assert float(distillation(new, old, 2.0)) == pytest.approx(0.0, abs=1e-6)
-    other = torch.randn(5, 5, generator=generator)
-    value = float(distillation(other, old, 2.0))
-    assert value > 0
-    anything = 9 * torch.randn(50, 2, 5, 3, generator=generator)
-    assert all(float(distillation(ours, theirs, 2.0)) >= 0 for ours, theirs in anything)
-    shifted = other.clone()
-    shifted[:, :3] += 7
-    shifted[:, 3:] -= 3
-    assert float(distillation(shifted, old, 2.0)) == pytest.approx(value, rel=1e-5)
 
 
 def test_contrastive_by_hand_and_in_batches_without_pairs() -> None:

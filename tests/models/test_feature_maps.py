@@ -2,7 +2,6 @@
 is nothing to it."""
 
 import hashlib
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -102,18 +100,6 @@ def test_one_sample_has_the_same_bits_at_every_place_of_a_batch(features: tuple[
         assert torch.equal(features_of(backbone, batch)[place : place + 1], alone), place
 
 
-def test_a_map_is_known_by_everything_that_defines_it() -> None:
-    same = backbone_of(PATCHES).content
-    assert backbone_of(PATCHES).content == same
-    changed = [
-        backbone_of({**PATCHES, key: value}).content
-        for key, value in (("threshold", 0.4), ("seed", 1), ("grid", 3), ("filters", 6), ("size", 4))
-    ]
-    changed += [backbone_of(PATCHES, expansion={"width": 30}).content, backbone_of(RANDOM).content]
-    changed += [backbone_of(PATCHES, expansion={"width": 30, "keep": True}).content]
-    assert len({same, *changed}) == 1 + len(changed)
-
-
 def test_a_sample_is_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, seen = backbone_of(RANDOM), []
     monkeypatch.setattr(
@@ -166,30 +152,6 @@ def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up
     assert torch.equal(features_of(backbone, x, third), expected)
 
 
-def test_what_was_unused_for_longest_makes_room_for_other_maps(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    backbone, x = backbone_of(PATCHES), images(4)
-    row = backbone.mapped_width * 4 + 16
-    folder = BoundedFolder(tmp_path, 9 * row / 1e9)
-
-    def held() -> dict[str, int]:
-        return {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in tmp_path.iterdir()}
-
-    for name in ("a", "b"):
-        features_of(backbone, x, FeatureBank(backbone.mapped_width, folder, name))
-        os.utime(tmp_path / name / "turn", (1, 1))
-    folder.used(tmp_path / "a")
-    features_of(backbone, x, FeatureBank(backbone.mapped_width, folder, "c"))
-    assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
-    # a is in use, and c would be too large even alone: what there is no room for stays in memory
-    bank, many = FeatureBank(backbone.mapped_width, folder, "c"), images(12)
-    assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
-    assert "no room below" in caplog.text
-    assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
-    assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
-
-
 def test_only_maps_that_cost_something_are_kept_on_disk(own_cache: Path) -> None:
     for config, kept in ((RANDOM, False), (PATCHES, True)):
         backbone, data = backbone_of(config), data_of(images(3, seed=7))
@@ -227,18 +189,6 @@ def test_what_a_map_cannot_read_is_refused(features, shape: tuple[int, ...], mes
     config = ModelConfig.model_validate({"name": "features", "features": features})
     with pytest.raises(ConfigError, match=message):
         build_model(config, shape, 4, 1)
-
-
-def test_settings_of_maps_are_checked() -> None:
-    for settings, message in (
-        ({"name": "features"}, "'features' is missing"),
-        ({"name": "mlp", "features": ["random"]}, "does not take it"),
-        ({"name": "features", "features": ["ranom"]}, "ranom"),
-        ({"name": "features", "features": [{"name": "pretrained", "network": "resnet50"}]}, "give sha256"),
-        ({"name": "features", "features": [{"name": "pretrained", "mean": [0, 0, 0]}]}, "brings its own"),
-    ):
-        with pytest.raises(ValidationError, match=message):
-            ModelConfig.model_validate(settings)
 
 
 # networks that were trained elsewhere

@@ -80,20 +80,6 @@ def test_names_of_each_kind_come_to_the_same_file(tmp_path: Path, names: str) ->
     assert found.left_out == left[names]
 
 
-def test_initialisers_of_onnx_are_read(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    tensors = tensors_of("resnet10t")
-    values = [onnx.numpy_helper.from_array(tensor.numpy(), name) for name, tensor in tensors.items()]
-    graph = onnx.helper.make_graph([], "network", [], [], values)
-    path = tmp_path / "given.onnx"
-    path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    kept = load_file(import_weights(path, "resnet10t").path)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in tensors.items())
-    path.write_bytes(b"\xff" * 40)
-    with pytest.raises(ConfigError, match="damaged"):
-        import_weights(path, "resnet10t")
-
-
 def in_two_parts(onnx: Any, model: Any, name: str) -> None:
     """Store positions as exporters of networks for any image size do: class token and grid apart."""
     (whole,) = [each for each in model.graph.initializer if each.name == name]

@@ -114,7 +114,7 @@ class Pairs:
         return Pair("unreadable file", self.records.with_one(x, "c0", unreadable=True), part="unreadable")
 
     def few(self) -> Iterator[Pair]:
-        """Pairs for every committed experiment."""
+        """Pairs for every case."""
         yield self.added("added", "train")
         yield self.in_its_place()
         yield self.added("added to the validation part", "validation")
