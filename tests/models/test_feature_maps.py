@@ -19,7 +19,7 @@ from perennial.foundation.bounded_folder import BoundedFolder
 from perennial.foundation.cache import machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of
+from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of, batch_size
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.config import PatchesConfig, PretrainedConfig
@@ -387,3 +387,13 @@ def test_patches_look_at_smaller_images_where_they_are_told_to() -> None:
     config = PatchesConfig(name="patches", filters=4, size=3, image_size=8)
     built = build_fixed_features([config], None, (3, 24, 32), CONSTANTS)
     assert built.width == 2 * 4 * 9
+
+
+def test_a_batch_follows_from_device_and_sample_never_from_free_memory():
+    def samples(*shape: int, device: str = "meta") -> torch.Tensor:
+        return torch.empty(2, *shape, device=device)
+
+    assert batch_size(samples(3, 8, 8, device="cpu")) == BATCH
+    assert batch_size(samples(3, 32, 32)) == 1024
+    assert batch_size(samples(3, 224, 224)) == 256
+    assert batch_size(samples(3, 1024, 1024)) == BATCH
