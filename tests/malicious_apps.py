@@ -43,7 +43,7 @@ def honest(**changes: object) -> Members:
     content = yaml.safe_load(load_experiment(EXPERIMENTS / "quickstart.yaml").to_yaml()) | changes
     text = yaml.safe_dump(content, sort_keys=False)
     digest = document_digest(content)
-    return [(PROJECT, project_file(VERSION, digest, encoder=False).encode()), (DOCUMENT, text.encode())]
+    return [(PROJECT, project_file(VERSION, digest).encode()), (DOCUMENT, text.encode())]
 
 
 def manifest(members: Members) -> bytes:

@@ -14,7 +14,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from perennial.config.asks import Asks
 from perennial.config.bounds import BoundsConfig
 from perennial.config.combinations import CHECKS
-from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig
 from perennial.config.learner import NO_LEARNER, LearnerConfig
 from perennial.config.methods import with_targets
@@ -33,13 +32,13 @@ from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.foundation.plain import Plain
 from perennial.foundation.plugins import with_names
-from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.config import ModelConfig
 from perennial.models.feature_maps.config import size_to_read
 from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.digest_config import DigestConfig
 
 ON_DISK: Any = {
     "data": {"path"},
-    "digests": {"encoder": {"file"}},
     "model": {"features": {"__all__": {"file"}}},
 }
 """Settings that say where something lies on a disk, and nothing about what it is."""
@@ -85,7 +84,7 @@ class Experiment(Block):
     secure: SecureConfig | None = None
     """The server learns sums over sites alone; None: it sees each site's update."""
     privacy: PrivacyConfig = PrivacyConfig()
-    digests: DigestsConfig | None = None
+    digests: DigestConfig | None = None
     """What sites lend for the time when they are away; None: nothing."""
     pretraining: PretrainingConfig | None = None
     rounds: RoundsConfig = RoundsConfig()
@@ -189,11 +188,6 @@ class Experiment(Block):
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     @property
-    def encoder(self) -> EncoderConfig:
-        """The network that encodes inputs for digests and the second branch of digest_two_branch."""
-        return EncoderConfig() if self.digests is None else self.digests.encoder
-
-    @property
     def needs_previous(self) -> bool:
         """Whether sites need the global model of the previous task.
 
@@ -214,7 +208,7 @@ def load_experiment(
 ) -> Experiment:
     """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
 
-    Relative paths, of data, of an encoder and of a finished run, are relative to the file's folder when
+    Relative paths, of data and of a finished run, are relative to the file's folder when
     they exist there, else to the working folder.
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
@@ -228,7 +222,6 @@ def load_experiment(
 def experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experiment:
     """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
     _locate_data(content.get("data"), folder)
-    locate_encoder(content.get("digests"), folder)
     model = content.get("model")
     _locate_runs(model, folder)
     if not isinstance(model, dict) or model.get("features") != "auto":

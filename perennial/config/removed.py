@@ -21,6 +21,10 @@ class Removed(NamedTuple):
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
+    "digests.encoder": Removed(
+        {"name": "random", "file": None, "sha256": None},
+        "The encoder is random and drawn from the seed (docs/methods/feddig.md).",
+    ),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
@@ -121,6 +125,8 @@ def _require_default(path: str, value: Any, removed: Removed) -> None:
 
 
 def _differences(path: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(value, str) and isinstance(default, Mapping):
+        value = {"name": value}
     if isinstance(value, Mapping) and isinstance(default, Mapping):
         for key, inner in value.items():
             yield from _differences(f"{path}.{key}", inner, default.get(key))

@@ -32,8 +32,6 @@ NETWORKS = (*BACKBONES, *COMPOSITE, "features", "pretrained")
 FIRST_CHANNELS = {"se_cnn": 16, "resnet20": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
 """Channels after the first convolution; small_cnn takes them from `channels`."""
 
-DigestEncoderName = Literal["random", "autoencoder", "mobilenet_v2"]
-
 _TAKEN_BY: dict[str, tuple[str, ...]] = {
     "hidden": ("mlp",),
     "channels": ("small_cnn",),
@@ -187,37 +185,6 @@ class ModelConfig(Block):
                 f"key 'norm': found 'none', but {self.backbone_name} does not train without one; "
                 "allowed: group, batch"
             )
-        return self
-
-
-class EncoderConfig(Block):
-    """The fixed network that turns an input into what digests mix.
-
-    random: drawn from the experiment's seed. autoencoder: of `perennial digest train-encoder`, in file.
-    mobilenet_v2: before its average pooling, drawn from the seed, or torchvision's weights in file.
-    file: safetensors. sha256: of the file, written down when the experiment is read, so that it is part of
-    what sites agree to.
-    """
-
-    name: DigestEncoderName = "random"
-    file: str | None = None
-    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-
-    @property
-    def layout(self) -> "EncoderConfig":
-        """The settings of an encoder of the same shapes without a file, whose tensors a saved model fills."""
-        return EncoderConfig(name="mobilenet_v2" if self.name == "mobilenet_v2" else "random")
-
-    @model_validator(mode="after")
-    def _file_of_the_network(self) -> "EncoderConfig":
-        if self.name == "random" and self.file is not None:
-            raise ValueError("file belongs to autoencoder and mobilenet_v2; found name 'random'")
-        if self.name == "autoencoder" and self.file is None:
-            raise ValueError(
-                "file is missing: name 'autoencoder' needs one, as perennial digest train-encoder writes it"
-            )
-        if (self.sha256 is None) != (self.file is None):
-            raise ValueError("sha256 goes with file; it is written down when an experiment file is read")
         return self
 
 

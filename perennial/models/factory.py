@@ -8,8 +8,8 @@ from torch import nn
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.models.config import BACKBONES, CONVOLUTIONAL, EncoderConfig, ModelConfig
-from perennial.models.digest_encoders import build_encoder
+from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig
+from perennial.models.digest_encoders import FeatureEncoder
 from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.feature_maps.config import RunLayout
@@ -30,7 +30,6 @@ def build_model(
     input_shape: tuple[int, ...],
     num_classes: int,
     seed: int,
-    encoder: EncoderConfig | None = None,
     constants: Constants | None = None,
     *,
     with_weights: bool = True,
@@ -38,8 +37,7 @@ def build_model(
     """An untrained model on the CPU, initialised from the seed alone.
 
     input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
-    least 1. encoder: of the model digest_two_branch; None: a random one. constants: mean and std by which
-    inputs are normalised, for feature maps that undo it. with_weights: False does not read weights trained
+    least 1. constants: mean and std by which inputs are normalised, for feature maps that undo it. with_weights: False does not read weights trained
     elsewhere, for a model that a saved one's tensors will fill, which need no constants either.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
@@ -72,8 +70,8 @@ def build_model(
         if config.name == "digest_two_branch":
             backbone = TwoBranchBackbone(backbone, width, input_shape)
     if isinstance(backbone, TwoBranchBackbone):
-        fixed = build_encoder(encoder or EncoderConfig(), input_shape, seed)
-        return DigestTwoBranchModel(backbone, fixed, num_classes, rows, dropout=config.dropout)
+        encoder = FeatureEncoder(input_shape, seed)
+        return DigestTwoBranchModel(backbone, encoder, num_classes, rows, dropout=config.dropout)
     if config.name == "dual_backbone":
         return DualBackboneModel(backbone, width, num_classes, rows, seed=seed, dropout=config.dropout)
     return IncrementalModel(backbone, width, num_classes, rows, dropout=config.dropout)
@@ -81,10 +79,7 @@ def build_model(
 
 def network_of(layout: RunLayout) -> IncrementalModel:
     """A finished run's network without its weights."""
-    encoder = layout.encoder or EncoderConfig()
-    return build_model(
-        layout.model, layout.inputs.shape, layout.classes, layout.seed, encoder.layout, with_weights=False
-    )
+    return build_model(layout.model, layout.inputs.shape, layout.classes, layout.seed, with_weights=False)
 
 
 def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:

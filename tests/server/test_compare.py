@@ -95,7 +95,7 @@ def test_runs_of_one_name_with_other_settings_are_rows_of_their_own(tmp_path: Pa
 
 
 def test_where_a_file_lies_makes_no_other_experiment(tmp_path: Path) -> None:
-    here = "data: {source: npz, path: /here.npz}\ndigests: {encoder: {file: /here.safetensors}}\n"
+    here = "data: {source: npz, path: /here.npz}\n"
     runs = [
         *seeds(tmp_path / "here", "small", {1: 0.5}, here),
         *seeds(tmp_path / "there", "small", {2: 0.6}, here.replace("/here", "/mnt/there")),

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import (
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
-    field_serializer,
-    field_validator,
     model_validator,
 )
 
@@ -18,7 +15,7 @@ from perennial.foundation.tiling import grid_of
 from perennial.models.feature_maps.packages import PACKAGES
 
 if TYPE_CHECKING:
-    from perennial.models.config import EncoderConfig, ModelConfig
+    from perennial.models.config import ModelConfig
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -133,7 +130,7 @@ class LearntInputs(FiniteBlock):
 class RunLayout(Block):
     """Settings of a finished run that decide its layers and inputs, and its name.
 
-    classes: rows of its head. encoder: of the digests, which digest_two_branch has inside.
+    classes: rows of its head.
     """
 
     name: str
@@ -141,23 +138,23 @@ class RunLayout(Block):
     seed: int = Field(ge=0)
     classes: int = Field(ge=1, le=65_536)
     inputs: LearntInputs
-    encoder: "EncoderConfig | None" = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_encoder(cls, content: Any) -> Any:
+        """Layouts of 0.2.0 name the encoder of the digests, which is random now."""
+        if isinstance(content, dict) and "encoder" in content:
+            content = dict(content)
+            found = content.pop("encoder") or {}
+            if (name := found.get("name", "random")) != "random":
+                raise ValueError(f"layout.encoder: found {name!r}, allowed random alone")
+        return content
 
     @model_validator(mode="after")
     def _learnt_features(self) -> "RunLayout":
         if self.model.name == "features":
             raise ValueError("layout.model: a run on fixed maps, which learnt no features; allowed: its maps")
         return self
-
-    @field_validator("encoder", mode="before")
-    @classmethod
-    def _none_if_empty(cls, found: object) -> object:
-        return found or None
-
-    @field_serializer("encoder", mode="wrap")
-    def _empty_if_none(self, found: object, handler: SerializerFunctionWrapHandler) -> object:
-        # {} in the file of a run without digests
-        return handler(found) if found is not None else {}
 
 
 class ModelMapConfig(Block):

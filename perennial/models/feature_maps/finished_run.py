@@ -61,7 +61,6 @@ def layout_of(path: Path) -> PlainObject:
                 f"model.features: {path}: learnt from images of numbers in a scale of their own; allowed: "
                 "images of 8-bit pixels, or tables"
             )
-        encoder = (settings.get("digests") or {}).get("encoder", {})
         taken = {key: inputs[key] for key in ("shape", "mean", "std")}
         return {
             "name": settings["name"],
@@ -69,7 +68,6 @@ def layout_of(path: Path) -> PlainObject:
             "seed": settings["seed"],
             "classes": len(classes),
             "inputs": taken,
-            "encoder": encoder,
         }
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
