@@ -199,7 +199,7 @@ def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | 
 
 
 def batch_size(samples: Tensor) -> int:
-    """Samples that the maps see at once: BATCH on a CPU, else a power of two that their inputs' size allows."""
+    """Samples that the maps see at once: BATCH on a CPU, else a power of two by the size of their inputs."""
     if samples.device.type == "cpu":
         return BATCH
     most = max(BATCH, min(LARGEST_BATCH, BATCH_BYTES // max(1, 4 * samples[0].numel())))

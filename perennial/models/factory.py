@@ -37,8 +37,9 @@ def build_model(
     """An untrained model on the CPU, initialised from the seed alone.
 
     input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
-    least 1. constants: mean and std by which inputs are normalised, for feature maps that undo it. with_weights: False does not read weights trained
-    elsewhere, for a model that a saved one's tensors will fill, which need no constants either.
+    least 1. constants: mean and std by which inputs are normalised, for feature maps that undo it.
+    with_weights: False does not read weights trained elsewhere, for a model that a saved one's tensors will
+    fill, which need no constants either.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
     """

@@ -253,6 +253,21 @@ MODEL = {
     "confidence": {"void": "", "points": {"a": [0.9, 0.1]}},
 }
 WEIGHTS = {"names": ["conv.weight", "head.bias"], "metadata": {"format": "pt", "network": "resnet18"}}
+CHECKPOINT = {
+    "schema": 4,
+    "progress": {
+        "run": "abc",
+        "split_key": "00",
+        "plan": {"classes": ["a", "b"], "boundaries": [0, 2], "rounds": [1]},
+        "previous": SHA,
+        "holders": ["site-0"],
+        "inputs": MODEL["inputs"],
+        "history": {"accuracy": "none"},
+    },
+    "experiment": OTHERS[1],
+    "strategy": {"head": "ridge", "statements": {"site-0": "x"}},
+    "checksum": 0,
+}
 
 
 def requests(hospital: Hospital) -> Iterator[dict[str, Any]]:
