@@ -9,7 +9,7 @@ from perennial.config.strategies import STRATEGIES, asks_of, nested
 from perennial.data.source_kinds import SOURCES
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
-from perennial.models.config import NETWORKS
+from perennial.models.config import NETWORKS, RunLayout
 from perennial.models.feature_maps.config import ModelMapConfig
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def require_code_of_sites(experiment: "Experiment") -> None:
     """
     of = nested(experiment.strategy.name, experiment.strategy.parameters)
     learnt = [each.layout for each in experiment.model.maps if isinstance(each, ModelMapConfig)]
-    networks = [experiment.model, *(layout.model for layout in learnt if layout is not None)]
+    networks = [experiment.model, *(RunLayout.model_validate(layout).model for layout in learnt)]
     named: list[tuple[plugins.Kind, str]] = [
         ("source", experiment.data.source),
         ("loss", experiment.learner.classification.name),

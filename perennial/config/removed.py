@@ -21,6 +21,9 @@ class Removed(NamedTuple):
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
+    "model.expansion": Removed(None, "`features: [random]` maps the inputs themselves."),
+    "model.trained_blocks": Removed("all", "A frozen network is a map of `features`."),
+    "model.pretrained": Removed(None, "Give the network as the one map in `features`."),
     "digests.encoder": Removed(
         {"name": "random", "file": None, "sha256": None},
         "The encoder is random and drawn from the seed (docs/methods/feddig.md).",

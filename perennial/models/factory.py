@@ -8,11 +8,10 @@ from torch import nn
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig
+from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig, RunLayout
 from perennial.models.digest_encoders import FeatureEncoder
 from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
-from perennial.models.feature_maps.config import RunLayout
 from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.incremental import IncrementalModel
@@ -50,7 +49,6 @@ def build_model(
     if config.name == "features":
         fixed = build_fixed_features(
             config.features or (),
-            config.expansion,
             input_shape,
             constants,
             projection=config.projection,
@@ -63,7 +61,7 @@ def build_model(
 
         assert config.pretrained is not None
         learnt, width = build_pretrained_backbone(
-            config.pretrained, config.trained_blocks, input_shape, constants, with_weights=with_weights
+            config.pretrained, input_shape, constants, with_weights=with_weights
         )
         return IncrementalModel(learnt, width, num_classes, rows, dropout=config.dropout)
     with seeded_initialisation(seed, "backbone"):

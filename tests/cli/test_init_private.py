@@ -82,7 +82,7 @@ def test_images_take_the_map_and_the_components_of_the_page(tmp_path: Path) -> N
     # 0.8 x 120 records, rounded, at four sites
     advice = private_sums((3, 24, 32), 100, 2, 8.0, sites=4)
     patches = dict(advice.model["features"][0])
-    assert content["model"]["projection"] == advice.model["projection"] == {"width": 24}
+    assert content["model"]["projection"] == advice.model["projection"] == 24
     assert content["model"]["features"] == [patches | {"image_size": [23, 32]}]
     assert content["privacy"] == advice.privacy and advice.privacy["blocks"] == list(MEANS_ALONE)
     assert "image_size" not in content["data"]

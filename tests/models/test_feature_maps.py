@@ -51,9 +51,9 @@ def data_of(x: Tensor) -> TrainingSet:
     )
 
 
-def backbone_of(*features: object, side: int = 8, expansion: object = None) -> FixedFeatures:
-    config = ModelConfig.model_validate({"name": "features", "features": features, "expansion": expansion})
-    model = build_model(config, (3, side, side), 4, 1, None, CONSTANTS)
+def backbone_of(*features: object, side: int = 8) -> FixedFeatures:
+    config = ModelConfig.model_validate({"name": "features", "features": features})
+    model = build_model(config, (3, side, side), 4, 1, CONSTANTS)
     assert isinstance(model.backbone, FixedFeatures)
     return model.backbone
 
@@ -106,7 +106,7 @@ def test_cells_of_a_grid_that_does_not_divide_the_image_cover_it() -> None:
     ids=["random", "patches", "side by side"],
 )
 def test_one_sample_has_the_same_bits_at_every_place_of_a_batch(features: tuple[object, ...]) -> None:
-    backbone = backbone_of(*features, expansion={"width": 30, "keep": True})
+    backbone = backbone_of(*features)
     others, one = images(BATCH, seed=1), images(1, seed=2)
     alone = features_of(backbone, one)
     for place in range(BATCH):
@@ -123,11 +123,6 @@ def test_maps_side_by_side_weigh_alike() -> None:
     assert backbone.width == 20 + 2 * 5 * 4
 
 
-def test_an_expansion_stands_alone_or_beside_the_features() -> None:
-    assert backbone_of(RANDOM, expansion={"width": 31}).width == 31
-    assert backbone_of(RANDOM, expansion={"width": 31, "keep": True}).width == 51
-
-
 def test_a_map_is_known_by_everything_that_defines_it() -> None:
     same = backbone_of(PATCHES).content
     assert backbone_of(PATCHES).content == same
@@ -135,8 +130,7 @@ def test_a_map_is_known_by_everything_that_defines_it() -> None:
         backbone_of({**PATCHES, key: value}).content
         for key, value in (("threshold", 0.4), ("seed", 1), ("grid", 3), ("filters", 6), ("size", 4))
     ]
-    changed += [backbone_of(PATCHES, expansion={"width": 30}).content, backbone_of(RANDOM).content]
-    changed += [backbone_of(PATCHES, expansion={"width": 30, "keep": True}).content]
+    changed += [backbone_of(RANDOM).content]
     assert len({same, *changed}) == 1 + len(changed)
 
 
@@ -246,7 +240,7 @@ def test_only_maps_that_cost_something_are_kept_on_disk(own_cache: Path) -> None
 
 def test_a_saved_model_needs_no_weights_and_gives_the_same_features() -> None:
     config = ModelConfig.model_validate({"name": "features", "features": [RANDOM, PATCHES]})
-    model = build_model(config, (3, 8, 8), 4, 1, None, CONSTANTS).eval()
+    model = build_model(config, (3, 8, 8), 4, 1, CONSTANTS).eval()
     bare = build_model(config, (3, 8, 8), 4, 9, with_weights=False).eval()
     bare.load_state_dict(model.state_dict())
     inputs = data_of(images(5)).inputs(slice(None))
@@ -257,7 +251,7 @@ def test_nothing_of_a_fixed_map_travels_or_learns() -> None:
     from perennial.models.incremental import travelling
 
     config = ModelConfig.model_validate({"name": "features", "features": [PATCHES]})
-    model = build_model(config, (3, 8, 8), 4, 1, None, CONSTANTS)
+    model = build_model(config, (3, 8, 8), 4, 1, CONSTANTS)
     assert set(travelling(model)) == {"head.weight", "head.bias"}
     assert not model.train().backbone.training
 
@@ -370,22 +364,22 @@ def test_a_file_of_weights_must_have_the_experiments_hash(tmp_path: Path, own_ca
         "licence": "none",
     }
     config = PretrainedConfig.model_validate({**known, "weights": str(path)})
-    built = build_fixed_features([config], None, (3, 32, 32), CONSTANTS)
+    built = build_fixed_features([config], (3, 32, 32), CONSTANTS)
     assert built.width == 512 and built.facts[0]["licence"] == "none"
     other = PretrainedConfig.model_validate({**known, "weights": str(path), "sha256": "0" * 64})
     with pytest.raises(ConfigError, match="found SHA-256"):
-        build_fixed_features([other], None, (3, 32, 32), CONSTANTS)
+        build_fixed_features([other], (3, 32, 32), CONSTANTS)
     # a site without the operator's path has them in its cache, by their hash
     (own_cache / "weights").mkdir(parents=True)
     path.rename(own_cache / "weights" / f"{known['sha256']}.safetensors")
     weights_of.cache_clear()
-    again = build_fixed_features([config], None, (3, 32, 32), CONSTANTS)
+    again = build_fixed_features([config], (3, 32, 32), CONSTANTS)
     assert again.content == built.content
 
 
 def test_patches_look_at_smaller_images_where_they_are_told_to() -> None:
     config = PatchesConfig(name="patches", filters=4, size=3, image_size=8)
-    built = build_fixed_features([config], None, (3, 24, 32), CONSTANTS)
+    built = build_fixed_features([config], (3, 24, 32), CONSTANTS)
     assert built.width == 2 * 4 * 9
 
 

@@ -141,7 +141,7 @@ def test_the_command_prints_what_an_experiment_takes(tmp_path: Path) -> None:
     keys = yaml.safe_load(next(line for line in result.output.splitlines() if line.startswith("{")))
     config = PretrainedConfig.model_validate(keys | {"image_size": 32})
     constants = torch.zeros(3), torch.ones(3)
-    assert build_fixed_features([config], None, (3, 32, 32), constants).width == 384
+    assert build_fixed_features([config], (3, 32, 32), constants).width == 384
 
 
 def test_what_could_run_code_or_lacks_tensors_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def written(name: str, folder: Path) -> dict[str, Any]:
 
 def built(keys: dict[str, Any], shape: tuple[int, int, int] = (3, 24, 40)) -> FixedFeatures:
     constants = torch.full(shape[:1], 0.5), torch.full(shape[:1], 0.25)
-    return build_fixed_features([PretrainedConfig.model_validate(keys)], None, shape, constants)
+    return build_fixed_features([PretrainedConfig.model_validate(keys)], shape, constants)
 
 
 def images_file(folder: Path) -> Path:
@@ -177,7 +177,7 @@ def test_networks_go_through_export_and_onnx(name: str, tmp_path: Path) -> None:
     ("name", "more"),
     [
         ("deit_tiny_patch16_224", {}),
-        ("vit_small_patch14_dinov2", {"projection": {"width": 384, "images": 400}}),
+        ("vit_small_patch14_dinov2", {"projection": 384}),
     ],
 )
 def test_sums_of_a_transformer_s_384_features_stay_below_a_megabyte(

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
+from perennial.models.feature_maps import projection
 from perennial.models.feature_maps.ball import RADIUS
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.feature_maps.projection import public_crops, whitened_components
@@ -21,11 +22,12 @@ CONSTANTS = torch.full((3,), 0.4), torch.full((3,), 0.2)
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection, "IMAGES", 60)
     monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
 
 
 def config(**changes: Any) -> ModelConfig:
-    content = {"name": "features", "features": [PATCHES], "projection": {"width": 8, "images": 60}}
+    content = {"name": "features", "features": [PATCHES], "projection": 8}
     return ModelConfig.model_validate(content | changes)
 
 
@@ -71,9 +73,7 @@ def test_the_same_experiment_has_the_same_projection_and_another_one_has_not(tmp
     assert len(kept) == 1 and one.content == again.content
     kept[0].unlink()
     assert built().content == one.content, "computed anew it has the same bits"
-    for changes in ({"width": 7}, {"seed": 1}, {"images": 61}):
-        projection = {"width": 8, "images": 60} | changes
-        assert built(projection=projection).content != one.content
+    assert built(projection=7).content != one.content
     assert built(projection=None).content != one.content
 
 
@@ -112,8 +112,7 @@ def test_inputs_lie_around_a_constant_and_tables_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("changes", "shape", "message"),
     [
-        ({"projection": {"width": 97}}, SHAPE, "allowed: up to 96"),
-        ({"projection": {"width": 60, "images": 60}}, SHAPE, "allowed: up to 59"),
+        ({"projection": 60}, SHAPE, "allowed: up to 59"),
         ({"features": ["inputs"]}, (5,), "takes its components from public images"),
     ],
 )
@@ -124,10 +123,12 @@ def test_what_cannot_be_projected_is_named(
         built(shape, **changes)
 
 
-def test_a_projection_and_an_expansion_exclude_each_other() -> None:
-    with pytest.raises(ValidationError, match="choose one"):
-        config(expansion={"width": 4})
+def test_a_projection_stands_behind_maps_that_it_can_read() -> None:
     with pytest.raises(ValidationError, match="random map"):
         config(features=["random"])
     with pytest.raises(ValidationError, match="allowed with name features"):
-        ModelConfig.model_validate({"name": "mlp", "projection": {}})
+        ModelConfig.model_validate({"name": "mlp", "projection": 4})
+    former = {"width": 8, "images": 2000, "seed": 0}
+    assert config(projection=former).projection == 8
+    with pytest.raises(ValidationError, match="allowed a width alone"):
+        config(projection=former | {"seed": 1})

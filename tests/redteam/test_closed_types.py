@@ -29,7 +29,7 @@ from perennial.deploy.approval import Offer
 from perennial.deploy.federation import Federation, SiteRecord
 from perennial.foundation.plain import Plain
 from perennial.models import saved
-from perennial.models.feature_maps.config import RunLayout
+from perennial.models.config import RunLayout
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors

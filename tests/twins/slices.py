@@ -85,7 +85,7 @@ def _model(model: Mapping[str, Any]) -> dict[str, Any]:
     if "features" in found and isinstance(found["features"], list):
         found["features"] = [_map(each) for each in found["features"]]
     if "projection" in found:
-        found |= {"features": ["inputs"], "projection": {"width": 6}}
+        found |= {"features": ["inputs"], "projection": 6}
     if "hidden" in found:
         found["hidden"] = [8]
     return found
