@@ -5,6 +5,8 @@ from pydantic import Field
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
 
+JOIN_SECONDS = 600.0
+
 
 class RoundsConfig(Block):
     """Who takes part in a round, and how long the server waits."""
@@ -14,14 +16,18 @@ class RoundsConfig(Block):
     quorum: int = Field(default=1, ge=1)
     """Valid replies without which a round does not count: the model stays as it was."""
     deadline: float = Field(default=3600.0, gt=0)
-    """Seconds after which a round goes on without the sites that have not answered."""
+    """Seconds after which a round goes on without the sites that have not answered. The server waits as long,
+    and no longer than JOIN_SECONDS, for sites to connect, and for a quorum of them to come back."""
     wait_for: int | None = Field(default=None, ge=1)
     """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
-    join_timeout: float = Field(default=600.0, gt=0)
-    """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
     max_skipped: int = Field(default=3, ge=1)
     """Attempts in a row without a quorum after which a simulation ends with an error (it can be resumed) and
     a deployed run rests. The round is asked again: none of those planned is used up."""
+
+    @property
+    def join_seconds(self) -> float:
+        """Seconds to wait for sites that are not connected."""
+        return min(self.deadline, JOIN_SECONDS)
 
 
 class PretrainingConfig(Block):

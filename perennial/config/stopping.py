@@ -1,6 +1,6 @@
 """Early stopping: when a task's training ends, and which round's model it keeps, by the sites' validation."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -16,10 +16,7 @@ class StoppingConfig(Block):
     patience: int | None = Field(default=None, ge=1)
     """Rounds without a better model after which the task ends; None: all its rounds are run."""
     gain: float = Field(default=0.0, ge=0, lt=1)
-    """A model is better if its measure is higher by more than this."""
-    measure: Literal["balanced_accuracy", "accuracy"] = "balanced_accuracy"
-    keep: Literal["best", "last"] = "best"
-    """Whose model goes on when the task ends: that of the best round, or of the last one."""
+    """A model is better if its balanced accuracy is higher by more than this."""
 
 
 def require_validation(experiment: "Experiment") -> None:
