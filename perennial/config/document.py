@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from perennial.config.experiment import ON_DISK, Experiment
+from perennial.config.experiment import Experiment
 from perennial.config.methods import require_code_of_sites
+from perennial.config.schema import ON_DISK
 from perennial.config.yaml_file import parse_yaml, validate
 from perennial.foundation.errors import ConfigError, shown
 from perennial.foundation.plugins import only

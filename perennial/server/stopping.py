@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.config.stopping import StoppingConfig
+from perennial.config.rounds import StoppingConfig
 from perennial.foundation.files import replace_file
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256

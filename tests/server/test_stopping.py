@@ -9,8 +9,8 @@ import torch
 
 from perennial.client.plan import Plan
 from perennial.config.experiment import Experiment
+from perennial.config.rounds import StoppingConfig
 from perennial.config.run import RunSettings
-from perennial.config.stopping import StoppingConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.messages import EvaluateRequest
