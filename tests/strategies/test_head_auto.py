@@ -89,7 +89,7 @@ def test_without_validation_samples_the_head_is_the_usual_one(tmp_path: Path, fe
     """So a small table gets a model, which says that nothing was compared; masked or not, it is the same."""
     maps: Any = ["inputs", {"name": "random", "width": 60}]
     if features:
-        maps = [{"name": "choice", "of": [{"name": "random", "width": 20}, {"name": "random", "width": 60}]}]
+        maps = [[{"name": "random", "width": 20}, {"name": "random", "width": 60}]]
     few = {
         "data": AUTO["data"] | {"samples_limit": 80, "validation_fraction": 0.001},
         "model": {"name": "features", "features": maps},
