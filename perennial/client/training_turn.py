@@ -20,7 +20,7 @@ from perennial.client.release import check_reply, noise_source, release_update
 from perennial.client.site import Site
 from perennial.client.training_samples import training_indices
 from perennial.config import charges
-from perennial.config.simulated_sites import AdversaryKind
+from perennial.config.rounds import AdversaryKind
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances

@@ -10,8 +10,8 @@ import torch
 
 from perennial.client.plan import Plan
 from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.rounds import StoppingConfig
 from perennial.config.run import APP_ROOT, RunSettings
-from perennial.config.stopping import StoppingConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.messages import EvaluateRequest
@@ -63,8 +63,6 @@ def test_the_best_round_is_kept_until_patience_is_over(tmp_path: Path) -> None:
     assert "validation was best in round 2 (balanced accuracy 80.0 %), whose model is kept" in rule.in_words(
         1, 4, 9
     )
-    last = Stopping(StoppingConfig(patience=2, keep="last"), tmp_path, state)
-    assert last.best() is None and last.over
     assert rule.judged(5, ([1], [None]), {}) is None, "a class whose counts are withheld decides nothing"
     rule.next_task()
     assert not rule.over and rule.best() is None
@@ -83,8 +81,6 @@ def test_a_task_ends_early_with_its_best_model_and_the_next_one_keeps_its_rounds
     assert stopped["rounds"] == 2 and hashes_of(stopped) == hashes_of(alone)
     all_rounds = run(tmp_path / "all", **TWO_TASKS)
     assert all_rounds["rounds"] == 10 and hashes_of(all_rounds) != hashes_of(done)
-    last = run(tmp_path / "last", **TWO_TASKS, stopping=RULE | {"keep": "last"})
-    assert last["rounds"] == 4 and hashes_of(last) != hashes_of(done)
 
 
 @pytest.mark.parametrize("moment", ["_choose_model", "_judge_round"])
