@@ -101,9 +101,7 @@ class PointConfig(Block):
     @classmethod
     def _says_which(cls, found: object) -> object:
         if not isinstance(found, dict) or len(found) != 1:
-            raise ValueError(
-                f"found {found!r:.60}; allowed one of {{sensitivity: 0.95}} and {{specificity: 0.95}}"
-            )
+            raise ValueError("allowed one of {sensitivity: 0.95} and {specificity: 0.95}")
         return found
 
     @property

@@ -308,8 +308,8 @@ def _points_of(points: Sequence[OperatingPoint]) -> Markup:
     columns = ("class", "asked for", "from probability", "samples to calibrate", "sensitivity", "specificity")
     note = (
         "A class is reported from this probability on, which was chosen on calibration samples: those of the "
-        "class keep the sensitivity, those of the others the specificity. Sensitivity and specificity are those "
-        "of the judged samples. Without a probability there were too few to choose by."
+        "class keep the sensitivity, those of the others the specificity. Sensitivity and specificity are "
+        "those of the judged samples. Without a probability there were too few to choose by."
     )
     return panel("Operating points", table(columns, rows, "lrrrrr", "Operating points"), note, long=True)
 
