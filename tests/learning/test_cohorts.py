@@ -188,8 +188,7 @@ def test_a_cohort_has_every_part_of_the_learner(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("augmented", [False, True])
-@pytest.mark.parametrize("kind", ["full", "old_backbone"])
-def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: str) -> None:
+def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool) -> None:
     shape = (3, 8, 8)
     named = {"name": "dual_backbone", "backbone": "small_cnn"}
     before = built(named, shape, 4)
@@ -197,7 +196,7 @@ def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: st
     model = built(named, shape)
     model.begin_task(complete_state(before))
     augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
-    config = learner(distillation={"teacher": kind}, contrastive={}, consolidation={"weight": 2.0})
+    config = learner(distillation={}, contrastive={}, consolidation={"weight": 2.0})
     sets = [samples(size, shape) for size in RAGGED]
     for progress in (0.0, 0.5):
         case = Case(
