@@ -43,7 +43,7 @@ class FrozenOutputs:
     ) -> None:
         """Check the frozen networks and, without augmentation, compute their outputs for the whole set.
 
-        teacher: complete model of the previous task, or None. augmented: whether inputs differ between epochs.
+        teacher: complete model of the previous task, or None. augmented: whether inputs differ by epoch.
 
         Raises ProtocolError when a frozen part could still learn, or knows as many classes as the model.
         """
