@@ -20,8 +20,7 @@ from perennial.learning.losses import supervised_contrastive
 from perennial.learning.objective import Extra, Term, class_counts, row_terms
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.incremental import IncrementalModel
-from perennial.models.stacked import as_rows, side_by_side
-from perennial.models.stacked_parameters import StackedParameters
+from perennial.models.stacked import StackedParameters, as_rows, side_by_side
 
 
 class CohortObjective:

@@ -19,8 +19,7 @@ from perennial.models.config import CONVOLUTIONAL, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state, travelling
-from perennial.models.stacked import _stacked, as_rows, check_stacked, side_by_side
-from perennial.models.stacked_parameters import StackedParameters
+from perennial.models.stacked import StackedParameters, _stacked, as_rows, check_stacked, side_by_side
 
 CLASSES = 6
 RAGGED = (70, 33, 64, 9, 70)
