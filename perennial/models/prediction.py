@@ -40,7 +40,7 @@ def answers(logits: Tensor, confidence: Confidence, classes: Sequence[str] = ())
     places = {name: label for label, name in enumerate(classes)}
     reached = {
         name: odds[:, places[name]] >= least
-        for name, (_, least) in confidence.points.items()
+        for name, (_, least, *_) in confidence.points.items()
         if name in places
     }
     return Answers(probabilities(logits.double(), confidence.temperature or 1.0), sets, reached)
@@ -88,7 +88,7 @@ class Exported(nn.Module):
         self.pixels = inputs.stored == "uint8"
         self.temperature = saved.confidence.temperature or 1.0
         self.points = [
-            (saved.classes.index(name), least) for name, (_, least) in saved.confidence.points.items()
+            (saved.classes.index(name), least) for name, (_, least, *_) in saved.confidence.points.items()
         ]
         shape = (-1, *[1] * (len(inputs.shape) - 1))
         self.register_buffer("mean", inputs.mean.reshape(shape).clone())
