@@ -19,8 +19,7 @@ from perennial.models.config import CONVOLUTIONAL, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state, travelling
-from perennial.models.stacked import _stacked, as_rows, check_stacked, side_by_side
-from perennial.models.stacked_parameters import StackedParameters
+from perennial.models.stacked import StackedParameters, _stacked, as_rows, check_stacked, side_by_side
 
 CLASSES = 6
 RAGGED = (70, 33, 64, 9, 70)
@@ -132,16 +131,6 @@ def test_a_cohort_trains_each_model_as_one_site_does(model: dict[str, Any], shap
     case(model, learner(), shape).agrees()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_a_cohort_trains_large_networks_as_one_site_does(name: str) -> None:
-    shape = (3, 32, 32)
-    sets = [samples(size, shape) for size in (12, 7)]
-    config = learner(batch_size=8, epochs=1, optimizer={"lr": 0.01})
-    # fifty layers amplify the last bit, on one processor more than on another; float64 below holds the form
-    Case(built({"name": name}, shape), config, sets).agrees(tolerance=2e-2)
-
-
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_gradients_of_a_stacked_network_in_float64(name: str) -> None:
     shape, count = (3, 16, 16), 3
@@ -198,8 +187,7 @@ def test_a_cohort_has_every_part_of_the_learner(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("augmented", [False, True])
-@pytest.mark.parametrize("kind", ["full", "old_backbone"])
-def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: str) -> None:
+def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool) -> None:
     shape = (3, 8, 8)
     named = {"name": "dual_backbone", "backbone": "small_cnn"}
     before = built(named, shape, 4)
@@ -207,7 +195,7 @@ def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: st
     model = built(named, shape)
     model.begin_task(complete_state(before))
     augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
-    config = learner(distillation={"teacher": kind}, contrastive={}, consolidation={"weight": 2.0})
+    config = learner(distillation={}, contrastive={}, consolidation={"weight": 2.0})
     sets = [samples(size, shape) for size in RAGGED]
     for progress in (0.0, 0.5):
         case = Case(
@@ -223,17 +211,6 @@ def test_a_cohort_repeats_to_the_bit_and_its_order_is_the_members() -> None:
         torch.equal(a.update, b.update) and a.loss == b.loss for a, b in zip(first, again, strict=True)
     )
     assert [result.steps for result in first] == [6, 4, 4, 2, 6]
-
-
-def test_bfloat16_is_as_far_from_float32_as_for_one_site() -> None:
-    exact = case(SMALL, learner()).alone()
-    half = case(SMALL, learner(precision="bfloat16"))
-
-    def distance(results: list[TrainingResult]) -> float:
-        pairs = zip(exact, results, strict=True)
-        return max(float((a.update - b.update).norm() / a.update.norm()) for a, b in pairs)
-
-    assert 0 < distance(half.together()) < 2 * distance(half.alone())
 
 
 class Mixing(nn.Module):

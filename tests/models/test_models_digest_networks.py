@@ -5,9 +5,14 @@ import torch
 from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
-from perennial.models.config import EncoderConfig, ModelConfig
-from perennial.models.digest_encoders import FeatureEncoder, build_encoder, digest_shape, encoder_hash
-from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.config import ModelConfig
+from perennial.models.digest_networks import (
+    DigestTwoBranchModel,
+    FeatureEncoder,
+    GuidanceProducer,
+    digest_shape,
+    encoder_hash,
+)
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import complete_state, load_complete, travelling
@@ -24,7 +29,7 @@ SHAPES = {
 
 
 def _random(shape: tuple[int, ...], seed: int) -> FeatureEncoder:
-    return build_encoder(EncoderConfig(), shape, seed)
+    return FeatureEncoder(shape, seed)
 
 
 def _model(shape=(1, 8, 8), backbone="small_cnn", seed=1):
