@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from perennial.client.site import Site
-    from perennial.models.digest_encoders import FeatureEncoder
+    from perennial.models.digest_networks import FeatureEncoder
     from perennial.privacy.digests import DigestGuarantee, Digests
 
 PICTURE = "preview.png"
@@ -55,7 +55,7 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
 def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path) -> str:
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
-    from perennial.models.digest_encoders import FeatureEncoder
+    from perennial.models.digest_networks import FeatureEncoder
     from perennial.privacy.noise import SecureNoise
     from perennial.strategies.digest_synthesis.site import digests_of
 
