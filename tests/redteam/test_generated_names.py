@@ -1,7 +1,7 @@
 """Names of callables at every place of text that a file, an app, a model or a message has: none is imported.
 
-The documents are made from the committed experiments, a site file, a model file, weights, a
-checkpoint and the requests of the protocol. Each is read by what a person or a site would read it with, while
+The documents are made from the committed experiments, a site file, a model file and the
+requests of the protocol. Each is read by what a person or a site would read it with, while
 a hook watches every import and every process that is started.
 """
 
