@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
-from perennial.foundation.bounded_folder import BoundedFolder
-from perennial.foundation.cache import machine_features
+from perennial.foundation.cache import BoundedFolder, machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of, batch_size

@@ -6,8 +6,13 @@ from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
-from perennial.models.digest_encoders import FeatureEncoder, digest_shape, encoder_hash
-from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.digest_networks import (
+    DigestTwoBranchModel,
+    FeatureEncoder,
+    GuidanceProducer,
+    digest_shape,
+    encoder_hash,
+)
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import complete_state, load_complete, travelling
