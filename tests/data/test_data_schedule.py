@@ -63,10 +63,8 @@ def test_tasks_partition_the_classes_evenly(classes: int, data: st.DataObject) -
 @pytest.mark.parametrize(
     ("tasks", "boundaries"),
     [
-        (TasksConfig(increments=10, base_classes=50, rounds=1), (0, 50, 60, 70, 80, 90, 100)),
+        (TasksConfig(increments=(50, *[10] * 5), rounds=1), (0, 50, 60, 70, 80, 90, 100)),
         (TasksConfig(increments=(40, 60), rounds=1), (0, 40, 100)),
-        (TasksConfig(count=3, base_classes=50, rounds=1), (0, 50, 75, 100)),
-        (TasksConfig(count=1, base_classes=100, rounds=1), (0, 100)),
         (TasksConfig(count=1, rounds=1), (0, 100)),
     ],
 )
@@ -79,9 +77,7 @@ def test_ways_to_cut_a_hundred_classes(tasks: TasksConfig, boundaries: tuple[int
     [
         (TasksConfig(increments=(3, 3), rounds=1), r"\[3, 3\] sum to 6, but there are 10 classes"),
         (TasksConfig(increments=3, rounds=1), "10 classes cannot be cut into increments of 3"),
-        (TasksConfig(count=2, base_classes=11, rounds=1), "base_classes: 11, but the data has 10 classes"),
         (TasksConfig(count=11, rounds=1), "11 tasks cannot share 10 classes"),
-        (TasksConfig(count=2, base_classes=10, rounds=1), "cannot share 0 classes"),
         (TasksConfig(count=2, rounds=(1, 2, 3)), r"needs 2 positive numbers, one a task; found \[1, 2, 3\]"),
     ],
 )
