@@ -16,15 +16,16 @@ from perennial.data.site import SiteData
 from perennial.data.splits import KeyedHash, content_groups
 from perennial.foundation.errors import ConfigError
 from perennial.learning import losses
-from perennial.learning.classification import (
+from perennial.learning.exemplar_selection import herding, nearest
+from perennial.learning.losses import (
     BalancedSoftmax,
     Batch,
     CurrentSoftmax,
     GradientCompensation,
     TaskTemperatures,
+    log_prior,
+    supervised_contrastive,
 )
-from perennial.learning.exemplar_selection import herding, nearest
-from perennial.learning.losses import log_prior, supervised_contrastive
 
 
 @pytest.mark.parametrize(
