@@ -27,8 +27,7 @@ from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.files import make_folder
 from perennial.learning.batches import TrainingSet
-from perennial.learning.device import choose_device
-from perennial.learning.precision import autocast, use_products_of
+from perennial.learning.device import autocast, choose_device, use_products_of
 from perennial.learning.steps import Steps, prepare_gpu
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.models.saved import PERSONAL_MODEL, Inputs, save_model
