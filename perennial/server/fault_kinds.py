@@ -117,9 +117,6 @@ budget: warning, hospital, psh
 budget_low: warning, hospital, h
     Four fifths of the lifetime budget of {site} are spent.
     raise policy.max_epsilon of site.yaml, which only the hospital may
-spending: warning, operator, p
-    {site} has spent four fifths of the epsilon that --budget names, in run {run}.
-    perennial deploy pause {run}, and ask the hospital what its budget leaves
 own_reason: warning, hospital, ps
     {site} does not answer, for a reason that stays in its own log.
     ask the hospital: perennial site check

@@ -74,11 +74,8 @@ class Fault:
         return {name: getattr(self, name) for name in named}
 
     def _filled(self, text: str) -> str:
-        run = self.run
-        paused = self.kind == "paused"
-        own = f"perennial resume runs/{run}" if paused else "perennial run EXPERIMENT --resume"
-        resume = f"perennial deploy resume {run}" if self.deployed else own
-        return text.format(site=self.site, run=run, key=self.key, resume=resume)
+        resume = f"deploy resume {self.run}" if self.deployed else f"run --resume runs/{self.run}"
+        return text.format(site=self.site, run=self.run, key=self.key, resume=f"perennial {resume}")
 
 
 def ranked(faults: Iterable[Fault]) -> list[Fault]:

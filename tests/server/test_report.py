@@ -20,7 +20,7 @@ from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
 from perennial.server.report.markup import Picture, duration, element, escape, percent, points, size
 from perennial.server.report.method_blocks import BLOCKS
-from perennial.server.report.task_figures import forgetting_after
+from perennial.server.report.sections import forgetting_after
 from perennial.server.report.write import write_report
 from tests.run_folders import HOSTILE, PIXEL, Page, every_block, round_event, write_run
 
@@ -31,7 +31,7 @@ def report(folder: Path) -> Page:
 
 def test_the_page_has_the_headline_numbers_and_every_common_section(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run"))
-    assert page.sections == ["accuracy", "training", "sites", "privacy", "traffic-and-time", "experiment"]
+    assert page.sections == ["accuracy", "training", "sites", "privacy", "experiment"]
     for text in (
         "small",
         "seed 1",
@@ -195,24 +195,15 @@ def test_traffic_tells_rounds_from_the_ends_of_tasks(tmp_path: Path) -> None:
         return report(folder).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
 
     counted = text(write_run(tmp_path / "counted", task_end_bytes_up=500_000, task_end_bytes_down=11_000_000))
-    assert (
-        "In the rounds, 6.0 MB from the sites and 3.0 MB to them; at the ends of tasks, 500.0 kB and"
-        in counted
-    )
     assert "6.5 MB from the sites, 14.0 MB to them" in counted
     older = text(write_run(tmp_path / "older"))
-    assert "In the rounds, 6.0 MB from the sites and 3.0 MB to them. " in older
     assert "6.0 MB from the sites, 3.0 MB to them (rounds alone)" in older
 
 
 def test_charts_over_rounds(tmp_path: Path) -> None:
     charts = report(write_run(tmp_path / "run")).charts
     assert charts["train-loss"].tells == ["round 1: 1", "round 2: 0.5"]
-    assert plain(charts["accuracy-by-round"].tells) == ["round 2: 60.0 %"]
-    assert charts["traffic"].tells == [
-        f"round {n}\nfrom the sites: 2 MB\nto the sites: 1 MB" for n in (1, 2, 3)
-    ]
-    assert charts["time"].tells == [f"round {n}\n0.5 s" for n in (1, 2, 3)]
+    assert "accuracy-by-round" not in charts, "one point is no chart"
     assert charts["participation"].tells == [
         *(f"north, round {n}: took part" for n in (1, 2, 3)),
         "south, round 1: took part",
@@ -287,7 +278,7 @@ def test_a_run_of_one_task_without_rounds_in_the_journal(tmp_path: Path) -> None
     }
     page = report(write_run(tmp_path / "run", events=[], **changes))
     assert page.sections == ["accuracy", "sites", "privacy", "experiment"]
-    assert page.charts.keys() == {"accuracy-matrix", "accuracy-over-tasks"}
+    assert not page.charts
 
 
 def test_each_block_brings_its_section_and_none_appears_without(tmp_path: Path) -> None:
@@ -298,8 +289,11 @@ def test_each_block_brings_its_section_and_none_appears_without(tmp_path: Path) 
         page = report(write_run(tmp_path / name, **{name: content}))
         assert len(page.sections) == len(bare.sections) + 1
     charts = report(write_run(tmp_path / "all", **blocks)).charts
-    assert plain(charts["personalised-accuracy"].tells) == ["north: 90.0 %"]
-    assert plain(charts["contribution"].tells) == ["north: 30.0 %, 10.0 % to 40.0 %"]
+    assert plain(charts["personalised-accuracy"].tells) == ["north: 90.0 %", "other: 80.0 %"]
+    assert plain(charts["contribution"].tells) == [
+        "north: 30.0 %, 10.0 % to 40.0 %",
+        "other: 70.0 %, 70.0 % to 70.0 %",
+    ]
     assert charts["attention"].tells == ["north, north: 1", "head.bias, other: 0.2"]
     assert charts["clusters"].tells == ["north", "other"]
 

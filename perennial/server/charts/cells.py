@@ -1,10 +1,21 @@
-"""Grids of cells: values by shade, and states by colour. The first row is on top."""
+"""Bars, one for each name, and grids of cells: values by shade, and states by colour."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from perennial.server.charts.frame import LETTER, TICKS_ACROSS, Axis, Frame, box, drawing, legend, text
+from perennial.server.charts.frame import (
+    LETTER,
+    TICKS_ACROSS,
+    Axis,
+    Frame,
+    box,
+    drawing,
+    legend,
+    line,
+    text,
+)
 from perennial.server.report.markup import Markup, label
 
 SHADES = 20
@@ -16,22 +27,89 @@ MOST_COLUMNS = 200
 """Cells that a grid of states has at most; more than that no screen shows, and no page should carry."""
 
 
+TALLEST = 1200
+"""Pixels of a chart with a bar for each of many names."""
+
+
+@dataclass(frozen=True)
+class NamedBars:
+    """One horizontal bar for each name.
+
+    values: what is not finite has no bar. words: turns a value into text. intervals: (low, high) of each,
+    drawn in place of the number beside the bar.
+    """
+
+    values: Mapping[str, float]
+    axis: Axis
+    words: Callable[[float], str]
+    intervals: Sequence[tuple[float, float]] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    @property
+    def height(self) -> int:
+        """Height in pixels."""
+        return min(70 + 30 * len(self.values), TALLEST)
+
+    def drawn(self, width: int, words: str) -> Markup:
+        """Draw the chart. words: a description for people who cannot see it."""
+        known = [value for value in self.values.values() if math.isfinite(value)]
+        ends = [end for interval in self.intervals for end in interval]
+        low, high = self.axis.over([0.0, *known, *ends])
+        low = min(0.0, low) if min([0.0, *known, *ends]) < 0 else 0.0
+        names = [label(name) for name in self.values]
+        beside = max((LETTER * len(self.words(value)) + 10 for value in known), default=12.0)
+        frame = Frame.around(width, self.height, names, (self.axis.title, ""), 6.0, max(12.0, beside))
+        across = frame.across(low, high)
+        step = (frame.bottom - frame.top) / max(len(names), 1)
+        parts = [
+            *frame.axis_across(self.axis, across, self.axis.marks(low, high, TICKS_ACROSS)),
+            *frame.titles(self.axis.title, ""),
+            line("base", (across(0.0), frame.top), (across(0.0), frame.bottom)),
+        ]
+        every = math.ceil(14 / step)
+        for index, (name, value) in enumerate(self.values.items()):
+            middle = frame.top + (index + 0.5) * step
+            if index % every == 0:
+                parts.append(text(frame.left - 7, middle + 4, names[index], "tick", "end"))
+            if not math.isfinite(value):
+                continue
+            start, end = sorted((across(0.0), across(value)))
+            title = f"{name}: {self.words(value)}"
+            if index < len(self.intervals):
+                title += ", {} to {}".format(*map(self.words, self.intervals[index]))
+            parts.append(box("column l0", start, middle - step / 4, end - start, step / 2, title))
+            if index < len(self.intervals):
+                left, right = (across(each) for each in self.intervals[index])
+                caps = f"M{left:.1f} {middle - 3:.1f}v6M{right:.1f} {middle - 3:.1f}v6"
+                parts.append(f'<path class="error ink" d="M{left:.1f} {middle:.1f}H{right:.1f}{caps}"/>')
+            elif step >= 14:
+                parts.append(text(end + 5, middle + 4, self.words(value), "value"))
+        return drawing(width, self.height, parts, words)
+
+
 @dataclass(frozen=True)
 class HeatMap:
     """Values by shade.
 
     values: from 0 to largest; None has no cell. texts: what stands in the cells.
-    tells: what a cell says when it is pointed at. titles: of the axes, across and up.
+    tell: of (row, column), what a cell says when it is pointed at. titles: of the axes, across and up.
     """
 
     rows: Sequence[str]
     columns: Sequence[str]
     values: Sequence[Sequence[float | None]]
     texts: Sequence[Sequence[str]]
-    tells: Sequence[Sequence[str]]
+    tell: Callable[[int, int], str]
     largest: float
     height: int
     titles: tuple[str, str] = ("", "")
+
+    @property
+    def count(self) -> int:
+        return sum(value is not None for row in self.values for value in row)
 
     def drawn(self, width: int, words: str) -> Markup:
         """The chart. words: for a person who cannot see it."""
@@ -53,7 +131,7 @@ class HeatMap:
                     continue
                 share = min(max(value / (self.largest or 1.0), 0.0), 1.0)
                 x, y = frame.left + column * wide, frame.top + row * tall
-                kind, said = f"cell s{round(share * SHADES)}", self.tells[row][column]
+                kind, said = f"cell s{round(share * SHADES)}", self.tell(row, column)
                 parts.append(box(kind, x + 1.5, y + 1.5, wide - 3, tall - 3, said))
                 words_in = self.texts[row][column]
                 if words_in and tall >= 14 and LETTER * len(words_in) < wide:
@@ -84,6 +162,10 @@ class States:
     states: Sequence[State]
     notes: Mapping[tuple[int, int], str]
     place: str
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) * len(self.columns)
 
     @property
     def height(self) -> int:

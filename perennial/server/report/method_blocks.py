@@ -12,11 +12,18 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perennial.foundation.errors import StateError
-from perennial.server.charts.bars import NamedBars
-from perennial.server.charts.cells import HeatMap
+from perennial.server.charts.cells import HeatMap, NamedBars
 from perennial.server.charts.curves import Curve, Curves
-from perennial.server.charts.frame import Axis
-from perennial.server.report import cross_site, own_heads
+from perennial.server.charts.frame import SHARES, Axis, whole_percent
+from perennial.server.report.closed_form import (
+    OwnHead,
+    Table,
+    Tried,
+    show_cross_site,
+    show_head_choice,
+    show_map_choice,
+    show_own_heads,
+)
 from perennial.server.report.markup import (
     MISSING,
     Markup,
@@ -27,12 +34,11 @@ from perennial.server.report.markup import (
     escape,
     join,
     numbers,
+    panel,
     percent,
     plural,
     table,
 )
-from perennial.server.report.sections import panel
-from perennial.server.report.task_figures import SHARES, whole_percent
 from perennial.server.run_record import Measured, Run
 
 ATTENTION_WARNING = ": attention: site "
@@ -80,7 +86,7 @@ def _refused(run: Run, fault: str) -> StateError:
     return StateError(f"{run.folder / 'summary.json'}: {fault}; resume the run to write the file again")
 
 
-def personalised_accuracy(values: dict[str, Measured | list[Measured]], run: Run) -> Section:
+def show_personalised_accuracy(values: dict[str, Measured | list[Measured]], run: Run) -> Section:
     """The section on sites' own models. values: site -> accuracy on its samples, one or one for each task."""
     lists = {site: value if isinstance(value, list) else [value] for site, value in values.items()}
     last = {site: row[-1] for site, row in lists.items() if row and row[-1] is not None}
@@ -111,7 +117,7 @@ def _value(entry: Share) -> str:
     return f"{decimal(entry.value)} ({decimal(entry.value_low)} to {decimal(entry.value_high)})"
 
 
-def contribution(shares: dict[str, Share], run: Run) -> Section:
+def show_contribution(shares: dict[str, Share], run: Run) -> Section:
     """The section on contribution values. shares: by site."""
     chart = NamedBars(
         {site: entry.share for site, entry in shares.items()},
@@ -146,7 +152,7 @@ def contribution(shares: dict[str, Share], run: Run) -> Section:
     return Section("Contribution values", [figure], note)
 
 
-def digest(facts: dict[str, Any], run: Run) -> Section:
+def show_digest(facts: dict[str, Any], run: Run) -> Section:
     """The section on digests. facts: figures by name, or groups of them, which become tables."""
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
     plain = {name: value for name, value in facts.items() if name not in groups}
@@ -184,7 +190,7 @@ def _fact(value: object) -> str:
     return str(value)
 
 
-def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
+def show_attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
     """The section on layer attention. weights: layer -> site -> weight.
 
     Above the picture stand the journal's last warning that one site decides layers alone, and the number of
@@ -194,17 +200,22 @@ def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
     grid = [[row.get(site) for site in sites] for row in weights.values()]
     texts = [["" if value is None else f"{value:.2f}" for value in row] for row in grid]
     largest = max((value for row in grid for value in row if value is not None), default=1.0)
-    tells = [
-        [f"{layer}, {site}: {decimal(value)}" for site, value in zip(sites, row, strict=True)]
-        for layer, row in zip(weights, grid, strict=True)
-    ]
+    layers = list(weights)
     height = min(100 + 28 * len(weights), 1200)
     rows = [[layer, *map(decimal, row)] for layer, row in zip(weights, grid, strict=True)]
     figure = Picture(
         "attention",
         "Weight of each site in each layer",
         "Rows are layers from the input to the head, columns are sites; a row adds up to one.",
-        HeatMap(list(weights), sites, grid, texts, tells, largest, height),
+        HeatMap(
+            layers,
+            sites,
+            grid,
+            texts,
+            lambda row, column: f"{layers[row]}, {sites[column]}: {decimal(grid[row][column])}",
+            largest,
+            height,
+        ),
         wide=True,
         numbers=numbers(["layer", *sites], rows, "Attention of each layer on each site"),
     )
@@ -213,7 +224,7 @@ def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
     return Section("Attention", [figure], last)
 
 
-def clusters(indices: dict[str, Place], run: Run) -> Section:
+def show_clusters(indices: dict[str, Place], run: Run) -> Section:
     """The section on clusters of sites. indices: each site's place on the plane and its cluster."""
     members: dict[str, dict[str, Place]] = {}
     for site, place in indices.items():
@@ -241,7 +252,7 @@ def clusters(indices: dict[str, Place], run: Run) -> Section:
     return Section("Clusters", [figure])
 
 
-def attacks(entries: list[Attack], run: Run) -> Section:
+def show_attacks(entries: list[Attack], run: Run) -> Section:
     """The section on attacks that were tried on this run, and their results."""
     parts: list[Picture | Markup] = []
     for entry in entries:
@@ -283,7 +294,7 @@ def _embedded(image: str, run: Run) -> Markup:
     raise StateError(f"{path}: not a PNG or JPEG picture; run the attack again to write it")
 
 
-def bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
+def show_bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
     """The section on bounds. met: site -> kind of bound -> rounds in which it changed the site's update."""
     rows = [
         [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "capped"))] for site, counts in met.items()
@@ -298,74 +309,18 @@ def bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
     return Section("Bounds on sites", [panel("Who met a bound", table(columns, rows, "lrr", "Bounds"))], note)
 
 
-class Tried(BaseModel):
-    """A head with the best shrinkage that was tried, and its value on validation samples."""
-
-    maps: list[str]
-    head: str
-    shrinkage: float
-    value: float
-    interval: tuple[float, float]
-    end_of_grid: bool
-
-
-def map_choice(tried: list[Tried], run: Run) -> Section:
-    """The section on the choice of a feature map: the best head on each in task 1, the chosen first."""
-    note = (
-        "Compared in the first task, each alone, by the validation samples of its classes; the run goes on "
-        "with the first. Where intervals overlap another could be as good."
-    )
-    return Section("The maps to choose among", [panel("Maps compared", _heads(tried), long=True)], note)
-
-
-def _heads(tried: list[Tried]) -> Markup:
-    rows = [
-        [
-            " and ".join(each.maps),
-            each.head,
-            f"{each.shrinkage:g}" + (" (end of those tried)" if each.end_of_grid else ""),
-            percent(each.value, 1) + " [{}, {}]".format(*(percent(end, 1) for end in each.interval)),
-        ]
-        for each in tried
-    ]
-    columns = ["features", "head", "shrinkage", "on validation samples"]
-    return table(columns, rows, "lllr", "Heads compared")
-
-
-def head_choice(tried: list[Tried], run: Run) -> Section:
-    """The section on what head auto chose among in the last task, the chosen one first."""
-    ahead = 100 * (tried[0].value - tried[1].value) if tried[1:] else 0.0
-    note = (
-        f"The first was chosen; the second is {ahead:.1f} points away. Each is judged with its neighbours in "
-        "shrinkage, so that the order need not be that of the figures. The figures are of the validation "
-        "samples that chose, with 95 % intervals: the chosen one is judged too well, and where intervals "
-        "overlap another could be as good. For samples that no choice has seen see the first section."
-    )
-    return Section("The head that was chosen", [panel("Heads compared", _heads(tried), long=True)], note)
-
-
-def beside_each_other(found: cross_site.Table, run: Run) -> Section:
-    """The section with the cross-site table."""
-    return cross_site.section(found, run.summary.classes)
-
-
-def of_hospitals(found: dict[str, own_heads.OwnHead], run: Run) -> Section:
-    """The section on hospitals' own heads."""
-    return own_heads.section(found, run.summary.classes)
-
-
 BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
-    "own_heads": (dict[str, own_heads.OwnHead], of_hospitals),
-    "personalised_accuracy": (dict[str, Measured | list[Measured]], personalised_accuracy),
-    "contribution": (dict[str, Share], contribution),
-    "map_choice": (list[Tried], map_choice),
-    "head_choice": (list[Tried], head_choice),
-    "bounds": (dict[str, dict[str, int]], bounds),
-    "cross_site": (cross_site.Table, beside_each_other),
-    "digest": (dict[str, Any], digest),
-    "attention": (dict[str, dict[str, Measured]], attention),
-    "clusters": (dict[str, Place], clusters),
-    "attacks": (list[Attack], attacks),
+    "own_heads": (dict[str, OwnHead], show_own_heads),
+    "personalised_accuracy": (dict[str, Measured | list[Measured]], show_personalised_accuracy),
+    "contribution": (dict[str, Share], show_contribution),
+    "map_choice": (list[Tried], show_map_choice),
+    "head_choice": (list[Tried], show_head_choice),
+    "bounds": (dict[str, dict[str, int]], show_bounds),
+    "cross_site": (Table, show_cross_site),
+    "digest": (dict[str, Any], show_digest),
+    "attention": (dict[str, dict[str, Measured]], show_attention),
+    "clusters": (dict[str, Place], show_clusters),
+    "attacks": (list[Attack], show_attacks),
 }
 """Key of summary.json -> (what it must be, the function that shows it), in the order of the page."""
 
