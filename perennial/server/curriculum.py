@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 
 from perennial.models.class_means import never_predicted
 from perennial.protocol.tensors import content_sha256
-from perennial.server.attendance import Attendance
 from perennial.server.checkpoint import CheckpointWriter, Standing
 from perennial.server.control import RunControl
 from perennial.server.evaluation import CentralEvaluation
@@ -23,7 +22,7 @@ from perennial.server.live_status import LiveStatusFile, ObservedGrid
 from perennial.server.metrics import overall_accuracy
 from perennial.server.position import Position
 from perennial.server.releases import Releases
-from perennial.server.roster import Roster
+from perennial.server.roster import Attendance, Roster
 from perennial.server.rounds import Rounds
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import write_task_measures

@@ -1,7 +1,7 @@
 """Opens the sums and the model of a closed-form run, and writes changed ones."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
+from perennial.learning.analytic.files import PARTS
 from perennial.learning.analytic.statistics import Statistics
 from perennial.models.incremental import complete_state
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved, save_model
@@ -242,3 +243,45 @@ def cross_site_of(folder: Path) -> dict[str, Any]:
     """
     run = OpenedRun.open(folder)
     return block_of(run.strategy.kept_sums, range(len(run.classes)))
+
+
+def _strategy(checkpoint: Checkpoint) -> Analytic | None:
+    """The run's closed form, if one site's sums can be taken out of it."""
+    experiment = Experiment.model_validate(checkpoint.experiment)
+    found = build_strategy(experiment.strategy.name, experiment.strategy.parameters).find(Analytic)
+    able = experiment.secure is None and not experiment.privacy.enabled
+    if found is None or not able or not found.keep_sites or found.head == "balanced_ridge":
+        return None
+    found.load_state_dict(checkpoint.strategy)
+    return found
+
+
+def withdrawable(run: Path) -> bool:
+    """Whether a run's folder stores sums by site, so that one site's can be taken out."""
+    return _strategy(load_checkpoint(run / CHECKPOINT)[0]) is not None
+
+
+def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> None:
+    """Take the sums of some (task, site) out of a finished run, which then begins again and asks for them.
+
+    grows: whether it goes on with a new task instead. Raises StateError if stored sums are missing.
+    """
+    checkpoint, _ = load_checkpoint(run / CHECKPOINT)
+    strategy = _strategy(checkpoint)
+    assert strategy is not None
+    sums = strategy.kept_sums
+    sums.folder = run / FOLDER
+    for task, site in stale:
+        if sums.has(task, site) and sums.total is not None:
+            sums.total = sums.total - sums.kept(task, site)
+            del sums.contributions[task][site]
+    if not any(sums.contributions.values()):
+        sums.total = None
+    gone = {f"all-{part}" for part in (*PARTS, "classes")}
+    kept = {name: value for name, value in checkpoint.strategy.items() if name not in gone}
+    state = kept | sums.state("all") | ({} if grows else {"tried": []})
+    arrays = checkpoint.arrays
+    if not grows:
+        checkpoint.progress.begun_again()
+        arrays = {}
+    save_checkpoint(run / CHECKPOINT, Checkpoint(checkpoint.progress, checkpoint.experiment, arrays, state))

@@ -26,8 +26,7 @@ from perennial.live.diagnosis import of_run
 from perennial.live.operator import OperatorPages
 from perennial.live.run_state import RunState
 from perennial.server.control import ALIVE, pages_beat
-from perennial.server.fault_kinds import KINDS
-from perennial.server.faults import FORGETTING, of_answer
+from perennial.server.faults import FORGETTING, KINDS, of_answer
 from tests.deploy.test_superlink_status import said
 from tests.live.test_live_state import EXPERIMENT
 from tests.live_pages import GoingOn, room_for

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from perennial.server.fault_kinds import KINDS, SURFACES
-from perennial.server.faults import FORGETTING, Fault
+from perennial.server.faults import FORGETTING, KINDS, SURFACES, Fault
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from perennial.live.operator import OperatorPages
-from perennial.server.fault_kinds import KINDS
-from perennial.server.faults import of_summary
+from perennial.server.faults import KINDS, of_summary
 from perennial.server.report.write import faults_of, write_report
 from perennial.server.run_record import read_run
 from tests.live.test_diagnosis import CALM, MARKED

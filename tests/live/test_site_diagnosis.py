@@ -28,7 +28,7 @@ from perennial.live.hospital import HospitalPages, site_metrics
 from perennial.live.site_state import ANSWERED_WITHIN
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from perennial.server.fault_kinds import KINDS
+from perennial.server.faults import KINDS
 from tests.live_pages import room_for
 
 RUN = "ab" * 16

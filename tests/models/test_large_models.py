@@ -11,7 +11,7 @@ from perennial.client import site_models, training_turn
 from perennial.learning.training import TrainingResult
 from perennial.models import flat
 from perennial.models.incremental import IncrementalModel, complete_state
-from perennial.server.global_model import GlobalModel
+from perennial.server.position import GlobalModel
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("tasks.count=2", "tasks.rounds=2", "learner.epochs=1", "evaluation.every=round")

@@ -27,7 +27,7 @@ from perennial.privacy.noise import SecureNoise, SeededNoise
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.central_privacy import CentralPrivacy, noised
-from perennial.server.privacy_claim import check_privacy
+from perennial.server.preflight import check_privacy
 from perennial.server.releases import Releases
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures

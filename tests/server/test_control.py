@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perennial.foundation.errors import StateError
-from perennial.server import attendance
+from perennial.server import roster
 from perennial.server.control import RunStopped, clear_request, read_request, write_request
 from tests.live_pages import until
 from tests.switched_grid import SwitchedRun
@@ -82,7 +82,7 @@ def test_a_request_for_a_run_that_is_not_there_is_refused(tmp_path: Path) -> Non
 def test_a_round_that_nobody_serves_is_asked_again_and_the_run_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: str
 ) -> None:
-    monkeypatch.setattr(attendance, "FIRST_REST", 1000.0)
+    monkeypatch.setattr(roster, "FIRST_REST", 1000.0)
     run = SwitchedRun(tmp_path, "grpc", tasks={"count": 2, "rounds": 4})
     run.grid.delay = 0.05
     thread = run.start()

@@ -38,11 +38,12 @@ from perennial.server.measures.calibration import (
     chosen_temperature,
     error_by_chance,
     expected_calibration_error,
+    least_samples,
     reliability,
+    threshold,
+    thresholds,
 )
-from perennial.server.measures.conformal import least_samples, threshold, thresholds
-from perennial.server.measures.curves import auprc, auroc, precision_recall_areas
-from perennial.server.measures.figure import Figure, mean_of, wilson
+from perennial.server.measures.figure import Figure, auprc, auroc, mean_of, precision_recall_areas, wilson
 from perennial.server.measures.headline import headline
 from perennial.server.measures.record import Calibration, ClassMeasures, Measures, PartMeasures
 from perennial.server.run_measures import task_measures

@@ -17,7 +17,7 @@ from perennial.learning.scored import Scored, bin_logits
 from perennial.models.feature_maps.ball import on_grid
 from perennial.models.prediction import LEAST, answers
 from perennial.models.saved import Confidence, load_saved
-from perennial.server.measures.conformal import thresholds
+from perennial.server.measures.calibration import thresholds
 from perennial.server.measures.record import read_measures
 from perennial.server.report.card import write_card
 from tests.run_folders import Page

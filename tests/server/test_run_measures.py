@@ -22,8 +22,7 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.measures.record import Measures, read_measures
 from perennial.server.report.write import write_report
 from perennial.server.run_measures import task_measures
-from perennial.server.site_counts import SiteCounts
-from perennial.server.site_tables import check_tables, tables_of
+from perennial.server.site_counts import SiteCounts, check_tables, tables_of
 from tests.client.test_site_demands import arrays, hospital, stamp
 from tests.run_folders import Page, write_run
 from tests.strategies.test_secure_runs import SMALL, write

@@ -15,10 +15,18 @@ from perennial.server.measures.calibration import (
     error_by_chance,
     expected_calibration_error,
     reliability,
+    thresholds,
 )
-from perennial.server.measures.conformal import thresholds
-from perennial.server.measures.curves import auprc, auroc, precision_recall_areas, roc_areas
-from perennial.server.measures.figure import UNMEASURED, Figure, mean_of, wilson
+from perennial.server.measures.figure import (
+    UNMEASURED,
+    Figure,
+    auprc,
+    auroc,
+    mean_of,
+    precision_recall_areas,
+    roc_areas,
+    wilson,
+)
 from perennial.server.measures.record import (
     Calibration,
     ClassMeasures,
