@@ -21,6 +21,7 @@ from perennial.protocol.messages import EvaluateReply, EvaluateRequest, FinishTa
 from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import content_sha256
 from perennial.server.evaluation import ReportedCounts, pooled, reported_counts
+from perennial.server.measures.figure import wilson
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import answers, check_counts
 from perennial.strategies.secure.masked_sums import MaskedSums
@@ -159,18 +160,11 @@ class SiteCounts:
             return None
         share = sum(correct) / samples
         if not self.std:
-            return wilson(share, samples)
+            ends = wilson(sum(correct), samples)
+            return None if ends.low is None or ends.high is None else (ends.low, ends.high)
         noise = cells * self.std**2 * ((1 - share) ** 2 + share**2) / samples**2
         half = _Z * math.sqrt(max(share * (1 - share), 0.0) / samples + noise)
         return max(0.0, share - half), min(1.0, share + half)
-
-
-def wilson(share: float, samples: int) -> tuple[float, float]:
-    """95 % interval of a probability. Wilson 1927."""
-    scale = 1 + _Z**2 / samples
-    middle = share + _Z**2 / (2 * samples)
-    half = _Z * math.sqrt(share * (1 - share) / samples + _Z**2 / (4 * samples**2))
-    return (middle - half) / scale, (middle + half) / scale
 
 
 def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCounts:

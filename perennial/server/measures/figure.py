@@ -41,6 +41,7 @@ def wilson(successes: int, trials: int, z: float = Z) -> Figure:
     """
     if trials <= 0:
         return UNMEASURED
+    # SciPy has it too, for an import that takes longer than a small run's last task
     share, square = successes / trials, z * z
     centre = (share + square / (2 * trials)) / (1 + square / trials)
     half = z / (1 + square / trials) * np.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
