@@ -23,11 +23,11 @@ from perennial.learning.scored import Scored, bin_logits, likelihoods, score_log
 from perennial.models.feature_maps.ball import on_grid
 from perennial.models.prediction import log_odds
 from perennial.server.measures.assemble import (
+    assemble,
     class_measures,
     part_measures,
     patient_intervals,
     point_values,
-    whole_measures,
 )
 from perennial.server.measures.calibration import (
     at_an_end,
@@ -70,9 +70,9 @@ def test_shares_of_a_confusion_matrix_worked_out_by_hand() -> None:
     assert first.specificity.value == pytest.approx(38 / 40)
     assert first.positive_predictive_value.value == pytest.approx(8 / 10)
     assert first.negative_predictive_value.value == pytest.approx(38 / 40)
-    whole = whole_measures(tables, [first])
-    assert whole["accuracy"].value == pytest.approx(41 / 50)
-    assert whole["balanced_accuracy"].value == pytest.approx((0.8 + 0.9 + 0.75) / 3)
+    whole = assemble(tables, ["a", "b", "c"], None, None, {}, {}, source="server", held_out=50)
+    assert whole.accuracy.value == pytest.approx(41 / 50)
+    assert whole.balanced_accuracy.value == pytest.approx((0.8 + 0.9 + 0.75) / 3)
     values = point_values(tables, None)
     assert values["specificity/1"] == pytest.approx(24 / 30)
     assert values["balanced_accuracy"] == pytest.approx((0.8 + 0.9 + 0.75) / 3)

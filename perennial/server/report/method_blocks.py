@@ -6,15 +6,14 @@ To show a new block, write a function (content, run) -> Section and name it in B
 import base64
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perennial.foundation.errors import StateError
-from perennial.server.charts.cells import HeatMap, NamedBars
+from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves
-from perennial.server.charts.frame import SHARES, Axis, whole_percent
+from perennial.server.charts.frame import Axis
 from perennial.server.report.closed_form import (
     OwnHead,
     Table,
@@ -29,6 +28,7 @@ from perennial.server.report.markup import (
     Markup,
     Picture,
     Section,
+    bar,
     decimal,
     element,
     escape,
@@ -89,67 +89,43 @@ def _refused(run: Run, fault: str) -> StateError:
 def show_personalised_accuracy(values: dict[str, Measured | list[Measured]], run: Run) -> Section:
     """The section on sites' own models. values: site -> accuracy on its samples, one or one for each task."""
     lists = {site: value if isinstance(value, list) else [value] for site, value in values.items()}
-    last = {site: row[-1] for site, row in lists.items() if row and row[-1] is not None}
-    chart = NamedBars(last, replace(SHARES, title="accuracy"), percent)
     longest = max(map(len, lists.values()), default=1)
-    tasks = ["accuracy"] if longest == 1 else [f"task {t}" for t in range(1, longest + 1)]
-    rows = [[site, *map(percent, row), *[MISSING] * (longest - len(row))] for site, row in lists.items()]
-    figure = Picture(
-        "personalised-accuracy",
-        "Accuracy of each site's own model",
-        "On the samples that the site held out, at the end of the run.",
-        chart,
-        wide=True,
-        numbers=numbers(["site", *tasks], rows, "Personalised accuracy"),
-    )
-    return Section("Personalised models", [figure])
+    tasks = [f"task {task}" for task in range(1, longest)]
+    rows = [
+        [site, *map(percent, row[:-1]), *[MISSING] * (longest - len(row)), _bar(row[-1] if row else None)]
+        for site, row in lists.items()
+    ]
+    body = table(["site", *tasks, "at the end"], rows, "l" + "r" * longest, "Personalised accuracy")
+    note = "On the samples that the site held out, of its own model."
+    return Section("Personalised models", [panel("Accuracy of each site's own model", body, note, long=True)])
 
 
-def _interval(entry: Share) -> str:
-    if entry.low is None or entry.high is None:
-        return "not known: the gain itself is in doubt"
-    return f"{percent(entry.low)} to {percent(entry.high)}"
-
-
-def _value(entry: Share) -> str:
-    if entry.value is None or entry.value_low is None or entry.value_high is None:
-        return ""
-    return f"{decimal(entry.value)} ({decimal(entry.value_low)} to {decimal(entry.value_high)})"
+def _bar(share: float | None) -> Markup:
+    return bar(percent(share), share or 0.0)
 
 
 def show_contribution(shares: dict[str, Share], run: Run) -> Section:
     """The section on contribution values. shares: by site."""
-    chart = NamedBars(
-        {site: entry.share for site, entry in shares.items()},
-        Axis("share", words=whole_percent),
-        percent,
-        [
-            (
-                entry.share if entry.low is None else min(entry.low, entry.share),
-                entry.share if entry.high is None else max(entry.high, entry.share),
-            )
-            for entry in shares.values()
-        ],
-    )
     columns = ["site", "share", "interval", "by others' sums", ""]
     rows = []
-    for site, entry in shares.items():
-        reason = entry.flag if isinstance(entry.flag, str) else "flagged"
-        flag = element("span", reason, "flag") if entry.flag else ""
-        rows.append([site, percent(entry.share), _interval(entry), _value(entry), flag])
-    figure = Picture(
-        "contribution",
-        "Contribution value of each site",
-        "Share of the run's gain that came with each site's updates, with its interval.",
-        chart,
-        wide=True,
-        numbers=numbers(columns, rows, "Contribution", "lrrrl"),
-    )
+    for site, each in shares.items():
+        interval = "not known: the gain itself is in doubt"
+        if each.low is not None and each.high is not None:
+            interval = f"{percent(each.low)} to {percent(each.high)}"
+        value = ""
+        if each.value is not None and each.value_low is not None and each.value_high is not None:
+            value = f"{decimal(each.value)} ({decimal(each.value_low)} to {decimal(each.value_high)})"
+        reason = each.flag if isinstance(each.flag, str) else "flagged"
+        rows.append(
+            [site, _bar(each.share), interval, value, element("span", reason, "flag") if each.flag else ""]
+        )
     note = (
-        "A low value is no fault: rare classes and late entry lower it. Null update: every update that the "
-        "site sent was what it had got. In a closed form: the others' sums contradict it."
+        "Share of the run's gain that came with each site's updates. A low value is no fault: rare classes "
+        "and late entry lower it. Null update: every update that the site sent was what it had got. In a "
+        "closed form: the others' sums contradict it."
     )
-    return Section("Contribution values", [figure], note)
+    body = table(columns, rows, "lrrrl", "Contribution")
+    return Section("Contribution values", [panel("Contribution value of each site", body, long=True)], note)
 
 
 def show_digest(facts: dict[str, Any], run: Run) -> Section:

@@ -20,7 +20,7 @@ def _looks() -> str:
         rules += [
             f".line.l{look}, .error.l{look} {{ stroke: {colour}; }}",
             f".line.l{look} {{ stroke-dasharray: {_DASHES[look]}; }}",
-            f".dot.l{look}, .end.l{look}, .column.l{look}, .area.l{look} {{ fill: {colour}; }}",
+            f".dot.l{look}, .end.l{look}, .area.l{look} {{ fill: {colour}; }}",
             f".dot.l{look} {{ stroke: {colour}; }}",
         ]
     return "\n".join(rules)
@@ -51,9 +51,7 @@ CHARTS = f"""
 .error {{ fill: none; stroke-width: 1.2; }} .error.ink {{ stroke: var(--ink); }}
 .area {{ opacity: .16; }} .dot.l4, .dot.l5 {{ fill: none; stroke-width: 2; }}
 .hit {{ fill: transparent; }} .hit:hover {{ fill: color-mix(in srgb, var(--ink) 6%, transparent); }}
-.cell:hover, .column:hover {{ opacity: .85; }}
-.idle {{ fill: var(--idle); }} .away {{ fill: var(--away); }} .under {{ fill: var(--under); }}
-.dropped {{ fill: var(--c2); }} .joined {{ fill: var(--joined); }}
+.cell:hover {{ opacity: .85; }}
 .legend {{ display: flex; flex-wrap: wrap; gap: .15rem 1.2rem; margin: 0 0 .5rem; padding: 0;
   list-style: none; font-size: .84rem; }}
 .key {{ width: 22px; height: 10px; margin-right: .4rem; vertical-align: middle; }}
@@ -67,7 +65,7 @@ LIGHT = """
   --accent: #17694b; --wash: #e6f0ea;
   --c1: #0072b2; --c2: #d55e00; --c3: #009e73; --c4: #b0558d; --c5: #b98300; --c6: #3a96cc;
   --scale-0: #f5f7f3; --scale-1: #c9e2d3; --scale-2: #8ac3a6; --scale-3: #277a57; --scale-4: #0c4a33;
-  --under: #b0558d; --idle: #eeece5; --away: #d3d0c6; --joined: #4f9c7c;
+  --idle: #eeece5; --joined: #4f9c7c;
   --shadow: 0 1px 2px rgb(28 38 33 / 5%), 0 4px 16px rgb(28 38 33 / 4%);
 """
 DARK = """
@@ -75,7 +73,7 @@ DARK = """
   --accent: #7fcfa8; --wash: #1d2f26;
   --c1: #5ab4f0; --c2: #f58b4c; --c3: #3cc79b; --c4: #e29ac4; --c5: #f0b840; --c6: #a6dcfa;
   --scale-0: #19221d; --scale-1: #21463a; --scale-2: #2f7458; --scale-3: #55b088; --scale-4: #b4ecd0;
-  --under: #e29ac4; --idle: #1d2521; --away: #3d4942; --joined: #4a9d7b;
+  --idle: #1d2521; --joined: #4a9d7b;
   --shadow: none;
 """
 

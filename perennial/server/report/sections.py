@@ -1,11 +1,9 @@
 """The sections that every report has, in the order of the page, with their charts."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from perennial.server.charts.cells import MOST_ROWS, HeatMap, NamedBars, State, States
+from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves, Span
 from perennial.server.charts.frame import SHARES, Axis, after_tasks, whole_percent
 from perennial.server.metrics import forgetting
@@ -19,7 +17,6 @@ from perennial.server.report.markup import (
     escape,
     folded,
     join,
-    label,
     numbers,
     panel,
     percent,
@@ -35,15 +32,6 @@ UNMEASURED = (
     "A dash or an empty cell was not measured: the server held no test samples of those classes, and no site "
     "told what it counted on its own. Figures that would need it are missing too."
 )
-PARTICIPATION = (
-    State("not asked", "idle"),
-    State("took part", "joined"),
-    State("absent", "away"),
-    State("refused", "under"),
-    State("reply dropped", "dropped"),
-)
-"""By how much each matters: a column that stands for several rounds shows the last of them."""
-JOINED, ABSENT, REFUSED, DROPPED = 1, 2, 3, 4
 
 
 def accuracy(run: Run) -> Section:
@@ -242,10 +230,7 @@ def sites(run: Run) -> Section | None:
     names = _site_names(run)
     if not names:
         return None
-    parts: list[Picture | Markup] = []
-    if run.rounds:
-        parts.append(participation(run, names))
-    parts.append(panel("Contribution of each site", _sites_table(run, names)))
+    parts: list[Picture | Markup] = [panel("Participation", _sites_table(run, names), long=True)]
     faults = _faults(run)
     if faults:
         found = table(
@@ -257,42 +242,6 @@ def sites(run: Run) -> Section | None:
         )
         parts.append(panel("Replies not used", found, note, long=True))
     return Section("Sites", parts)
-
-
-def participation(run: Run, sites: Sequence[str]) -> Picture:
-    """A grid of sites and rounds: who took part, and what became of the others."""
-    position = {site: row for row, site in enumerate(sites)}
-    codes = [[0] * len(run.rounds) for _ in sites]
-    notes: dict[tuple[int, int], str] = {}
-    for column, event in enumerate(run.rounds):
-        for site in event.participants:
-            codes[position[site]][column] = JOINED
-        for site in event.absent:
-            codes[position[site]][column] = ABSENT
-        for code, entries in ((REFUSED, event.refused), (DROPPED, event.dropped)):
-            for entry in entries:
-                codes[position[entry.site]][column] = code
-                notes[position[entry.site], column] = f": {label(entry.reason, 80)}"
-    rounds = [event.round for event in run.rounds]
-    chart = States(sites, rounds, codes, PARTICIPATION, notes, "round")
-    description = "One row for each site, one column for each round."
-    if len(sites) > MOST_ROWS:
-        chart = _most_troubled(chart)
-        description += f" The {MOST_ROWS} sites that were away, refused or were dropped most often."
-    return Picture("participation", "Participation", description, chart, wide=True)
-
-
-def _most_troubled(chart: States) -> States:
-    """The rows in which most is amiss, in their order."""
-    amiss = [sum(code > JOINED for code in row) for row in chart.codes]
-    kept = sorted(sorted(range(len(amiss)), key=lambda row: -amiss[row])[:MOST_ROWS])
-    new = {row: index for index, row in enumerate(kept)}
-    return replace(
-        chart,
-        rows=[chart.rows[row] for row in kept],
-        codes=[chart.codes[row] for row in kept],
-        notes={(new[row], column): note for (row, column), note in chart.notes.items() if row in new},
-    )
 
 
 def _sites_table(run: Run, names: Sequence[str]) -> Markup:
@@ -314,7 +263,7 @@ def _sites_table(run: Run, names: Sequence[str]) -> Markup:
             ]
         )
     columns = ["site", "samples", "share", "rounds taken part in", "absent", "rejected updates", "refusals"]
-    return table(columns, rows, "lrrrrrr", "Contribution of each site")
+    return table(columns, rows, "lrrrrrr", "Participation")
 
 
 def _faults(run: Run) -> list[list[object]]:
@@ -356,25 +305,22 @@ def privacy(run: Run) -> Section:
             f"At the site that has spent most, the privacy loss for one {epsilon.unit} is "
             f"ε = {decimal(epsilon.value)} at δ = {power(epsilon.delta)} ({epsilon.accountant} accountant)."
         )
-    parts: list[Picture | Markup] = [epsilon_by_site(epsilon)] if epsilon.per_site else []
+    parts: list[Picture | Markup] = [_epsilon_by_site(epsilon)] if len(epsilon.per_site) > 1 else []
     if epsilon.claim is not None:
         parts.append(panel("What is claimed", _claim(epsilon, epsilon.claim)))
     return Section("Privacy", parts, lead)
 
 
-def epsilon_by_site(epsilon: Epsilon) -> Picture:
-    """Bars of the epsilon that each site has spent."""
-    title = label(f"ε for one {epsilon.unit}, δ = {power(epsilon.delta)}", 60)
-    spent = {site: math.inf if value is None else value for site, value in epsilon.per_site.items()}
-    rows = [[site, decimal(value), epsilon.unit] for site, value in epsilon.per_site.items()]
-    return Picture(
-        "epsilon",
-        "Privacy loss at each site",
-        f"Epsilon for one {epsilon.unit}; smaller is more private, and the worst site counts.",
-        NamedBars(spent, Axis(title), decimal),
-        wide=True,
-        numbers=numbers(["site", "ε", "unit"], rows, "Epsilon of each site", "lrl"),
-    )
+def _epsilon_by_site(epsilon: Epsilon) -> Markup:
+    known = [value for value in epsilon.per_site.values() if value is not None]
+    largest = max(known, default=0.0)
+    rows = [
+        [site, "infinite" if value is None else bar(decimal(value), value / largest if largest else 0.0)]
+        for site, value in epsilon.per_site.items()
+    ]
+    note = f"Epsilon for one {epsilon.unit}, δ = {power(epsilon.delta)}; smaller is more private."
+    body = table(["site", "ε"], rows, "lr", "Epsilon of each site")
+    return panel("Privacy loss at each site", body, note, long=True)
 
 
 def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
