@@ -7,7 +7,6 @@ from perennial.config.analytic import uncovered
 from perennial.config.evaluation import require_calibration, require_covered_counts
 from perennial.config.learner import NO_LEARNER
 from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
-from perennial.config.stopping import require_validation
 from perennial.config.strategies import ASKS, asks_of, nested
 
 if TYPE_CHECKING:
@@ -152,11 +151,6 @@ def _dual_backbone(experiment: "Experiment") -> None:
             f"learner.consolidation: found with model {model}, which has one backbone and no fused features; "
             "allowed with dual_backbone"
         )
-    if consolidation is not None and experiment.stopping is not None and consolidation.share < 1:
-        raise ValueError(
-            f"learner.consolidation.share: found {consolidation.share:g} with `stopping`, which may end a "
-            "task before its last rounds; allowed: 1"
-        )
 
 
 def _bounds(experiment: "Experiment") -> None:
@@ -166,7 +160,7 @@ def _bounds(experiment: "Experiment") -> None:
 
 CHECKS: tuple[Callable[["Experiment"], None], ...] = (
     *(_learner, _release),
-    *(require_covered_counts, require_calibration, require_validation),
+    *(require_covered_counts, require_calibration),
     *(_masks, _sites, _pretraining, _class_means, _learnt_features),
     *(_patients, _precision, _bayesian_figure, _dual_backbone, _bounds),
 )

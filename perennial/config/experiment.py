@@ -23,7 +23,6 @@ from perennial.config.removed import drop_removed_from_experiment
 from perennial.config.rounds import PretrainingConfig, RoundsConfig
 from perennial.config.secure import SecureConfig
 from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
-from perennial.config.stopping import StoppingConfig
 from perennial.config.strategies import asks_of, nested
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
@@ -90,8 +89,6 @@ class Experiment(Block):
     pretraining: PretrainingConfig | None = None
     rounds: RoundsConfig = RoundsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    stopping: StoppingConfig | None = Field(default=None, exclude_if=operator.not_)
-    """Ends tasks early by sites' validation and keeps the best model; None: all rounds, the last model."""
     absence: list[AbsenceConfig] = Field(default_factory=list)
     adversaries: list[AdversaryConfig] = Field(default_factory=list)
     plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)

@@ -20,6 +20,7 @@ class Removed(NamedTuple):
 
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
+    "stopping": Removed(None, "Set the number of rounds by `tasks.rounds`; each task keeps its last model."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),

@@ -111,21 +111,20 @@ class TaskEnd:
             self._note("classifier", f"the model answers with its own head: {missing}")
             return list(replies), None
 
-    def counts(self, num_classes: int, means: Tensor | None, *, validation: bool = False) -> SiteCounts:
+    def counts(self, num_classes: int, means: Tensor | None) -> SiteCounts:
         """Ask for counts on the sites' held-out samples, if the experiment wants them.
 
         num_classes: M, of the tasks so far. means: as finish() gives them.
-        validation: whether a round's model is judged by validation samples; else the task's by test samples.
         """
         experiment = self._experiment
         if not experiment.evaluation.federated:
             return SiteCounts({})
-        tables = asks_for_tables(experiment) and num_classes <= MOST_CLASSES and not validation
+        tables = asks_for_tables(experiment) and num_classes <= MOST_CLASSES
         fitted = self._asked(means, tables=True, validation=True) if tables and fits(experiment) else None
         temperature = None
         if fitted is not None and fitted.tables.total is not None:
             temperature = chosen_temperature(fitted.tables.total)
-        found = self._asked(means, tables=tables, validation=validation, temperature=temperature)
+        found = self._asked(means, tables=tables, temperature=temperature)
         if fitted is not None and fitted.tables.total is not None and found.tables.total is not None:
             samples = fitted.tables.total.validation
             found.tables.total = replace(found.tables.total, validation=samples)
