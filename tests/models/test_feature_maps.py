@@ -2,7 +2,6 @@
 is nothing to it."""
 
 import hashlib
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -151,30 +150,6 @@ def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up
     monkeypatch.setattr(backbone, "mapped", meanwhile)
     assert torch.equal(features_of(backbone, x, second), expected)
     assert torch.equal(features_of(backbone, x, third), expected)
-
-
-def test_what_was_unused_for_longest_makes_room_for_other_maps(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    backbone, x = backbone_of(PATCHES), images(4)
-    row = backbone.mapped_width * 4 + 16
-    folder = BoundedFolder(tmp_path, 9 * row / 1e9)
-
-    def held() -> dict[str, int]:
-        return {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in tmp_path.iterdir()}
-
-    for name in ("a", "b"):
-        features_of(backbone, x, FeatureBank(backbone.mapped_width, folder, name))
-        os.utime(tmp_path / name / "turn", (1, 1))
-    folder.used(tmp_path / "a")
-    features_of(backbone, x, FeatureBank(backbone.mapped_width, folder, "c"))
-    assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
-    # a is in use, and c would be too large even alone: what there is no room for stays in memory
-    bank, many = FeatureBank(backbone.mapped_width, folder, "c"), images(12)
-    assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
-    assert "no room below" in caplog.text
-    assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
-    assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
 
 
 def test_only_maps_that_cost_something_are_kept_on_disk(own_cache: Path) -> None:
