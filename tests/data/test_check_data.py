@@ -103,7 +103,7 @@ def test_progress_says_round_n_of_all_and_the_time_left(capsys: pytest.CaptureFi
         ("t.sav", "a file of SPSS"),
         ("t.dta", "a file of Stata"),
         ("t.json", "a file of JSON"),
-        ("t.parquet", "a file of Parquet"),
+        ("t.feather", "a file of Feather"),
         ("scan.nii.gz", "a volume in NIfTI"),
     ],
 )

@@ -63,7 +63,7 @@ def written(name: str, folder: Path) -> dict[str, Any]:
 
 def built(keys: dict[str, Any], shape: tuple[int, int, int] = (3, 24, 40)) -> FixedFeatures:
     constants = torch.full(shape[:1], 0.5), torch.full(shape[:1], 0.25)
-    return build_fixed_features([PretrainedConfig.model_validate(keys)], None, shape, constants)
+    return build_fixed_features([PretrainedConfig.model_validate(keys)], shape, constants)
 
 
 def images_file(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from perennial.server.report.markup import (
     percent,
     table,
 )
-from perennial.server.run_record import Run
+from perennial.server.run_record import Measured, Run
 
 MOST = 40
 """Rows and columns of a heat map that can be read."""
@@ -231,3 +231,43 @@ def _sentences(site: str, each: OwnHead, classes: list[str]) -> list[str]:
                 f"{right} of {each.total[label]}."
             )
     return said
+
+
+class WorthOfColumns(BaseModel):
+    """counts: records of each class. explained: column -> share explained without it; "" -> with all."""
+
+    counts: list[int]
+    explained: dict[str, Measured]
+
+
+MOST_SHOWN = 15
+LEAKS = 0.1
+"""By so much the share explained must fall without one column for the page to ask whether it may be known."""
+
+
+def show_left_out(found: WorthOfColumns, run: Run) -> Section:
+    """The section on what the model loses without each column, the greatest loss first."""
+    from perennial.learning.analytic.influence import auroc_of_explained  # it imports PyTorch
+
+    whole, total = found.explained.get("") or 0.0, sum(found.counts)
+    two = len(found.counts) == 2 and min(found.counts) > 0
+
+    def shown(share: float | None) -> list[str]:
+        auroc = [] if not two or share is None else [auroc_of_explained(share, found.counts[0] / total)]
+        return [percent(share, 1), *(f"{value:.3f}" for value in auroc)]
+
+    left = sorted(((share or 0.0, name) for name, share in found.explained.items() if name))
+    rows = [["with all columns", *shown(whole)]]
+    rows += [[f"without {name}", *shown(share)] for share, name in left[:MOST_SHOWN]]
+    columns = ["", "explained", *["AUROC, about"] * two]
+    note = (
+        "The share of the classes' variance that ridge regression on the columns explains, by generalised "
+        "cross-validation of the sites' sums, and again without one column at a time. The AUROC is what that "
+        "share would give if scores were normal. Columns that say the same replace each other."
+    )
+    if left and (fall := whole - left[0][0]) >= max(LEAKS, whole / 2):
+        name = left[0][1]
+        note += f" Most of it is {name!r} ({100 * fall:.0f} points): is it known before the diagnosis?"
+    return Section(
+        "Without one column", [panel("Left out", table(columns, rows, "lr" + "r" * two, ""))], note
+    )
