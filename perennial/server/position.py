@@ -14,7 +14,7 @@ from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.streams import stream
-from perennial.learning.precision import autocast
+from perennial.learning.device import autocast
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.flat import FlatParameters
