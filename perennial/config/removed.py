@@ -21,6 +21,9 @@ class Removed(NamedTuple):
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
+    "privacy.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
+    "privacy.allow_unaccounted_metrics": Removed(False, "A private run sends nothing that is not charged."),
+    "digests.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }

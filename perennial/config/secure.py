@@ -58,10 +58,6 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
             "secure: not with pretraining, whose averaging sees single updates; remove one of them"
         )
     privacy = experiment.privacy
-    if privacy.allow_unaccounted_metrics:
-        raise ValueError(
-            "secure: not with privacy.allow_unaccounted_metrics, which sends single sites' counts and losses"
-        )
     if privacy.mode == "client_central" and (privacy.adaptive_clipping or privacy.bayesian_estimate):
         raise ValueError(
             "secure: client_central's adaptive_clipping and bayesian read single replies; use mode "
@@ -91,10 +87,10 @@ def require_shared_noise(experiment: Any) -> None:
             f"privacy.mode {mode}: needs `secure` with a quorum of at least assumed_colluders + 2, for the "
             "noise of one site hides nothing by itself"
         )
-    if not secure.masks and experiment.privacy.noise_source != "seeded":
+    if not secure.masks:
         raise ValueError(
-            f"secure.masks: false with privacy.mode {mode} would show the server each site's values under a "
-            "share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
+            f"secure.masks: found false with privacy.mode {mode}, allowed true: each site's values would "
+            "leave under a share of the noise alone"
         )
     if experiment.rounds.fraction != 1.0:
         raise ValueError(f"rounds.fraction: mode {mode} asks every site in every round; allowed 1.0")

@@ -30,10 +30,10 @@ def require_validation(experiment: "Experiment") -> None:
         raise ValueError("stopping: needs validation samples; data.validation_fraction is 0")
     if not experiment.evaluation.federated:
         raise ValueError("stopping: sites count their validation samples; evaluation.federated is false")
-    if experiment.privacy.enabled and not experiment.privacy.allow_unaccounted_metrics:
+    if experiment.privacy.enabled:
         raise ValueError(
             f"stopping: counts of every round would leave the sites, which no accountant covers under "
-            f"privacy.mode {experiment.privacy.mode!r}; remove it, or allow_unaccounted_metrics"
+            f"privacy.mode {experiment.privacy.mode!r}; remove it"
         )
     name = experiment.strategy.name
     if not experiment.strategy.trains or experiment.strategy.asks.personal_layers:

@@ -25,6 +25,7 @@ from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
 from perennial.privacy.entries import Entry
 from perennial.privacy.exposure_table import HONEST, LYING, SUMS, TABLE, UPDATES, protection_of_mode
+from perennial.privacy.released import Mechanism
 from perennial.privacy.statement import UNIT
 from perennial.server.continuation import registry_of
 
@@ -156,7 +157,7 @@ def _cost(plan: Plan) -> str:
 def _entries(plan: Plan) -> list[Entry]:
     """Everything that the whole run charges a site that takes part in all of it."""
     experiment, run = plan.experiment, ""
-    found: list[Entry] = []
+    found: list[Mechanism] = []
     if experiment.strategy.trains:
         found += [charges.update(experiment, run)] * (plan.rounds * plan.segments)
     else:
@@ -169,7 +170,8 @@ def _entries(plan: Plan) -> list[Entry]:
     if config is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
         found += charges.digests(experiment, run, config, guarantee) * len(plan.last_rounds)
-    return found + [charges.evaluation(experiment, run)] * plan.evaluations()
+    found += [charges.evaluation(experiment, run)] * plan.evaluations()
+    return [mechanism.entry for mechanism in found]
 
 
 def _times(plan: Plan, kind: str) -> int:
@@ -181,7 +183,7 @@ def _times(plan: Plan, kind: str) -> int:
 def _reported(plan: Plan) -> str:
     privacy = plan.experiment.privacy
     reported: list[str] = []
-    if not privacy.enabled or privacy.allow_unaccounted_metrics:
+    if not privacy.enabled:
         reported = ["number of samples", "training loss", "number of steps", *plan.measurements]
     if plan.experiment.learner.means == "global":
         reported.append("at the end of a task, sums of the exemplars' features by class")

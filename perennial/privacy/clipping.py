@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import AdaptiveClippingConfig
-from perennial.privacy.noise import NoiseSource
+from perennial.privacy.noise import Noise
 
 # Rounding each scaled coordinate to float32 changes the norm by at most this share.
 _ROUNDING_MARGIN = 1 - 2.0**-23
@@ -83,7 +83,7 @@ class AdaptiveClipping:
             )
         return left**-0.5
 
-    def step(self, within: int, sites: int, source: NoiseSource) -> float:
+    def step(self, within: int, sites: int, source: Noise) -> float:
         """Release the noised count of one round and move clip_norm; returns the new clip_norm.
 
         within: sites whose norm before clipping was at most clip_norm. sites: public number of expected

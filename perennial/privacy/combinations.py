@@ -46,10 +46,9 @@ def refuse_false_claims(
     bayesian = privacy.bayesian_estimate
     rules = [
         (
-            weights_use_metrics and not privacy.allow_unaccounted_metrics,
+            weights_use_metrics,
             "the aggregation weights use loss or accuracy that sites report in the clear, which no "
-            "accountant covers; set their coefficients to 0, or privacy.allow_unaccounted_metrics to "
-            "true and give up the claim for them",
+            "accountant covers; set their coefficients to 0",
         ),
         (
             clear_uploads,

@@ -63,8 +63,6 @@ class PrivacyConfig(FiniteBlock):
     noise on that block and more on the others; the first may be 0, which releases no products.
     noise_multiplier: standard deviation of the noise divided by clip_norm. It has no default, because it is
     the guarantee. 0 is allowed for measurements and is reported as an infinite epsilon.
-    noise_source: "seeded" repeats the noise from the experiment's seed. It is for tests and protects nothing.
-    allow_unaccounted_metrics: lets sites report loss or accuracy in the clear, outside the guarantee.
     sample_rate: mode sample: probability with which each sample is in a batch, on its own. Public, so that
     the cost is the same at every site and no sample count is told; an epoch is 1 / sample_rate steps.
     physical_batch: mode sample: largest batch held in memory at once; a Poisson batch has no upper limit.
@@ -85,8 +83,6 @@ class PrivacyConfig(FiniteBlock):
     accountant: AccountantName = "prv"
     bayesian: BayesianConfig | None = None
     adaptive_clipping: AdaptiveClippingConfig | None = None
-    noise_source: Literal["secure", "seeded"] = "secure"
-    allow_unaccounted_metrics: bool = False
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     physical_batch: int | None = Field(default=None, ge=1)
     ghost: bool = False

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import NoiseSource, add_noise
+from perennial.privacy.noise import Noise, add_noise
 
 Losses = Callable[[Tensor], Tensor]
 """(indices,) int64 in a batch -> (indices,) losses."""
 
 
-def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseSource) -> Iterator[Tensor]:
+def poisson_batches(samples: int, sample_rate: float, steps: int, source: Noise) -> Iterator[Tensor]:
     """Index batches (B,) int64 in which each sample is present independently with probability sample_rate.
 
     B varies and may be 0: an empty batch is a step too, and skipping it would reveal that it was empty.
@@ -63,7 +63,7 @@ class PrivateGradient:
         model: nn.Module,
         privacy: PrivacyConfig,
         expected_batch: float,
-        source: NoiseSource,
+        source: Noise,
     ) -> None:
         """expected_batch: what a batch's sum is divided by: a public number; never the batch's own size.
 

@@ -13,7 +13,8 @@ import numpy as np
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.discrete_gaussian import LARGEST_STD, WordSource, discrete_gaussian
+from perennial.privacy.discrete_gaussian import LARGEST_STD, discrete_gaussian
+from perennial.privacy.noise import Noise
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.shared_noise_cost import LEAST_STD
 
@@ -65,7 +66,7 @@ class SharedNoise:
         """Standard deviation of one site's noise on the count, in steps; a site counts UNIT steps."""
         return math.ceil(2 * UNIT * self.count_multiplier / math.sqrt(self.honest))
 
-    def add(self, words: Words, source: WordSource, *, counts_within: bool) -> None:
+    def add(self, words: Words, source: Noise, *, counts_within: bool) -> None:
         """Add this site's share of the noise to words, in place.
 
         words: (P + 1 or 2,) uint64 or uint32: P values, the weight, which is equal at every site and gets no

@@ -180,12 +180,10 @@ def _warnings(privacy: PrivacyConfig, releases: Sequence[Entry], units: int | No
     warnings = []
     if privacy.mode == "none":
         return warnings
-    if privacy.noise_source == "seeded" or any(entry.seeded for entry in releases):
+    if any(entry.seeded for entry in releases):
         warnings.append("the noise came from a seed that others may know: a test, not a protection")
     if privacy.noise_multiplier == 0:
         warnings.append("noise_multiplier is 0: updates are clipped and otherwise in the clear")
-    if privacy.allow_unaccounted_metrics:
-        warnings.append("sites report loss or accuracy in the clear, outside the guarantee")
     if units is not None and privacy.delta >= 1 / units:
         warnings.append(
             f"delta {privacy.delta:g} is not below 1 / {units}: releasing one unit in the clear would "

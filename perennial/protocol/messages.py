@@ -89,20 +89,17 @@ class TrainReply(Stamp):
     """Model after training minus model received, same names and shapes but for personal layers; protected as
     the experiment says."""
     num_examples: int = bounded(1, MAX_EXAMPLES)
-    """Samples trained on: new data and exemplars; 1 at every site
-    under privacy unless privacy.allow_unaccounted_metrics."""
+    """Samples trained on: new data and exemplars; 1 at every site under privacy."""
     train_loss: float | None = None
-    """Mean loss of the last local epoch; absent under privacy unless privacy.allow_unaccounted_metrics."""
+    """Mean loss of the last local epoch; absent under privacy."""
     steps: int = bounded(0, default=0)
-    """Local optimiser steps; under privacy 0, or the public number of
-    mode sample, unless privacy.allow_unaccounted_metrics."""
+    """Local optimiser steps; under privacy 0, or the public number of mode sample."""
     within_clip_norm: bool | None = None
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
-    method: Tensors | None = None
-    """What the strategy asked for beside the update; absent under privacy."""
     metrics: str = at_most(LONGEST_METRICS, default="{}")
-    """Numbers that the strategy asked for, a JSON object, none of them under privacy unless
-    privacy.allow_unaccounted_metrics; and `digests`, when the site lends none any more."""
+    """Numbers that the strategy asked for, a JSON object; none of them under privacy."""
+    lends_digests: bool = True
+    """False from a site that lends digests no more; the server then forgets what it has."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from perennial.foundation.streams import stream
 from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
+from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.protection import central_noise_std
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
@@ -85,12 +85,12 @@ class CentralPrivacy:
             if self._pairs is not None:
                 self._pairs.forget()
             return
-        source = self._source(number)
+        source = Noise()
         std = central_noise_std(
             self.clip_norm, self._update_multiplier, self._strategy.largest_weight(outcome.asked)
         )
         outcome.arrays = noised(outcome.arrays, std, source)
-        outcome.details = outcome.details | {"clip_norm": self.clip_norm, "noise_source": source.name}
+        outcome.details = outcome.details | {"clip_norm": self.clip_norm}
         if self._pairs is not None:
             self._pairs.account(self.clip_norm * self._update_multiplier, 2 * self.clip_norm)
         if self._adaptive is not None:
@@ -113,11 +113,6 @@ class CentralPrivacy:
     def max_update_norm(self) -> float:
         """The norm above which the gate rejects an update, so that no guarantee rests on what sites say."""
         return self.clip_norm * _TOLERANCE
-
-    def _source(self, number: int) -> NoiseSource:
-        if self._privacy.noise_source == "secure":
-            return SecureNoise()
-        return SeededNoise(stream(self._seed, "dp-noise-server", number))
 
 
 class _SampledPairs:
@@ -170,7 +165,7 @@ class _SampledPairs:
         self._state["bayesian"] = self.accountant.state_dict()
 
 
-def noised(arrays: Mapping[str, Tensor], std: float, source: NoiseSource) -> dict[str, Tensor]:
+def noised(arrays: Mapping[str, Tensor], std: float, source: Noise) -> dict[str, Tensor]:
     """A copy of the arrays with N(0, std^2) on each value of the floating ones."""
     result = {}
     for name, tensor in arrays.items():

@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.cli.digest_preview import preview_command
 from perennial.client.app import app as client_app
-from perennial.client.digests import answer_digest, withdrawal
+from perennial.client.digests import answer_digest, lends_digests
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment
@@ -120,8 +120,8 @@ def test_a_request_for_another_encoder_is_refused(tmp_path: Path) -> None:
 def test_a_site_that_lends_none_says_so_in_every_reply(tmp_path: Path) -> None:
     site, request = opened(tmp_path, {"answers": ["train"]})
     assert answer_digest(site, request).digests is None
-    assert withdrawal(site) == {"digests": "withdrawn"}
-    assert withdrawal(opened(tmp_path)[0]) == {}
+    assert not lends_digests(site)
+    assert lends_digests(opened(tmp_path)[0])
 
 
 def test_a_claim_that_digests_would_break_is_refused() -> None:

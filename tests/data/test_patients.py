@@ -27,7 +27,7 @@ from perennial.learning.exemplar_selection import share_by_hash
 from perennial.privacy.composition import compose
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
-from perennial.privacy.noise import SecureNoise
+from perennial.privacy.noise import Noise
 from perennial.privacy.sample_level import PrivateGradient
 from perennial.privacy.statement import describe
 
@@ -155,7 +155,7 @@ def test_a_patient_s_summed_gradient_is_clipped(physical_batch: int | None) -> N
     x = torch.tensor([[3.0, 0.0], [0.3, 0.0], [0.0, 4.0], [math.inf, 0.0]])
     patients = torch.tensor([0, 1, 0, 2])
     config = private(noise_multiplier=0.0, physical_batch=physical_batch)
-    with PrivateGradient(model, config, expected_batch=2.0, source=SecureNoise()) as gradient:
+    with PrivateGradient(model, config, expected_batch=2.0, source=Noise()) as gradient:
         gradient.compute(4, lambda rows: model(x[rows])[:, 0], patients)
     assert model.weight.grad is not None
     assert torch.allclose(model.weight.grad, torch.tensor([[(0.6 + 0.3) / 2, 0.8 / 2]]))

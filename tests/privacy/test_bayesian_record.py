@@ -20,8 +20,8 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of, halves
 from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SeededNoise
 from perennial.privacy.sample_level import PrivateGradient
+from tests.seeded_noise import SeededNoise
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -44,9 +44,8 @@ SAMPLE = {
     "clip_norm": 40.0,
     "noise_multiplier": 2.0,
     "sample_rate": 0.25,
-    "noise_source": "seeded",
 }
-LOCAL = {"mode": "client_local", "clip_norm": 4.0, "noise_multiplier": 8.0, "noise_source": "seeded"}
+LOCAL = {"mode": "client_local", "clip_norm": 4.0, "noise_multiplier": 8.0}
 
 
 def settings(folder: Path, **changes: Any) -> RunSettings:

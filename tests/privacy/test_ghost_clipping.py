@@ -17,7 +17,6 @@ PRIVACY: dict[str, Any] = {
     "clip_norm": 0.5,
     "noise_multiplier": 1.0,
     "sample_rate": 0.2,
-    "noise_source": "seeded",
 }
 
 

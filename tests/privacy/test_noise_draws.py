@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import chdtr, chdtrc, log_ndtr
 
-from perennial.privacy.discrete_gaussian import SecureWords, discrete_gaussian
-from perennial.privacy.noise import SecureNoise, add_noise
+from perennial.privacy.discrete_gaussian import discrete_gaussian
+from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.protection import protect_update
 
 SITES, ROUNDS, COORDINATES = 3, 6, 1024
@@ -67,7 +67,7 @@ def anderson_darling(values: Draws) -> float:
 def gaussian() -> Draws:
     """Each release in one call, as a site makes it."""
     shape = (COORDINATES,)
-    return np.array([[SecureNoise().normal(shape, 1.0).numpy() for _ in range(ROUNDS)] for _ in range(SITES)])
+    return np.array([[Noise().normal(shape, 1.0).numpy() for _ in range(ROUNDS)] for _ in range(SITES)])
 
 
 def of_updates() -> Draws:
@@ -76,9 +76,9 @@ def of_updates() -> Draws:
     def added(round_number: int) -> NDArray[np.float64]:
         vector = torch.zeros(COORDINATES, dtype=torch.float64)
         if round_number % 2:
-            protect_update(vector, clip_norm=2.0, noise_multiplier=1.5, source=SecureNoise())
+            protect_update(vector, clip_norm=2.0, std=3.0, source=Noise())
         else:
-            add_noise(vector, 3.0, SecureNoise())
+            add_noise(vector, 3.0, Noise())
         return vector.numpy() / 3.0
 
     return np.array([[added(number) for number in range(ROUNDS)] for _ in range(SITES)])
@@ -86,7 +86,7 @@ def of_updates() -> Draws:
 
 def discrete() -> Draws:
     """Of sums and counts, on a grid of 20,000 steps a standard deviation."""
-    std, words = 20_000, SecureWords()
+    std, words = 20_000, Noise()
     return np.array(
         [[discrete_gaussian(COORDINATES, std, words) / std for _ in range(ROUNDS)] for _ in range(SITES)]
     )
@@ -99,7 +99,7 @@ def test_what_the_source_draws_is_what_is_claimed(draw: Callable[[], Draws]) -> 
 
 
 def test_of_200_honest_runs_at_most_one_is_objected_to() -> None:
-    runs = SecureNoise().normal((200, SITES, ROUNDS, COORDINATES), 1.0).numpy()
+    runs = Noise().normal((200, SITES, ROUNDS, COORDINATES), 1.0).numpy()
     assert sum(bool(objections(run)) for run in runs) <= 1
 
 
@@ -189,7 +189,7 @@ def in_two_children(draw: Callable[[], bytes]) -> list[bytes]:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_two_children_of_a_warm_process_draw_otherwise() -> None:
-    words, noise = SecureWords(), SecureNoise()
+    words, noise = Noise(), Noise()
     words.words(64), noise.uniform(64)  # both are warm
     for draw in (
         lambda: words.words(16).tobytes(),

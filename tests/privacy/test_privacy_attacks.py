@@ -14,8 +14,8 @@ from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gr
 from perennial.privacy.attacks.linkage import Layers, align, link_models, match_neurons, reorder_inputs
 from perennial.privacy.attacks.membership import likelihood_ratio, logit_confidence, loss_threshold, strength
 from perennial.privacy.attacks.similarity import structural_similarity
-from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
+from tests.seeded_noise import SeededNoise
 
 VICTIMS = (0, 3)
 

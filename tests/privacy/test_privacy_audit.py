@@ -16,10 +16,10 @@ from perennial.foundation.streams import stream
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
-from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
 from perennial.privacy.sample_level import PrivateGradient
 from tests.distinguishing import audit, clopper_pearson
+from tests.seeded_noise import SeededNoise
 
 DELTA = 0.05
 SOURCE = SeededNoise(stream(1, "dp-noise"))
@@ -38,7 +38,7 @@ def local_scores(sign: float, noise_multiplier: float, runs: int) -> Tensor:
     scores = torch.empty(runs)
     for run in range(runs):
         update = torch.tensor([sign * 50.0, 0.0, 0.0])
-        protect_update(update, 2.0, noise_multiplier, SOURCE)
+        protect_update(update, 2.0, 2.0 * noise_multiplier, SOURCE)
         scores[run] = update[0]
     return scores
 

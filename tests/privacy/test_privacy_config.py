@@ -52,7 +52,6 @@ SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.1}
             LOCAL | {"bayesian": {"pairs": 3, "planned_rounds": 1, "failure_probability": 1e-17}},
             "failure_probability",
         ),
-        (LOCAL | {"noise_source": "numpy"}, "noise_source"),
         (LOCAL | {"accountant": "moments"}, "accountant"),
         (LOCAL | {"clipnorm": 1.0}, "clipnorm"),
         ({"mode": "local"}, "mode"),
@@ -75,8 +74,7 @@ def test_nothing_is_protected_by_default() -> None:
 
 def test_headline_defaults() -> None:
     privacy = PrivacyConfig.model_validate(LOCAL)
-    assert (privacy.delta, privacy.accountant, privacy.noise_source) == (1e-5, "prv", "secure")
-    assert not privacy.allow_unaccounted_metrics
+    assert (privacy.delta, privacy.accountant) == (1e-5, "prv")
 
 
 @pytest.mark.parametrize(("values", "unit"), [(LOCAL, "site"), (CENTRAL, "site"), (SAMPLE, "sample")])

@@ -9,21 +9,16 @@ import torch
 from scipy import stats
 
 from perennial.foundation.streams import stream
-from perennial.privacy.noise import (
-    NoiseSource,
-    SecureNoise,
-    SeededNoise,
-    add_laplace,
-    add_noise,
-)
+from perennial.privacy.noise import Noise, add_laplace, add_noise
+from tests.seeded_noise import SeededNoise
 
 
 @pytest.fixture(params=["secure", "seeded"])
-def source(request: pytest.FixtureRequest) -> NoiseSource:
-    return SecureNoise() if request.param == "secure" else SeededNoise(stream(1, "dp-noise"))
+def source(request: pytest.FixtureRequest) -> Noise:
+    return Noise() if request.param == "secure" else SeededNoise(stream(1, "dp-noise"))
 
 
-def test_standard_deviation_within_one_percent(source: NoiseSource) -> None:
+def test_standard_deviation_within_one_percent(source: Noise) -> None:
     sigma, clip_norm = 1.3, 0.7
     vector = torch.zeros(100_000)
     add_noise(vector, sigma * clip_norm, source)
@@ -32,7 +27,7 @@ def test_standard_deviation_within_one_percent(source: NoiseSource) -> None:
     assert abs(vector.mean().item()) < 5 * sigma * clip_norm / math.sqrt(len(vector))
 
 
-def test_values_are_gaussian_and_uncorrelated(source: NoiseSource) -> None:
+def test_values_are_gaussian_and_uncorrelated(source: Noise) -> None:
     values = source.normal((200_000,), 1.0).numpy()
     assert stats.kstest(values, "norm").pvalue > 1e-6
     for lag in (1, 8192, 100_000):
@@ -40,7 +35,7 @@ def test_values_are_gaussian_and_uncorrelated(source: NoiseSource) -> None:
     assert abs(stats.kurtosis(values)) < 5 * math.sqrt(24 / len(values))
 
 
-def test_zero_multiplier_adds_nothing(source: NoiseSource) -> None:
+def test_zero_multiplier_adds_nothing(source: Noise) -> None:
     vector = torch.randn(100, generator=torch.Generator().manual_seed(0))
     before = vector.clone()
     add_noise(vector, 0.0, source)
@@ -48,20 +43,20 @@ def test_zero_multiplier_adds_nothing(source: NoiseSource) -> None:
     assert torch.equal(vector, before)
 
 
-def test_two_releases_are_independent(source: NoiseSource) -> None:
+def test_two_releases_are_independent(source: Noise) -> None:
     first, second = source.normal((50_000,), 1.0), source.normal((50_000,), 1.0)
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 5 / math.sqrt(50_000)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (16_385,), (0,)])
-def test_shapes(source: NoiseSource, shape: tuple[int, ...]) -> None:
+def test_shapes(source: Noise, shape: tuple[int, ...]) -> None:
     noise = source.normal(shape, 1.0)
     assert noise.shape == shape
     assert noise.dtype == torch.float64
     assert bool(torch.isfinite(noise).all())
 
 
-def test_uniform_choices_lie_in_the_half_open_interval(source: NoiseSource) -> None:
+def test_uniform_choices_lie_in_the_half_open_interval(source: Noise) -> None:
     values = source.uniform(100_000)
     assert 0 < values.min().item() < 0.001
     assert 0.999 < values.max().item() <= 1
@@ -73,12 +68,12 @@ def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
         return SeededNoise(stream(3, "dp-noise", 4)).normal((8,), 1.0)
 
     assert torch.equal(seeded(), seeded())
-    assert not torch.equal(SecureNoise().normal((8,), 1.0), SecureNoise().normal((8,), 1.0))
-    assert (SecureNoise().name, SeededNoise(stream(3, "dp-noise")).name) == ("secure", "seeded")
+    assert not torch.equal(Noise().normal((8,), 1.0), Noise().normal((8,), 1.0))
+    assert (Noise().name, SeededNoise(stream(3, "dp-noise")).name) == ("secure", "seeded")
 
 
 def test_a_forked_process_does_not_repeat_its_parent() -> None:
-    source = SecureNoise()
+    source = Noise()
     source.normal((1,), 1.0)
     reader, writer = os.pipe()
     child = os.fork()
@@ -110,7 +105,7 @@ def test_the_sum_is_rounded_once() -> None:
     assert torch.equal(vector, expected)
 
 
-def test_laplace_scale(source: NoiseSource) -> None:
+def test_laplace_scale(source: Noise) -> None:
     vector = torch.zeros(200_000, dtype=torch.float64)
     add_laplace(vector, 2.5, source)
     assert stats.kstest(vector.numpy(), "laplace", args=(0, 2.5)).pvalue > 1e-6

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SecureNoise, SeededNoise
+from perennial.privacy.noise import Noise
 from perennial.privacy.sample_level import PrivateGradient, poisson_batches
+from tests.seeded_noise import SeededNoise
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -60,7 +61,7 @@ def by_definition(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float, expe
 def test_gradient_equals_the_definition(ghost: bool, physical_batch: int | None, clip_norm: float) -> None:
     model, (x, y) = network(), samples(12)
     privacy = config(ghost=ghost, physical_batch=physical_batch, clip_norm=clip_norm)
-    with PrivateGradient(model, privacy, 10.0, SecureNoise()) as private:
+    with PrivateGradient(model, privacy, 10.0, Noise()) as private:
         loss = private.compute(12, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert loss == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
     assert torch.allclose(flat(model), by_definition(model, x, y, clip_norm, 10.0), rtol=1e-4, atol=1e-6)
@@ -70,7 +71,7 @@ def test_gradient_equals_the_definition(ghost: bool, physical_batch: int | None,
 def test_one_sample_moves_the_sum_by_at_most_the_clip_norm(ghost: bool) -> None:
     model, (x, y) = network(), samples(6)
     x[5] *= 1000
-    with PrivateGradient(model, config(clip_norm=0.3, ghost=ghost), 1.0, SecureNoise()) as private:
+    with PrivateGradient(model, config(clip_norm=0.3, ghost=ghost), 1.0, Noise()) as private:
         sums = []
         for count in (5, 6):
             private.compute(count, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
@@ -96,7 +97,7 @@ def test_a_sample_without_a_finite_gradient_counts_as_zero(
     def losses(indices: Tensor) -> Tensor:
         return F.cross_entropy(model(x[indices]), y[indices], reduction="none")
 
-    with PrivateGradient(model, privacy, 1.0, SecureNoise()) as private:
+    with PrivateGradient(model, privacy, 1.0, Noise()) as private:
         norms = private.clipped_norms(6, losses)
         private.compute(6, losses)
         with_it = flat(model).clone()
@@ -104,7 +105,7 @@ def test_a_sample_without_a_finite_gradient_counts_as_zero(
     assert norms[3] == 0 and (norms[others] > 0).all()
     assert with_it.isfinite().all()
     assert torch.allclose(with_it, flat(model), rtol=1e-4, atol=1e-6)
-    with PrivateGradient(model, privacy, 1.0, SecureNoise()) as private:
+    with PrivateGradient(model, privacy, 1.0, Noise()) as private:
         private.compute(1, lambda _: losses(torch.tensor([3])))
     assert not flat(model).any()
 
@@ -127,7 +128,7 @@ def test_noise_is_added_once_however_the_batch_is_split() -> None:
 def test_an_empty_batch_is_noise_of_the_stated_size(ghost: bool) -> None:
     model = network()
     privacy = config(noise_multiplier=3.0, clip_norm=0.5, ghost=ghost)
-    with PrivateGradient(model, privacy, 8.0, SecureNoise()) as private:
+    with PrivateGradient(model, privacy, 8.0, Noise()) as private:
         loss = private.compute(0, lambda rows: torch.empty(0))
     assert math.isnan(loss)
     assert flat(model).std().item() == pytest.approx(3.0 * 0.5 / 8, rel=0.05)
@@ -140,7 +141,7 @@ def test_a_flat_gradient_vector_stays_one(ghost: bool) -> None:
     home = torch.full((sum(p.numel() for p in parameters),), 7.0)
     for parameter, part in zip(parameters, home.split([p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter)
-    with PrivateGradient(model, config(ghost=ghost), 4.0, SecureNoise()) as private:
+    with PrivateGradient(model, config(ghost=ghost), 4.0, Noise()) as private:
         private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert torch.allclose(home, by_definition(network(), x, y, 1.0, 4.0), rtol=1e-4, atol=1e-6)
     assert parameters[0].grad is not None
@@ -164,7 +165,7 @@ class Gated(nn.Module):
 def test_unused_and_frozen_parameters(ghost: bool) -> None:
     model = Gated()
     x, y = torch.rand(5, 4, generator=torch.Generator().manual_seed(2)), torch.tensor([0, 1, 2, 0, 1])
-    with PrivateGradient(model, config(ghost=ghost), 5.0, SecureNoise()) as private:
+    with PrivateGradient(model, config(ghost=ghost), 5.0, Noise()) as private:
         for _ in range(2):
             private.compute(5, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert model.used.weight.grad is not None
@@ -178,7 +179,7 @@ def test_unused_and_frozen_parameters(ghost: bool) -> None:
 def test_nothing_of_opacus_stays_on_the_model(ghost: bool) -> None:
     model, (x, y) = network(), samples(3)
     keys = list(model.state_dict())
-    with PrivateGradient(model, config(ghost=ghost), 3.0, SecureNoise()) as private:
+    with PrivateGradient(model, config(ghost=ghost), 3.0, Noise()) as private:
         private.compute(3, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert list(model.state_dict()) == keys
     assert all(not vars(parameter) for parameter in model.parameters())
@@ -208,16 +209,16 @@ def test_training_learns() -> None:
 def test_batch_norm_is_refused_with_its_remedy(norm: nn.Module) -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Sequential(norm))
     with pytest.raises(PrivacyError, match=r"BatchNorm in 1\.0: .*norm: group"):
-        PrivateGradient(model, config(), 8.0, SecureNoise())
+        PrivateGradient(model, config(), 8.0, Noise())
 
 
 def test_wrong_uses_are_refused() -> None:
     model, (x, y) = network(), samples(4)
     with pytest.raises(PrivacyError, match="mode is client_local"):
-        PrivateGradient(model, config(mode="client_local", sample_rate=None), 4.0, SecureNoise())
+        PrivateGradient(model, config(mode="client_local", sample_rate=None), 4.0, Noise())
     with pytest.raises(PrivacyError, match="expected batch"):
-        PrivateGradient(model, config(), 0.0, SecureNoise())
-    with PrivateGradient(model, config(), 4.0, SecureNoise()) as private:
+        PrivateGradient(model, config(), 0.0, Noise())
+    with PrivateGradient(model, config(), 4.0, Noise()) as private:
         with pytest.raises(PrivacyError, match="one loss for each sample"):
             private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows]))
         model.eval()
@@ -238,7 +239,7 @@ def test_poisson_batches_draw_each_sample_on_its_own() -> None:
 
 
 def test_poisson_batches_at_the_ends() -> None:
-    source = SecureNoise()
+    source = Noise()
     assert all(len(batch) == 7 for batch in poisson_batches(7, 1.0, 3, source))
     assert [len(batch) for batch in poisson_batches(1, 1e-9, 3, source)] == [0, 0, 0]
     assert [len(batch) for batch in poisson_batches(0, 0.5, 2, source)] == [0, 0]

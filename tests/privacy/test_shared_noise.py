@@ -17,12 +17,14 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
 from perennial.privacy.composition import compose
-from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, discrete_gaussian
+from perennial.privacy.discrete_gaussian import discrete_gaussian
 from perennial.privacy.entries import Entry
+from perennial.privacy.noise import Noise
 from perennial.privacy.shared_noise import SharedNoise, scale
 from perennial.privacy.shared_noise_cost import shared_multiplier, tau
 from perennial.server import central_privacy
 from perennial.strategies.fedavg import FedAvg
+from tests.seeded_noise import SeededNoise
 
 SMALL: dict[str, Any] = {
     "name": "shared",
@@ -37,7 +39,6 @@ SMALL: dict[str, Any] = {
         "clip_norm": 1.0,
         "noise_multiplier": 1.0,
         "accountant": "rdp",
-        "noise_source": "seeded",
     },
     "evaluation": {"federated": False},
 }
@@ -52,7 +53,7 @@ def write(folder: Path, **changes: Any) -> str:
 @pytest.mark.parametrize("std", [1, 3, 10])
 def test_samples_have_the_distribution_of_the_discrete_gaussian(std: int) -> None:
     count = 200_000
-    drawn = discrete_gaussian(count, std, SeededWords(stream(7, "test", std)))
+    drawn = discrete_gaussian(count, std, SeededNoise(stream(7, "test", std)))
     values, found = np.unique(drawn, return_counts=True)
     density = np.exp(-(np.arange(-40.0 * std, 40 * std + 1) ** 2) / (2 * std * std))
     expected = density[values + 40 * std] / density.sum() * count
@@ -66,16 +67,16 @@ def test_samples_have_the_distribution_of_the_discrete_gaussian(std: int) -> Non
 
 def test_large_scale_has_the_moments_of_a_gaussian() -> None:
     count, std = 300_000, 1 << 20
-    drawn = discrete_gaussian(count, std, SecureWords()) / std
+    drawn = discrete_gaussian(count, std, Noise()) / std
     assert abs(drawn.mean()) < 6 / math.sqrt(count)
     assert abs(drawn.var() - 1) < 6 * math.sqrt(2 / count)
     assert abs((drawn**4).mean() - 3) < 6 * math.sqrt(96 / count)
 
 
 def test_seeded_words_repeat_and_secure_ones_do_not() -> None:
-    first, second = (discrete_gaussian(50, 100, SeededWords(stream(1, "a"))) for _ in range(2))
+    first, second = (discrete_gaussian(50, 100, SeededNoise(stream(1, "a"))) for _ in range(2))
     assert np.array_equal(first, second)
-    first, second = (discrete_gaussian(50, 100, SecureWords()) for _ in range(2))
+    first, second = (discrete_gaussian(50, 100, Noise()) for _ in range(2))
     assert not np.array_equal(first, second)
 
 
@@ -129,7 +130,7 @@ def test_rounding_never_makes_a_norm_grow_and_the_sum_comes_back(tmp_path: Path)
 def test_noise_of_a_site_has_its_share_of_the_variance() -> None:
     noise = SharedNoise(multiplier=2.0, clip_norm=0.5, honest=9, std=1 << 16, count_multiplier=0.0)
     words = np.zeros(100_001, dtype=np.uint32)
-    noise.add(words, SecureWords(), counts_within=False)
+    noise.add(words, Noise(), counts_within=False)
     values = words[:-1].view(np.int32) * noise.step
     assert abs(values.var() * 9 / (2.0 * 0.5) ** 2 - 1) < 6 * math.sqrt(2 / 100_000)
     assert words[-1] == 0
@@ -234,7 +235,7 @@ def test_adaptive_clipping_counts_through_the_masked_sum(tmp_path: Path) -> None
         (
             {
                 "secure": {"least": 3, "quorum": 4, "masks": False},
-                "privacy": SMALL["privacy"] | {"noise_source": "secure"},
+                "privacy": SMALL["privacy"],
             },
             "a share of the noise",
         ),
@@ -253,7 +254,7 @@ def test_audit_of_the_sum_stays_below_the_claim_and_notices_missing_noise() -> N
     step = round(noise.clip_norm / noise.step)
 
     def floor(parts: int) -> float:
-        source = SecureWords()
+        source = Noise()
         totals = [discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0)]
         totals.append(discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0))
         best = 0.0

@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }
-PROTECTED = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
+PROTECTED = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
 
 
 def settings(folder: Path, **changes: Any) -> RunSettings:

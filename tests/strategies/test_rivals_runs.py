@@ -92,7 +92,7 @@ def test_one_site_alone_is_plain_training_whatever_the_chain(tmp_path: Path) -> 
 def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
     from perennial.foundation.errors import PrivacyError
 
-    privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
+    privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
     faulty = settings(
         tmp_path,
         strategy="feddisco",

@@ -107,6 +107,9 @@ MODES: dict[str, dict[str, Any]] = {
     "none, ring of segments": of("ring", strategy={"name": "serial_ring", "segments": 2}),
     "none, closed form": _closed("closed", strategy=CLEAR_SUMS["strategy"]),
     "none, closed form, masked": _closed("closed-masked", strategy=CLEAR_SUMS["strategy"], secure=SECURE),
+    "none, class counts": _closed(
+        "counts", strategy={"name": "analytic", "head": "balanced_ridge", "shrinkage": 0.1}
+    ),
     "none, head chosen": _closed("chosen", strategy={"name": "analytic", "head": "auto"}),
     "none, digests": of("digests", digests={"per_digest": 2}, **TWO_BRANCHES),
     "none, digests by the paper's noise": of(
@@ -129,11 +132,6 @@ MODES: dict[str, dict[str, Any]] = {
         },
         **TWO_BRANCHES,
     ),
-    "none, digests of noised sums": of(
-        "digests-sums",
-        digests={"kind": "statistics", "per_digest": 1, "protection": "gauss", "epsilon": 200.0, "norm": 1.0},
-        **TWO_BRANCHES,
-    ),
     "client_local": _protected("local", LOCAL, learner=HERDED),
     "client_local, counts": _protected("local-counts", LOCAL, evaluation=NOISY | {"clip_counts": 4.0}),
     "client_local, class means": _protected(
@@ -142,7 +140,6 @@ MODES: dict[str, dict[str, Any]] = {
     "client_central": _protected("central", CENTRAL, learner=HERDED),
     "client_central, counts": _protected("central-counts", CENTRAL, evaluation=NOISY | {"clip_counts": 4.0}),
     "client_central, adaptive": _protected("adaptive", CENTRAL | ADAPTIVE),
-    "client_central, own counts": _protected("own-counts", CENTRAL | {"allow_unaccounted_metrics": True}),
     "client_shared": _protected("shared", SHARED),
     "client_shared, counts": _protected("shared-counts", SHARED, evaluation=NOISY | {"clip_counts": 4.0}),
     "client_shared, adaptive": _protected("shared-adaptive", SHARED | ADAPTIVE),
