@@ -6,6 +6,8 @@ and its claim must be true of these settings. Each kind of release has its one c
 computed.
 """
 
+from collections.abc import Iterator
+
 from perennial.client.floor import check_floor, samples_of_digest
 from perennial.config.combinations import uncovered_sums
 from perennial.config.evaluation import count_noise
@@ -143,6 +145,42 @@ def check_secure(policy: SitePolicy, experiment: Experiment, sites: int | None =
     if sites is not None and sites < policy.least_sites:
         raise PolicyRefusal(
             f"policy.least_sites: {sites} sites; this site takes part from {policy.least_sites} on"
+        )
+
+
+WORDS: dict[Answer, str] = {
+    "train": "updates of the model, and sums for class means",
+    "evaluate": "counts of right answers",
+    "measures": "tables of counts",
+    "digest": "digests of samples",
+    "sparsity": "sparsity vectors",
+    "statistics": "sums of features",
+}
+"""What leaves in answer to each kind of request; docs/what_leaves_a_site.md has it field by field."""
+
+
+def leaving_in_words(policy: SitePolicy) -> Iterator[str]:
+    """The lines of `perennial site check`: what may leave under this policy, and whether noise covers it."""
+    demand, budget = policy.require_privacy, policy.max_epsilon
+    if demand == "client_central":
+        noise = "the server adds the noise, and sees this site's values without it"
+    elif demand != "none":
+        noise = f"with noise that hides one {policy.unit}"
+    elif budget is not None:
+        noise = "with the noise of the approved experiment, which the server may add (client_central)"
+    elif policy.require_secure:
+        noise = "in masked sums WITHOUT NOISE: a server that lies can read single samples out of them"
+    else:
+        noise = "WITHOUT NOISE: the server can read single samples out of it"
+    yield "what may leave, and whether noise covers it:"
+    for answer in policy.answers:
+        yield f"  {answer}: {WORDS[answer]}: {noise}"
+    if not policy.answers:
+        yield "  nothing: no request is answered"
+    if budget is not None:
+        yield (
+            f"budget: all charged releases of all runs, together epsilon {budget:g} at delta "
+            f"{policy.delta:g} for one {policy.unit or 'site'}"
         )
 
 

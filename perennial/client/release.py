@@ -74,6 +74,11 @@ def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **type
             )
         if isinstance(given, Released):
             released.append(given)
+        elif name not in kind.public:
+            raise PrivacyError(
+                f"{kind.__name__}.{name}: found a public value, allowed a released one, because the field "
+                "speaks of data"
+            )
         values[name] = given.value
     _charge(identity, released)
     return let_out(kind(**values))

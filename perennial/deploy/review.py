@@ -24,7 +24,6 @@ from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
 from perennial.privacy.entries import Entry
-from perennial.privacy.exposure_table import HONEST, LYING, SUMS, TABLE, UPDATES, protection_of_mode
 from perennial.privacy.released import Mechanism
 from perennial.privacy.statement import UNIT
 from perennial.server.continuation import registry_of
@@ -101,14 +100,13 @@ def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None)
 
 
 def _protection(experiment: Experiment) -> Iterator[str]:
-    """What hides the updates or sums, and who gets single images from them all the same."""
+    """What hides the updates or sums, and from whom."""
     mode = experiment.privacy.mode
-    masks = experiment.secure is not None and experiment.secure.masks
-    cell = TABLE[UPDATES if experiment.strategy.trains else SUMS, protection_of_mode(mode, masks=masks)]
     yield f"hides {UNIT['patient' if experiment.privacy.hidden_unit == 'patient' else mode]}"
-    yield cell.why
-    yield f"single images for {LYING}: {cell.verdict(LYING)}"
-    yield f"for {HONEST}: {cell.verdict(HONEST)}"
+    if mode == "client_central":
+        yield "the server adds the noise, and sees this site's values without it"
+    elif mode == "none":
+        yield "no noise: a server that makes the model can read single samples out of what leaves"
 
 
 def _data(data: DataConfig) -> str:

@@ -9,7 +9,6 @@ from perennial.privacy.composition import compose
 from perennial.privacy.config import Mode, PrivacyConfig
 from perennial.privacy.covered import uncovered_in_words
 from perennial.privacy.entries import Entry
-from perennial.privacy.exposure_table import LYING, TABLE, UPDATES
 
 Kind = Mode | Literal["patient"]
 """A mode, and "patient" for mode sample with unit patient."""
@@ -73,7 +72,7 @@ BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
 }
 """The neighbours of the Bayesian figure: typical ones, while the headline's are the worst."""
 _NOT_COVERED: dict[Kind, tuple[str, ...]] = {
-    "none": (f"updates: single images for {LYING}: {TABLE[UPDATES, 'clear'].verdict()}",),
+    "none": ("anything: a server that makes the model can read single samples out of updates",),
     "client_local": ("that a site takes part, and in which rounds",),
     "client_central": (
         "anything that the server itself sees: each site's clipped update reaches it without noise",

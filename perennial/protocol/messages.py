@@ -44,6 +44,15 @@ class DescribeReply(WireMessage):
     """Site to server: its name, and whether it will take part. No count and no class leaves here."""
 
     message_type = "query.describe"
+    public = (
+        "version",
+        "site",
+        "experiment",
+        "answers",
+        "require_privacy",
+        "signing_key",
+        "certified",
+    )
     version: int = bounded(1)
     """Version of this protocol; server and site must speak the same."""
     site: str = matching(is_site_name, SITE_NAME_RULE)
@@ -85,6 +94,11 @@ class TrainReply(Stamp):
     """Site to server: what training changed."""
 
     message_type = "train"
+    public = (
+        "num_examples",
+        "steps",
+        "lends_digests",
+    )
     update: Tensors
     """Model after training minus model received, same names and shapes but for personal layers; protected as
     the experiment says."""
@@ -116,6 +130,7 @@ class FinishTaskReply(Stamp):
     """Site to server: done. Exemplars stay at the site; so does their number, but with global class means."""
 
     message_type = "train.finish_task"
+    public = ("model",)
     model: str = hexadecimal(SHA256, default="")
     """SHA-256 of the model that the site now keeps as the teacher."""
     class_sums: Tensors | None = None
@@ -190,6 +205,10 @@ class DigestReply(Stamp):
     """
 
     message_type = "query.digest"
+    public = (
+        "encoder",
+        "samples_per_digest",
+    )
     encoder: str = hexadecimal(SHA256)
     """SHA-256 of the encoder that made them."""
     samples_per_digest: int = bounded(1, MAX_EXAMPLES)
@@ -225,6 +244,7 @@ class SparsityReply(Stamp):
     """Site to server: one number for each channel, a mean over all of the site's training samples."""
 
     message_type = "query.sparsity"
+    public = ("extractor",)
     extractor: str = hexadecimal(SHA256)
     """SHA-256 of model, channels and layers that were used; vectors of different ones cannot be compared."""
     vector: Tensors
@@ -280,6 +300,10 @@ class StatisticsReply(Stamp):
     """Site to server, once a task: sums over the site's training samples of the task's classes."""
 
     message_type = "query.statistics"
+    public = (
+        "of_task",
+        "features",
+    )
     of_task: int = bounded(1, MAX_TASKS)
     """The task whose classes are meant."""
     features: str = hexadecimal(SHA256)
@@ -308,6 +332,7 @@ class ClassCountsReply(Stamp):
     """Site to server: its training samples of each class, by which class-balanced ridge weighs classes."""
 
     message_type = "query.class_counts"
+    public = ("of_task",)
     of_task: int = bounded(1, MAX_TASKS)
     """The task whose classes are meant."""
     counts: list[int] = bounded(0, MAX_EXAMPLES)

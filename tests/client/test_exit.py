@@ -75,6 +75,14 @@ def test_a_field_that_the_message_lacks_does_not_leave(tmp_path: Path) -> None:
         leave(hospital.site.identity, request(hospital), TrainReply, histogram=Public(3))
 
 
+@pytest.mark.parametrize("name", ["train_loss", "metrics", "within_clip_norm"])
+def test_a_field_that_speaks_of_data_is_not_called_public(name: str, tmp_path: Path) -> None:
+    hospital = private(tmp_path)
+    given: dict[str, Any] = {name: Public('{"mean": 0.25}')}
+    with pytest.raises(PrivacyError, match=rf"TrainReply\.{name}: found a public value"):
+        leave(hospital.site.identity, request(hospital), TrainReply, **given)
+
+
 def test_a_new_field_needs_a_type_too(tmp_path: Path) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Wider(TrainReply):

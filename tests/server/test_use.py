@@ -225,7 +225,7 @@ def test_a_card_says_what_the_model_is_and_is_not(images: Path) -> None:
         "Nobody has stated what this model is for",
         "| site-0 |",
         "Prediction sets with coverage 80 %",
-        "None by differential privacy; single images for a server that lies",
+        "None by differential privacy: a server that makes the model could read single images",
         "It knows the classes above and no other",
         json.loads((run / "summary.json").read_text())["model_file_sha256"],
     ):

@@ -5,7 +5,6 @@ from pathlib import Path
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import file_sha256, replace_file
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
-from perennial.privacy.exposure_table import LYING, TABLE, UPDATES
 from perennial.server.measures.figure import Figure
 from perennial.server.measures.headline import SELDOM
 from perennial.server.measures.record import FILE, Measures, PredictionSets, read_measures
@@ -174,10 +173,11 @@ def _judged_outside(folder: Path) -> str:
 def _privacy(run: Run, *, images: bool) -> str:
     epsilon = run.summary.epsilon
     if epsilon is None:
-        said = TABLE[UPDATES, "clear"].verdict()
         records = "images" if images else "rows"
-        told = f"single {records} for {LYING}, from {UPDATES} in the clear: {said}"
-        return f"None by differential privacy; {told}."
+        return (
+            "None by differential privacy: a server that makes the model could read single "
+            f"{records} out of what left a site without noise."
+        )
     if epsilon.value is None or epsilon.claim is None:
         return "Updates were clipped, but no noise was added: epsilon is infinite."
     lines = [
