@@ -22,9 +22,6 @@ from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import Tensors
 
-SIGNED = {np.dtype(np.uint64): np.int64, np.dtype(np.uint32): np.int32}
-"""What words travel as: the wire's types are signed."""
-
 
 def is_secure(site: Site, request: Maskable) -> bool:
     """Whether the answer goes into a masked sum.
@@ -55,7 +52,7 @@ def masked_reply(
 
     All integers enter masked sums here; MaskedSums.collect() is the server's side.
     statistic: one word for what they are. about: SHA-256 of what they describe, such as the model. words:
-    computes them, (N,) uint64 or uint32, and they are charged before they are kept; not called if this
+    computes them, (N,) uint64, and they are charged before they are kept; not called if this
     attempt was answered before. closes: names of the facts that they tell of this site; once a sum is
     opened, no value about the same names is put into another. () stands for `about`. kept: hash of the model
     that the site keeps as the teacher.
@@ -87,7 +84,7 @@ def masked_reply(
             state.keep_sent(number, values)
         state.keep(session)
         sent = state.sent(number)
-    tensor = torch.from_numpy(sent.view(SIGNED[sent.dtype]).copy())
+    tensor = torch.from_numpy(sent.view(np.int64).copy())
     return leave(
         site.identity,
         request,
@@ -113,12 +110,13 @@ def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) 
         raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")
     update, examples = typed["update"], typed["num_examples"]
     assert isinstance(update, Released) and examples is not None
-    layout = UpdateWords(site.experiment, request.sum_updates, request.clip_norm)
+    layout = UpdateWords(site.experiment, request.sum_updates)
     weight = layout.weight(examples.value)
     if not math.isfinite(clip_tensors(update.value.values(), site.experiment.sums.largest_norm)):
         raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
-    within = typed["within_clip_norm"]
-    words = layout.encode(update.value, weight, None if within is None else within.value)
-    if layout.noise is not None:
-        layout.noise.add(words, Noise(), counts_within=layout.counts_within)
+    words = layout.encode(update.value, weight)
+    if (noise := layout.noise) is not None:
+        for mechanism in update.mechanisms:
+            mechanism.require(noise.whole)
+        noise.add(words, Noise())
     return update.alike(words)

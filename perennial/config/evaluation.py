@@ -126,6 +126,6 @@ def _hides_nothing(experiment: "Experiment") -> str:
             "with learner.classifier nearest_mean one exemplar changes the answer on every held-out sample, "
             f"and the noise hides what one {privacy.hidden_unit} adds; allowed with classifier head"
         )
-    if privacy.bayesian_estimate is not None:
+    if privacy.bayesian:
         return "counts are a release whose distances nobody samples; not with privacy.bayesian"
     return ""

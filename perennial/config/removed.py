@@ -23,6 +23,14 @@ EXPERIMENT: dict[str, Removed] = {
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
     "privacy.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
     "privacy.allow_unaccounted_metrics": Removed(False, "A private run sends nothing that is not charged."),
+    "privacy.ghost": Removed(False, "Gradients are clipped one by one; use a smaller model or patch."),
+    "privacy.physical_batch": Removed(None, "A batch is taken in parts of 4096 samples."),
+    "privacy.adaptive_clipping.learning_rate": Removed(0.2, "The step is 0.2."),
+    "privacy.adaptive_clipping.count_noise_multiplier": Removed(
+        None, "The count of clipped sites gets twice the noise multiplier of updates."
+    ),
+    "secure.largest_drop": Removed(None, "Under masks no round is halved; choose bounds that hold."),
+    "sums.bits": Removed(64, "Sums have 64-bit words."),
     "digests.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),

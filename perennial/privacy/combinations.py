@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from perennial.foundation.errors import PrivacyError
+from perennial.privacy.bayesian import PLANNED_ROUNDS
 from perennial.privacy.config import PrivacyConfig
 
 ReleaseProtection = Literal["none", "site", "sample"]
@@ -43,7 +44,6 @@ def refuse_false_claims(
     if not privacy.enabled:
         return
     of_samples = privacy.mode == "sample"
-    bayesian = privacy.bayesian_estimate
     rules = [
         (
             weights_use_metrics,
@@ -58,10 +58,9 @@ def refuse_false_claims(
         *_of_release(privacy, "digest", digest),
         *_of_release(privacy, "sparsity vector", sparsity),
         (
-            bayesian is not None and (planned_rounds or 0) > bayesian.planned_rounds,
-            f"the run has {planned_rounds} rounds, the Bayesian bound was planned for "
-            f"{bayesian and bayesian.planned_rounds}, and a later round voids it for all; raise "
-            "privacy.bayesian.planned_rounds",
+            privacy.bayesian and (planned_rounds or 0) > PLANNED_ROUNDS,
+            f"the run has {planned_rounds} rounds, the Bayesian bound is planned for {PLANNED_ROUNDS}, and a "
+            "later round voids it for all; leave privacy.bayesian out",
         ),
         (
             normalisation_from_data,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
-from perennial.privacy.bayesian import BayesianAccountant
+from perennial.privacy.bayesian import PAIRS, PLANNED_ROUNDS, BayesianAccountant
 from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise, add_noise
@@ -47,7 +47,7 @@ class CentralPrivacy:
             )
             self._update_multiplier = self._adaptive.update_noise_multiplier
         self._pairs = None
-        if privacy.bayesian is not None and privacy.bayesian.enabled:
+        if privacy.bayesian:
             self._pairs = _SampledPairs(privacy, state, seed)
         self._within = 0
         strategy.largest_weight(1)
@@ -123,8 +123,7 @@ class _SampledPairs:
     """
 
     def __init__(self, privacy: PrivacyConfig, state: dict[str, Any], seed: int) -> None:
-        assert privacy.bayesian is not None
-        self._wanted, self._state, self._seed = privacy.bayesian.pairs, state, seed
+        self._wanted, self._state, self._seed = PAIRS, state, seed
         self._room = next(
             size for size in range(3, self._wanted + 3) if size * (size - 1) // 2 >= self._wanted
         )
@@ -132,8 +131,7 @@ class _SampledPairs:
         if "bayesian" in state:
             self.accountant = BayesianAccountant.restore(state["bayesian"])
         else:
-            bayesian = privacy.bayesian
-            self.accountant = BayesianAccountant(bayesian.planned_rounds, bayesian.failure_probability)
+            self.accountant = BayesianAccountant(PLANNED_ROUNDS)
 
     @property
     def void(self) -> str:

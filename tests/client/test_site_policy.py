@@ -133,7 +133,7 @@ def test_a_message_cannot_set_the_clip_norm_of_its_own_accord(tmp_path: Path) ->
 
 
 def test_adaptive_clipping_tells_one_bit(tmp_path: Path) -> None:
-    adaptive = LOCAL | {"mode": "client_central", "adaptive_clipping": {"count_noise_multiplier": 10.0}}
+    adaptive = LOCAL | {"mode": "client_central", "adaptive_clipping": {}}
     place = site(tmp_path, adaptive, SitePolicy())
     assert release(place, clip_norm=2.0)[0] is False
     assert release(place, clip_norm=4.0)[0] is True

@@ -308,7 +308,7 @@ def test_a_run_in_mode_sample_is_measured_charged_and_labelled(tmp_path: Path) -
     [
         (LOCAL, {}, 160.0),
         ({"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": 1.0}, {}, 160.0),
-        (SHARED, {"secure": {"least": 3, "quorum": 4}, "sums": {"bits": 32}}, 160.0),
+        (SHARED, {"secure": {"least": 3, "quorum": 4}}, 160.0),
         (SAMPLE, {"secure": {"least": 3, "quorum": 4}}, 8.0),
     ],
     ids=lambda value: value.get("mode", "") if isinstance(value, dict) else "",
@@ -383,10 +383,10 @@ def test_secure_sums_with_a_trusted_server_are_read_without_a_traceback(tmp_path
     """The check of secure and client_central named a key that there is not."""
     path = tmp_path / "e.yaml"
     central = {"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": 1.0}
-    adaptive = central | {"adaptive_clipping": {"count_noise_multiplier": 10.0}}
+    adaptive = central | {"adaptive_clipping": {}}
     content = SMALL | {"secure": {"least": 3}, "evaluation": {"federated": False}}
     path.write_text(yaml.safe_dump(content | {"privacy": central}))
     load_experiment(path)
     path.write_text(yaml.safe_dump(content | {"privacy": adaptive}))
-    with pytest.raises(ConfigError, match="adaptive_clipping and bayesian read single replies"):
+    with pytest.raises(ConfigError, match="adaptive_clipping or bayesian, which read single replies"):
         load_experiment(path)

@@ -133,9 +133,8 @@ def test_noise_for_equal_weights_is_caught_under_unequal_ones() -> None:
 def test_adaptive_clipping_keeps_its_claim_with_the_count_released() -> None:
     """The attacker sees the noised sum and the noised count, and weighs both as well as it can."""
     runs, sigma = 20_000, 1.0
-    settings = AdaptiveClippingConfig(count_noise_multiplier=0.7)
-    adaptive = AdaptiveClipping(settings, noise_multiplier=sigma, clip_norm=1.0)
-    z_sum, z_count = adaptive.update_noise_multiplier, settings.count_noise_multiplier / 0.5
+    adaptive = AdaptiveClipping(AdaptiveClippingConfig(), noise_multiplier=sigma, clip_norm=1.0)
+    z_sum, z_count = adaptive.update_noise_multiplier, adaptive.count_noise_multiplier / 0.5
 
     def scores(present: bool) -> Tensor:
         total = SOURCE.normal((runs,), z_sum) + (1.0 if present else 0.0)

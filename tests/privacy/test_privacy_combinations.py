@@ -19,9 +19,7 @@ from perennial.privacy.statement import describe
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 CENTRAL = PrivacyConfig(mode="client_central", clip_norm=1.0, noise_multiplier=4.0)
 SAMPLE = PrivacyConfig(mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
-PLANNED = PrivacyConfig.model_validate(
-    CENTRAL.model_dump() | {"bayesian": {"pairs": 10, "planned_rounds": 20, "failure_probability": 1e-10}}
-)
+PLANNED = CENTRAL.model_copy(update={"bayesian": True})
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         (SAMPLE, {"sparsity": "none"}, "sparsity vector would leave without"),
         (LOCAL, {"digest": "sample"}, "hides one sample"),
         (CENTRAL, {"sparsity": "sample"}, "hides one sample"),
-        (PLANNED, {"planned_rounds": 21}, "21 rounds"),
+        (PLANNED, {"planned_rounds": 101}, "101 rounds"),
     ],
 )
 def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any], reason: str) -> None:

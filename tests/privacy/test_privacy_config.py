@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from perennial.privacy.config import AdaptiveClippingConfig, BayesianConfig, PrivacyConfig
+from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
 
 LOCAL: dict[str, Any] = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
 CENTRAL = LOCAL | {"mode": "client_central"}
@@ -25,33 +25,13 @@ SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.1}
         (LOCAL | {"delta": 0.0}, "(?s)delta.*greater than 0"),
         (LOCAL | {"delta": 1.0}, "(?s)delta.*less than 1"),
         ({"mode": "none", "noise_multiplier": 1.0}, "protect nothing"),
-        ({"mode": "none", "ghost": True}, "ghost is set"),
-        (LOCAL | {"physical_batch": 8}, "belong to mode sample"),
-        (CENTRAL | {"ghost": True}, "belong to mode sample"),
-        (SAMPLE | {"physical_batch": 0}, "physical_batch"),
-        (LOCAL | {"adaptive_clipping": {"count_noise_multiplier": 5.0}}, "needs mode client_central"),
-        (CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 1.0}}, "below twice"),
-        (
-            CENTRAL | {"noise_multiplier": 0, "adaptive_clipping": {"count_noise_multiplier": 1.0}},
-            "below twice",
-        ),
-        (
-            CENTRAL
-            | {
-                "bayesian": {"pairs": 3, "planned_rounds": 1},
-                "adaptive_clipping": {"count_noise_multiplier": 4.0},
-            },
-            "choose one",
-        ),
+        (LOCAL | {"adaptive_clipping": {}}, "needs mode client_central"),
+        (CENTRAL | {"noise_multiplier": 0, "adaptive_clipping": {}}, "must be above 0"),
+        (CENTRAL | {"bayesian": True, "adaptive_clipping": {}}, "choose one"),
         (SAMPLE | {"sample_rate": None}, "sample_rate is missing"),
         (SAMPLE | {"sample_rate": 0.0}, "sample_rate"),
         (LOCAL | {"sample_rate": 0.1}, "belong to mode sample"),
-        (CENTRAL | {"noise_multiplier": 0, "bayesian": {"pairs": 3, "planned_rounds": 1}}, "needs noise"),
-        (LOCAL | {"bayesian": {"pairs": 2, "planned_rounds": 1}}, "pairs"),
-        (
-            LOCAL | {"bayesian": {"pairs": 3, "planned_rounds": 1, "failure_probability": 1e-17}},
-            "failure_probability",
-        ),
+        (CENTRAL | {"noise_multiplier": 0, "bayesian": True}, "needs noise"),
         (LOCAL | {"accountant": "moments"}, "accountant"),
         (LOCAL | {"clipnorm": 1.0}, "clipnorm"),
         ({"mode": "local"}, "mode"),
@@ -83,8 +63,8 @@ def test_unit_of_each_mode(values: dict[str, Any], unit: str) -> None:
 
 
 def test_optional_blocks() -> None:
-    privacy = PrivacyConfig.model_validate(CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 4.0}})
-    assert privacy.adaptive_clipping == AdaptiveClippingConfig(count_noise_multiplier=4.0)
+    privacy = PrivacyConfig.model_validate(CENTRAL | {"adaptive_clipping": {"quantile": 0.4}})
+    assert privacy.adaptive_clipping == AdaptiveClippingConfig(quantile=0.4)
     assert PrivacyConfig.model_validate(privacy.model_dump(mode="json")) == privacy
-    bayesian = PrivacyConfig.model_validate(CENTRAL | {"bayesian": {"pairs": 10, "planned_rounds": 30}})
-    assert bayesian.bayesian == BayesianConfig(pairs=10, planned_rounds=30)
+    for given, found in ((True, True), (False, False), (None, False)):
+        assert PrivacyConfig.model_validate(CENTRAL | {"bayesian": given}).bayesian is found

@@ -151,7 +151,7 @@ def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
 
 
 def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) -> None:
-    adaptive = CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 4.0}, "clip_norm": 0.05}
+    adaptive = CENTRAL | {"adaptive_clipping": {}, "clip_norm": 0.05}
     run(tmp_path, privacy=adaptive)
     events = [json.loads(line) for line in (tmp_path / "runs/small/events.jsonl").read_text().splitlines()]
     norms = [event["details"]["clip_norm"] for event in events if event["event"] == "round"]
@@ -162,8 +162,7 @@ def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) 
 
 
 def test_bayesian_stands_beside_the_worst_case(tmp_path: Path) -> None:
-    bayesian = {"pairs": 6, "planned_rounds": 4}
-    epsilon = run(tmp_path, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
+    epsilon = run(tmp_path, privacy=CENTRAL | {"bayesian": True})["epsilon"]
     assert epsilon["bayesian"] > 0
     assert epsilon["value"] == pytest.approx(make_accountant("prv", [(2.0, 1.0, 4)]).epsilon(1e-5))
     assert epsilon["claim"]["bayesian_epsilon"] == epsilon["bayesian"]
@@ -171,14 +170,16 @@ def test_bayesian_stands_beside_the_worst_case(tmp_path: Path) -> None:
 
 def test_too_few_sites_end_the_bayesian_figure_and_not_the_run(tmp_path: Path) -> None:
     data = SMALL["data"] | {"sites": 2}
-    bayesian = {"pairs": 6, "planned_rounds": 4}
-    epsilon = run(tmp_path, data=data, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
+    epsilon = run(tmp_path, data=data, privacy=CENTRAL | {"bayesian": True})["epsilon"]
     assert epsilon["bayesian"] is None and epsilon["value"] > 0
 
 
-def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> None:
+def test_more_rounds_than_planned_are_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perennial.privacy.combinations.PLANNED_ROUNDS", 3)
     with pytest.raises(PrivacyError, match="planned for 3"):
-        run(tmp_path, privacy=CENTRAL | {"bayesian": {"pairs": 6, "planned_rounds": 3}})
+        run(tmp_path, privacy=CENTRAL | {"bayesian": True})
 
 
 def test_a_round_repeated_after_a_kill_is_answered_and_charged_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
+from perennial.privacy import sample_level
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise
 from perennial.privacy.sample_level import PrivateGradient, poisson_batches
@@ -55,23 +56,22 @@ def by_definition(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float, expe
     return total / expected_batch
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-@pytest.mark.parametrize("physical_batch", [None, 5, 1])
+@pytest.mark.parametrize("most", [4096, 5, 1])
 @pytest.mark.parametrize("clip_norm", [0.5, 1e6])
-def test_gradient_equals_the_definition(ghost: bool, physical_batch: int | None, clip_norm: float) -> None:
+def test_gradient_equals_the_definition(monkeypatch: pytest.MonkeyPatch, most: int, clip_norm: float) -> None:
+    monkeypatch.setattr(sample_level, "MOST_AT_ONCE", most)
     model, (x, y) = network(), samples(12)
-    privacy = config(ghost=ghost, physical_batch=physical_batch, clip_norm=clip_norm)
+    privacy = config(clip_norm=clip_norm)
     with PrivateGradient(model, privacy, 10.0, Noise()) as private:
         loss = private.compute(12, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert loss == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
     assert torch.allclose(flat(model), by_definition(model, x, y, clip_norm, 10.0), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_one_sample_moves_the_sum_by_at_most_the_clip_norm(ghost: bool) -> None:
+def test_one_sample_moves_the_sum_by_at_most_the_clip_norm() -> None:
     model, (x, y) = network(), samples(6)
     x[5] *= 1000
-    with PrivateGradient(model, config(clip_norm=0.3, ghost=ghost), 1.0, Noise()) as private:
+    with PrivateGradient(model, config(clip_norm=0.3), 1.0, Noise()) as private:
         sums = []
         for count in (5, 6):
             private.compute(count, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
@@ -79,20 +79,17 @@ def test_one_sample_moves_the_sum_by_at_most_the_clip_norm(ghost: bool) -> None:
     assert (sums[1] - sums[0]).norm().item() <= 0.3 * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-@pytest.mark.parametrize("physical_batch", [None, 2])
+@pytest.mark.parametrize("most", [4096, 2])
 @pytest.mark.parametrize(
     "scale", [1e37, float("inf"), float("nan")], ids=["overflows", "infinite", "no number"]
 )
-def test_a_sample_without_a_finite_gradient_counts_as_zero(
-    ghost: bool, physical_batch: int | None, scale: float
-) -> None:
+def test_a_sample_without_a_finite_gradient_counts_as_zero(scale: float) -> None:
     (x, y), model = samples(6), network()
     with torch.no_grad():
         model[4].weight.mul_(1e3)  # pyright: ignore[reportOperatorIssue, reportCallIssue, reportArgumentType]
     x[3] *= scale
     others = [0, 1, 2, 4, 5]
-    privacy = config(clip_norm=0.3, ghost=ghost, physical_batch=physical_batch)
+    privacy = config(clip_norm=0.3)
 
     def losses(indices: Tensor) -> Tensor:
         return F.cross_entropy(model(x[indices]), y[indices], reduction="none")
@@ -110,38 +107,35 @@ def test_a_sample_without_a_finite_gradient_counts_as_zero(
     assert not flat(model).any()
 
 
-def test_noise_is_added_once_however_the_batch_is_split() -> None:
+def test_noise_is_added_once_however_the_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = samples(16)
     gradients = []
-    for physical_batch in (None, 3):
+    for most in (4096, 3):
+        monkeypatch.setattr(sample_level, "MOST_AT_ONCE", most)
         model = network()
         source = SeededNoise(stream(1, "dp-noise"))
-        with PrivateGradient(
-            model, config(noise_multiplier=2.0, physical_batch=physical_batch), 16.0, source
-        ) as private:
+        with PrivateGradient(model, config(noise_multiplier=2.0), 16.0, source) as private:
             private.compute(16, lambda rows, m=model: F.cross_entropy(m(x[rows]), y[rows], reduction="none"))
         gradients.append(flat(model))
     assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_an_empty_batch_is_noise_of_the_stated_size(ghost: bool) -> None:
+def test_an_empty_batch_is_noise_of_the_stated_size() -> None:
     model = network()
-    privacy = config(noise_multiplier=3.0, clip_norm=0.5, ghost=ghost)
+    privacy = config(noise_multiplier=3.0, clip_norm=0.5)
     with PrivateGradient(model, privacy, 8.0, Noise()) as private:
         loss = private.compute(0, lambda rows: torch.empty(0))
     assert math.isnan(loss)
     assert flat(model).std().item() == pytest.approx(3.0 * 0.5 / 8, rel=0.05)
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_a_flat_gradient_vector_stays_one(ghost: bool) -> None:
+def test_a_flat_gradient_vector_stays_one() -> None:
     model, (x, y) = network(), samples(4)
     parameters = list(model.parameters())
     home = torch.full((sum(p.numel() for p in parameters),), 7.0)
     for parameter, part in zip(parameters, home.split([p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter)
-    with PrivateGradient(model, config(ghost=ghost), 4.0, Noise()) as private:
+    with PrivateGradient(model, config(), 4.0, Noise()) as private:
         private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert torch.allclose(home, by_definition(network(), x, y, 1.0, 4.0), rtol=1e-4, atol=1e-6)
     assert parameters[0].grad is not None
@@ -161,11 +155,10 @@ class Gated(nn.Module):
         return self.used(self.frozen(x))
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_unused_and_frozen_parameters(ghost: bool) -> None:
+def test_unused_and_frozen_parameters() -> None:
     model = Gated()
     x, y = torch.rand(5, 4, generator=torch.Generator().manual_seed(2)), torch.tensor([0, 1, 2, 0, 1])
-    with PrivateGradient(model, config(ghost=ghost), 5.0, Noise()) as private:
+    with PrivateGradient(model, config(), 5.0, Noise()) as private:
         for _ in range(2):
             private.compute(5, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert model.used.weight.grad is not None
@@ -175,11 +168,10 @@ def test_unused_and_frozen_parameters(ghost: bool) -> None:
     assert model.frozen.weight.grad is None
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_nothing_of_opacus_stays_on_the_model(ghost: bool) -> None:
+def test_nothing_of_opacus_stays_on_the_model() -> None:
     model, (x, y) = network(), samples(3)
     keys = list(model.state_dict())
-    with PrivateGradient(model, config(ghost=ghost), 3.0, Noise()) as private:
+    with PrivateGradient(model, config(), 3.0, Noise()) as private:
         private.compute(3, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert list(model.state_dict()) == keys
     assert all(not vars(parameter) for parameter in model.parameters())
