@@ -15,7 +15,7 @@ from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
+from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
 from perennial.privacy.noise import Noise
 from perennial.privacy.released import Public, Released
@@ -46,7 +46,7 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
             samples_per_digest=Public(config.per_digest),
         )
     check_digests(policy, site.experiment, config)
-    encoder = build_encoder(site.experiment.encoder, site.data.input_shape, site.experiment.seed)
+    encoder = FeatureEncoder(site.data.input_shape, site.experiment.seed)
     ours = encoder_hash(encoder)
     if request.encoder != ours:
         raise ProtocolError(f"DigestRequest: encoder: found {request.encoder:.12}, this site has {ours:.12}")

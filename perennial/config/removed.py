@@ -32,6 +32,18 @@ EXPERIMENT: dict[str, Removed] = {
     "secure.largest_drop": Removed(None, "Under masks no round is halved; choose bounds that hold."),
     "sums.bits": Removed(64, "Sums have 64-bit words."),
     "digests.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
+    "stopping.measure": Removed("balanced_accuracy", "Balanced accuracy decides."),
+    "stopping.keep": Removed("best", "The best round's model goes on."),
+    "rounds.join_timeout": Removed(600.0, "`rounds.deadline` is also how long the server waits for sites."),
+    "learner.classification.temperatures": Removed([0.9, 1.1], "The values are those of the paper."),
+    "learner.classification.weights": Removed([1.1, 0.9], "The values are those of the paper."),
+    "model.expansion": Removed(None, "`features: [random]` maps the inputs themselves."),
+    "model.trained_blocks": Removed("all", "A frozen network is a map of `features`."),
+    "model.pretrained": Removed(None, "Give the network as the one map in `features`."),
+    "digests.encoder": Removed(
+        {"name": "random", "file": None, "sha256": None},
+        "The encoder is random and drawn from the seed (docs/methods/feddig.md).",
+    ),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
@@ -132,6 +144,8 @@ def _require_default(path: str, value: Any, removed: Removed) -> None:
 
 
 def _differences(path: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(value, str) and isinstance(default, Mapping):
+        value = {"name": value}
     if isinstance(value, Mapping) and isinstance(default, Mapping):
         for key, inner in value.items():
             yield from _differences(f"{path}.{key}", inner, default.get(key))

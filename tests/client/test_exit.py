@@ -22,7 +22,7 @@ from perennial.protocol.fields import WireMessage, record_bytes
 from perennial.protocol.messages import EvaluateReply, TrainReply, TrainRequest
 from perennial.protocol.stamp import STAMP_FIELDS, Stamp
 from perennial.protocol.tensors import Tensors
-from tests.attacked_hospital import Hospital
+from tests.redteam.attacked_hospital import Hospital
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2}

@@ -12,7 +12,7 @@ import yaml
 
 from perennial.client.floor import check_floor
 from perennial.client.identity import Identity
-from perennial.client.policy import check_answer, check_evaluation, check_update
+from perennial.client.policy import check_evaluation, check_update
 from perennial.client.release import leave, pay
 from perennial.client.site import Site
 from perennial.client.training_turn import protected
@@ -27,7 +27,7 @@ from perennial.privacy.ledger import Ledger
 from perennial.privacy.released import Public, Released
 from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
-from tests.budgets import budget_for
+from tests.privacy.budgets import budget_for
 
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
 STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}
@@ -72,11 +72,6 @@ def charge(place: Site, run: str, *, of_update: bool) -> None:
     pay(place.identity, Released(0, cost(place.experiment, run)))
 
 
-def test_what_is_not_answered_is_refused_by_name() -> None:
-    with pytest.raises(PolicyRefusal, match=r"'evaluate' is not answered here; answered: train"):
-        check_answer(SitePolicy(answers=["train"]), "evaluate")
-
-
 def test_the_protection_that_must_be_on(tmp_path: Path) -> None:
     policy = SitePolicy(require_privacy="sample", max_epsilon=8.0)
     for another in ({"mode": "none"}, LOCAL):
@@ -119,24 +114,11 @@ def test_a_protected_update_is_noised_in_every_value(tmp_path: Path) -> None:
     assert within is None and torch.count_nonzero(update) == 10
 
 
-def test_central_mode_clips_and_adds_nothing(tmp_path: Path) -> None:
-    within, update = release(site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy()))
-    assert float(update.norm()) == pytest.approx(1.0) and torch.count_nonzero(update) == 1
-    assert within is None
-
-
 def test_a_message_cannot_set_the_clip_norm_of_its_own_accord(tmp_path: Path) -> None:
     place = site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy())
     with pytest.raises(PrivacyError, match=r"clip_norm: found 100\.0"):
         release(place, clip_norm=100.0)
     assert Ledger(place.identity.state_dir).entries() == ()
-
-
-def test_adaptive_clipping_tells_one_bit(tmp_path: Path) -> None:
-    adaptive = LOCAL | {"mode": "client_central", "adaptive_clipping": {}}
-    place = site(tmp_path, adaptive, SitePolicy())
-    assert release(place, clip_norm=2.0)[0] is False
-    assert release(place, clip_norm=4.0)[0] is True
 
 
 def test_the_lifetime_budget_holds_over_runs(tmp_path: Path) -> None:

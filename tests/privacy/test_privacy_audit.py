@@ -18,7 +18,7 @@ from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
 from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
 from perennial.privacy.sample_level import PrivateGradient
-from tests.distinguishing import audit, clopper_pearson
+from tests.privacy.distinguishing import audit, clopper_pearson
 from tests.seeded_noise import SeededNoise
 
 DELTA = 0.05

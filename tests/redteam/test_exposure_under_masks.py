@@ -8,9 +8,9 @@ import torch
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
-from tests import attacked_hospital
-from tests.attacked_hospital import BASE, PIXELS, POLICIES, Hospital
-from tests.hostile_server import imprint
+from tests.redteam import attacked_hospital
+from tests.redteam.attacked_hospital import BASE, PIXELS, POLICIES, Hospital
+from tests.redteam.hostile_server import imprint
 
 
 class Sum(Hospital):
@@ -39,7 +39,7 @@ def test_one_honest_sum_of_three_sites_gives_single_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mean is what a masked run opens, to the bits of its grid (tests/strategies/test_secure_runs.py)."""
-    from tests import hostile_server
+    from tests.redteam import hostile_server
 
     monkeypatch.setattr(hostile_server, "PIXELS", PIXELS)
     hospitals = []

@@ -10,8 +10,8 @@ from flwr.app import Context, RecordDict
 from perennial.client.policy import leaving_in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
-from tests.attacked_hospital import POLICIES, Hospital
-from tests.hostile_server import ATTACKS, attacked, overrides
+from tests.redteam.attacked_hospital import POLICIES, Hospital
+from tests.redteam.hostile_server import ATTACKS, attacked, overrides
 
 QUICK = [name for name in ATTACKS if name not in ("counts, pixel by pixel",)]
 NOISED = "update in mode sample, imprinted model"

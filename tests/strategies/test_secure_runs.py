@@ -20,7 +20,6 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.privacy.secure.masks import Words
-from perennial.privacy.secure.roster import Subject
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
 from perennial.protocol.stamp import STAMP_FIELDS
@@ -367,16 +366,3 @@ def test_site_of_a_masked_run_answers_no_request_in_the_clear(
     monkeypatch.setattr(FedAvg, "attach", attach)
     with pytest.raises(StateError, match="exactly when the experiment has `secure`"):
         run(tmp_path, rounds={"max_skipped": 1})
-
-
-def test_the_last_four_sums_are_kept_and_those_that_a_stopped_round_may_ask_for(tmp_path: Path) -> None:
-    store = SumStore(tmp_path)
-    for attempt in range(1, 8):
-        words = np.full(3, attempt, dtype=np.uint64)
-        store.keep_opened(Subject(attempt, "update", "m"), Opened(words, ("a",), ("a", "b"), attempt=attempt))
-    assert sorted(found.attempt for found in store.all_opened("update", "m")) == [4, 5, 6, 7]
-    # of this round and the one before none is forgotten, however many there are
-    for attempt in range(8, 14):
-        words = np.full(3, attempt, dtype=np.uint64)
-        store.keep_opened(Subject(8, "update", "m"), Opened(words, ("a",), ("a", "b"), attempt=attempt))
-    assert sorted(found.attempt for found in store.all_opened("update", "m")) == [*range(7, 14)]

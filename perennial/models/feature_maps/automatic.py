@@ -23,7 +23,7 @@ NETWORK_SIDES = (96, 128)
 """Pixels at which the network of photographs reads small and larger images."""
 
 
-def maps_for(shape: tuple[int, ...], stored: str, *, network: bool) -> list[dict[str, Any]]:
+def maps_for(shape: tuple[int, ...], stored: str, *, network: bool) -> list[Any]:
     """The feature maps that suit samples of this shape, (C, H, W) or (D,), stored as uint8 or float32.
 
     network: whether the network of photographs is installed.
@@ -47,7 +47,7 @@ def maps_for(shape: tuple[int, ...], stored: str, *, network: bool) -> list[dict
     if network and shape[0] == 3:
         side = NETWORK_SIDES[max(shape[1:]) > NETWORK_SIDES[0]]
         of_photographs = [{"name": "pretrained", "network": NETWORK, "image_size": side}]
-    return [*of_photographs, {"name": "choice", "of": symmetries}, *(raw or catches)]
+    return [*of_photographs, symmetries, *(raw or catches)]
 
 
 def network_is_here() -> bool:
