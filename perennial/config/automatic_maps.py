@@ -34,5 +34,7 @@ def with_maps(content: dict[str, Any], where: str, read: Callable[[dict[str, Any
     else:
         federation = simulated_federation(draft)
         shape, stored = federation.input_shape, federation.stored
-    model["features"] = maps_for(shape, stored, network=network_is_here())
+    model["features"] = maps_for(
+        shape, stored, network=network_is_here(), chooses=draft.data.validation_fraction > 0
+    )
     return as_for(read(content | {"model": model}), draft)

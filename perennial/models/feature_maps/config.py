@@ -47,10 +47,14 @@ class RandomMapConfig(Block):
 class InputsConfig(Block):
     """The inputs themselves, around a constant centre that nobody's data decides.
 
-    Pixels in 0..1 less 0.5; a table's numbers as data.normalise makes them.
+    Pixels in 0..1 less 0.5; a table's numbers as data.normalise makes them. keep_length: of a table's rows:
+    all are scaled alike, with one value more that fills them up to the same length, so that a record whose
+    values are all high differs from one whose values are all a little high; not under noise, which is then
+    larger beside them.
     """
 
     name: Literal["inputs"]
+    keep_length: bool = Field(default=False, exclude_if=operator.not_)
 
 
 class PairsConfig(Block):

@@ -235,7 +235,9 @@ def _build(
     network_of: NetworkOf | None,
 ) -> tuple[nn.Module, dict[str, str]]:
     if isinstance(config, InputsConfig):
-        return Inputs(shape), {"weights": "none"}
+        if config.keep_length and len(shape) != 1:
+            raise ConfigError("model.features: inputs: keep_length is for rows; found images")
+        return Inputs(shape, config.keep_length), {"weights": "none"}
     if isinstance(config, PairsConfig):
         return Pairs(shape), {"weights": "none"}
     if isinstance(config, RandomMapConfig):
