@@ -20,6 +20,7 @@ class Removed(NamedTuple):
 
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
+    "stopping": Removed(None, "Set the number of rounds by `tasks.rounds`; each task keeps its last model."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
     "privacy.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
     "privacy.allow_unaccounted_metrics": Removed(False, "A private run sends nothing that is not charged."),
@@ -32,8 +33,7 @@ EXPERIMENT: dict[str, Removed] = {
     "secure.largest_drop": Removed(None, "Under masks no round is halved; choose bounds that hold."),
     "sums.bits": Removed(64, "Sums have 64-bit words."),
     "digests.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
-    "stopping.measure": Removed("balanced_accuracy", "Balanced accuracy decides."),
-    "stopping.keep": Removed("best", "The best round's model goes on."),
+    "tasks.base_classes": Removed(0, "Write the first task's size into `increments: [50, 10, ...]`."),
     "rounds.join_timeout": Removed(600.0, "`rounds.deadline` is also how long the server waits for sites."),
     "learner.classification.temperatures": Removed([0.9, 1.1], "The values are those of the paper."),
     "learner.classification.weights": Removed([1.1, 0.9], "The values are those of the paper."),

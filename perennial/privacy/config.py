@@ -119,8 +119,8 @@ class PrivacyConfig(FiniteBlock):
             return self
         if self.mode != "client_central":
             raise ValueError(
-                "adaptive_clipping needs mode client_central, whose server counts the sites that it clipped; "
-                f"mode is {self.mode}"
+                "adaptive_clipping needs mode client_central: the server counts the updates within the clip "
+                f"norm, which it sees in no other mode; mode is {self.mode}"
             )
         if self.bayesian:
             raise ValueError(

@@ -5,12 +5,12 @@ from typing import Any
 from perennial.config import charges
 from perennial.foundation.errors import StateError
 from perennial.protocol.tensors import content_sha256
-from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.history import History
 from perennial.server.live_status import ObservedGrid
 from perennial.server.position import Position
 from perennial.server.releases import Releases
+from perennial.server.roster import Attendance
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.outcome import RoundOutcome
