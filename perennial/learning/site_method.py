@@ -181,10 +181,6 @@ class SiteMethod:
     def close(self, update: Tensor, steps: int) -> None:
         """Remember what later rounds need. update: (P,), as released. steps: of the optimiser."""
 
-    def report(self, answers: Sequence[str]) -> Mapping[str, Any]:
-        """Return figures to send with the reply. answers: the kinds that this site's policy answers."""
-        return {}
-
     # the models that a site keeps
 
     def sees_model(self, site: Any, model: IncrementalModel) -> None:
@@ -268,9 +264,6 @@ class SiteMethods:
     def close(self, update: Tensor, steps: int) -> None:
         for method in self.methods:
             method.close(update, steps)
-
-    def report(self, answers: Sequence[str]) -> dict[str, Any]:
-        return {name: value for method in self.methods for name, value in method.report(answers).items()}
 
     def owns_model(self, records: Records, before: int) -> bool:
         return any(method.owns_model(records, before) for method in self.methods)

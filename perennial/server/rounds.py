@@ -63,7 +63,7 @@ class Rounds:
         sites = self._attendance.available(number)
         asked = self._attendance.sampled(sites, number, self._attempt)
         # sums of features are a release of their own, which the strategy records when it asks for them
-        charge = [charges.update(experiment, progress.run)] if experiment.strategy.trains else []
+        charge = [charges.update(experiment, progress.run).entry] if experiment.strategy.trains else []
         same = self._question(number) if experiment.privacy.enabled else ""
         if experiment.privacy.enabled and charge:
             self._releases.asked(number, asked, charge, same=same)

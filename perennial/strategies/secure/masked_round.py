@@ -74,8 +74,8 @@ class MaskedRound:
                 raise NotEnough(
                     f"{len(opened.survivors)} sites are in the sum; rounds.quorum is {request.quorum}"
                 )
-            layout = UpdateWords(sums.experiment, len(opened.roster), request.clip_norm)
-            total, weight, count = layout.decode(opened.words, request.arrays)
+            layout = UpdateWords(sums.experiment, len(opened.roster))
+            total, weight = layout.decode(opened.words, request.arrays)
             ctx.asked = len(opened.roster)
             self._check(total, weight, len(opened.survivors), ctx.max_update_norm, layout)
         except (NotEnough, ValueError) as missing:
@@ -83,8 +83,7 @@ class MaskedRound:
         else:
             outcome.arrays = self.take_sum(strategy, ctx, total, weight)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
-            facts: dict[str, float] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
-            outcome.details["secure"] = facts | ({"count": count} if layout.counts_within else {})
+            outcome.details["secure"] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
         outcome.absent = outcome.without_answer(request.sites)
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         outcome.asked, outcome.seconds = ctx.asked, time.monotonic() - start
