@@ -14,14 +14,13 @@ from torch import Tensor
 from perennial.data.cases import sheet_shape
 from perennial.data.config import DataConfig
 from perennial.data.labels import without_samples
-from perennial.data.partition_config import PartitionConfig
-from perennial.data.record_identity import record_contents
 from perennial.data.samples import Samples, constants, fill_missing, joined
 from perennial.data.site import SiteData
 from perennial.data.sources import load
-from perennial.data.splits import KeyedHash
+from perennial.data.splits import KeyedHash, record_contents
 from perennial.data.table import table_constants, table_fill
 from perennial.data.table_columns import feature_count
+from perennial.data.tasks_config import PartitionConfig
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 SITE_KEYS = (

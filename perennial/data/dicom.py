@@ -15,7 +15,7 @@ import numpy as np
 
 from perennial.data.config import DICOM_PATIENT as PATIENT
 from perennial.data.config import Window
-from perennial.data.windows import chosen_frame, eight_bits
+from perennial.data.images import chosen_frame, eight_bits
 from perennial.foundation.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.data.registry import Registry
+from perennial.data.schedule import Registry
 from perennial.foundation.streams import stream
 from perennial.learning.precision import autocast
 from perennial.models.factory import build_model

@@ -9,8 +9,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_previous, save_previous

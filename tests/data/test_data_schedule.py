@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.registry import build_registry
-from perennial.data.schedule import TaskSchedule, build_schedule, class_order
+from perennial.data.schedule import TaskSchedule, build_registry, build_schedule, class_order
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError
 from tests.forks import run_code
@@ -38,7 +37,7 @@ def test_an_explicit_order_must_be_a_permutation(order: tuple[str, ...], words: 
 def test_two_processes_agree_on_the_hash() -> None:
     program = (
         "from perennial.data.tasks_config import TasksConfig;"
-        "from perennial.data.registry import build_registry;"
+        "from perennial.data.schedule import build_registry;"
         f"print(build_registry({NAMES!r}, TasksConfig(count=3, rounds=1), 7).order_hash)"
     )
     # text has another hash in each interpreter
