@@ -62,7 +62,7 @@ class Survey:
                 self, columns=kept, codes=codes, ignored=self.ignored | dict.fromkeys(value, question.text)
             )
         if key == "units":
-            return replace(self, options=options | {key: options.get(key, {}) | dict(value)})
+            return replace(self, options=options | {key: {**options.get(key, {}), **dict[str, str](value)}})  # pyright: ignore
         if isinstance(value, Mapping):
             samples = Counter[str]()
             for name, count in self.samples.items():
@@ -71,7 +71,8 @@ class Survey:
             return replace(self, samples=dict(samples), options=options | {"labels": renamed})
         if isinstance(value, str):
             return replace(self, options=options | {key: value})
-        return replace(self, options=options | {key: [*options.get(key, []), *value]})
+        # what is left is a list of texts
+        return replace(self, options=options | {key: [*options.get(key, []), *map(str, value)]})
 
 
 MOST_LOOKED_AT = 200
