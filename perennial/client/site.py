@@ -25,8 +25,7 @@ from perennial.foundation.cache import BoundedFolder, machine_features
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.device import choose_device
-from perennial.learning.precision import autocast, use_products_of
+from perennial.learning.device import autocast, choose_device, use_products_of
 from perennial.learning.steps import Steps, prepare_gpu
 from perennial.protocol.stamp import NeedsPrevious, Stamp
 from perennial.protocol.tensors import content_sha256

@@ -21,6 +21,7 @@ class Removed(NamedTuple):
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
+    "tasks.base_classes": Removed(0, "Write the first task's size into `increments: [50, 10, ...]`."),
     "stopping.measure": Removed("balanced_accuracy", "Balanced accuracy decides."),
     "stopping.keep": Removed("best", "The best round's model goes on."),
     "rounds.join_timeout": Removed(600.0, "`rounds.deadline` is also how long the server waits for sites."),

@@ -31,7 +31,7 @@ from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import is_target
-from perennial.learning.classification import classification
+from perennial.learning.losses import classification
 from perennial.library import Model
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.finished_run import layout_of

@@ -17,7 +17,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.frozen_outputs import FrozenOutputs
+from perennial.learning.objective import FrozenOutputs
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
