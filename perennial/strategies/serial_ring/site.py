@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perennial.data.apportion import apportion
+from perennial.data.partition import apportion
 from perennial.foundation.block import Block
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.foundation.streams import stream
