@@ -98,8 +98,7 @@ class Plan:
             case "finish_task":
                 return int(last and experiment.needs_previous)
             case "evaluate":
-                validated = experiment.stopping is not None
-                return int(last and experiment.evaluation.federated) + self.judged + validated
+                return int(last and experiment.evaluation.federated) + self.judged
             case "temperature":
                 return int(last and fits(experiment))
             case "personal_model":
@@ -190,8 +189,8 @@ class Plan:
         return kind
 
     def _check_evaluation(self, request: EvaluateRequest) -> None:
-        if request.validation and self.experiment.stopping is None and not request.tables:
-            raise PolicyRefusal("validation: the approved experiment has no stopping rule")
+        if request.validation and not request.tables:
+            raise PolicyRefusal("validation: found without tables, from which a temperature is chosen")
         if request.temperature is not None and not request.tables:
             raise PolicyRefusal("temperature: found without tables, whose probabilities it scales")
         if not request.tables:

@@ -20,10 +20,9 @@ class Removed(NamedTuple):
 
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
+    "stopping": Removed(None, "Set the number of rounds by `tasks.rounds`; each task keeps its last model."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
     "tasks.base_classes": Removed(0, "Write the first task's size into `increments: [50, 10, ...]`."),
-    "stopping.measure": Removed("balanced_accuracy", "Balanced accuracy decides."),
-    "stopping.keep": Removed("best", "The best round's model goes on."),
     "rounds.join_timeout": Removed(600.0, "`rounds.deadline` is also how long the server waits for sites."),
     "learner.classification.temperatures": Removed([0.9, 1.1], "The values are those of the paper."),
     "learner.classification.weights": Removed([1.1, 0.9], "The values are those of the paper."),

@@ -79,15 +79,6 @@ class SumsConfig(Block):
         return SumGrid(max(1, updates), largest_weight, self.largest_norm, self.bits)
 
 
-class StoppingConfig(Block):
-    """After each round the sites count right answers on their validation samples; the best model is kept."""
-
-    patience: int | None = Field(default=None, ge=1)
-    """Rounds without a better model after which the task ends; None: all its rounds are run."""
-    gain: float = Field(default=0.0, ge=0, lt=1)
-    """A model is better if its balanced accuracy is higher by more than this."""
-
-
 class PointConfig(Block):
     """What an operating point keeps on calibration samples: one of the two.
 

@@ -40,7 +40,7 @@ WORDS = {
     "compare_heads": "counts of right answers of several classifiers on validation samples, by class",
     "digest": "mixtures of features of a few samples each, which the server keeps",
 }
-LEAVING = ("privacy", "secure", "evaluation", "digests", "strategy", "data", "tasks", "stopping", "rounds")
+LEAVING = ("privacy", "secure", "evaluation", "digests", "strategy", "data", "tasks", "rounds")
 """Keys of an experiment that decide what leaves a site, how often and how protected, in the order in which
 their changes are told."""
 REFUSED = "this site would refuse it: "

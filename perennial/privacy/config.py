@@ -142,10 +142,10 @@ class PrivacyConfig(FiniteBlock):
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
         if self.adaptive_clipping is None:
             return self
-        if self.mode not in ("client_central", "client_shared"):
+        if self.mode != "client_central":
             raise ValueError(
-                "adaptive_clipping needs mode client_central or client_shared: the quantile is estimated "
-                f"from the sum over sites, which a site alone does not have; mode is {self.mode}"
+                "adaptive_clipping needs mode client_central: the server counts the updates within the clip "
+                f"norm, which it sees in no other mode; mode is {self.mode}"
             )
         if self.bayesian_estimate is not None:
             raise ValueError(

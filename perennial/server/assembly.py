@@ -18,7 +18,7 @@ from perennial.server.checkpoint import CheckpointWriter
 from perennial.server.curriculum import Curriculum
 from perennial.server.evaluation import CentralEvaluation
 from perennial.server.journal import Journal
-from perennial.server.parcels import ParcelGrid
+from perennial.server.live_status import ParcelGrid
 from perennial.server.position import Position
 from perennial.server.preflight import preflight
 from perennial.server.run_folder import open_run_folder

@@ -8,18 +8,25 @@ the margin in any one of them passes with at most the chance of that one test (i
 1982). Records of one patient count as one: the patient's shares of lost and of gained answers.
 """
 
+import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, StateError, nearest
+from perennial.foundation.files import replace_file
 from perennial.server.measures.figure import Figure, Z
 
 Kind = Literal["class", "site", "subgroup"]
+VERDICTS = "gate.jsonl"
+"""In the folder of an evaluation; a line for each verdict, and none is ever taken out."""
+HEADING = "## Judged against an approved model"
 STEPS = 60
 """Halvings of an interval: 2^-60 of its width is left."""
 
@@ -163,3 +170,28 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)
     return (low + high) / 2
+
+
+def note_verdict(run: Path, evaluation: Path, text: str, card: Path) -> None:
+    """Append a verdict to those in an evaluation's folder, and put all verdicts of the run into its card."""
+    path = evaluation / VERDICTS
+    before = path.read_bytes() if path.exists() else b""
+    replace_file(path, before + json.dumps({"text": text}).encode() + b"\n", mode=0o644)
+    content = card.read_text(encoding="utf-8") if card.exists() else "# Model card\n"
+    others = re.sub(rf"(?ms)^{HEADING}\n.*?(?=^## |\Z)", "", content).rstrip()
+    title, _, rest = others.partition("\n")
+    parts = [title, write_verdicts(run), rest.strip()]
+    replace_file(card, ("\n\n".join(filter(None, parts)) + "\n").encode(), mode=0o644)
+
+
+def write_verdicts(run: Path) -> str:
+    """Every verdict in a run's folder, in Markdown; '' without one. Raises StateError on a damaged file."""
+    lines = []
+    for path in sorted(run.glob(f"evaluations/*/{VERDICTS}")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                text = str(json.loads(line)["text"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise StateError(f"{path}, line {number}: damaged; expected a verdict") from error
+            lines.append("- " + re.sub(r"([<>`*_|])", r"\\\1", text))
+    return f"{HEADING}\n\n" + "\n".join(lines) if lines else ""

@@ -26,7 +26,7 @@ from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
 from perennial.server.measures.record import Measures, read_measures
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
-from perennial.server.privacy_claim import open_channels
+from perennial.server.preflight import open_channels
 from perennial.server.run_measures import confidence_facts
 from perennial.server.stopped import what_to_try
 

@@ -30,7 +30,7 @@ from perennial.privacy.ledger import Ledger
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
-from perennial.server.privacy_claim import open_channels
+from perennial.server.preflight import open_channels
 from perennial.strategies.round.queries import check_counts
 from tests.privacy.distinguishing import audit
 from tests.redteam.attacked_hospital import BASE, Hospital, template_policy

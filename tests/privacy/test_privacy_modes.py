@@ -26,7 +26,7 @@ from perennial.privacy.noise import SeededNoise
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.central_privacy import CentralPrivacy
-from perennial.server.privacy_claim import check_privacy
+from perennial.server.preflight import check_privacy
 from perennial.server.releases import Releases
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures

@@ -191,21 +191,16 @@ def test_run_has_the_same_bits_with_masks_and_without(tmp_path: Path) -> None:
     assert "assumed_colluders" in claim["claim"]["adversary"]
 
 
-def test_adaptive_clipping_counts_through_the_masked_sum(tmp_path: Path) -> None:
-    privacy = SMALL["privacy"] | {"adaptive_clipping": {"count_noise_multiplier": 1.0}, "clip_norm": 0.01}
-    found = run_in_process(RunSettings(write(tmp_path, privacy=privacy), runs=str(tmp_path / "runs")))
-    assert found["rounds"] == 2
-    lines = (tmp_path / "runs" / "shared" / "events.jsonl").read_text().splitlines()
-    clips = [yaml.safe_load(line)["details"]["clip_norm"] for line in lines if '"event": "round"' in line]
-    assert clips[0] == 0.01 and clips[1] != 0.01
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"secure": None}, "needs `secure` with a quorum"),
         ({"secure": {"least": 3}}, "needs `secure` with a quorum"),
         ({"privacy": SMALL["privacy"] | {"accountant": "prv"}}, "allowed 'rdp'"),
+        (
+            {"privacy": SMALL["privacy"] | {"adaptive_clipping": {"count_noise_multiplier": 1.0}}},
+            "needs mode client_central",
+        ),
         (
             {
                 "secure": {"least": 3, "quorum": 4, "masks": False},

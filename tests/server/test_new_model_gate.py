@@ -1,7 +1,6 @@
-"""The gate between a new model and patients: paired intervals, unseen records, signed verdicts."""
+"""The gate between a new model and patients: paired intervals, unseen records, verdicts."""
 
 import csv
-import json
 import math
 import shutil
 from math import lgamma
@@ -15,10 +14,17 @@ from scipy.optimize import minimize_scalar
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.server.measures.figure import Z
-from perennial.server.new_model_gate import Kind, Part, compare, paired_difference, read_margins
-from perennial.server.report.signed_lines import FILE, holds
+from perennial.server.new_model_gate import (
+    VERDICTS,
+    Kind,
+    Part,
+    compare,
+    paired_difference,
+    read_margins,
+    write_verdicts,
+)
 
 NAMES = ("benign", "grey zone", "malignant")
 
@@ -74,7 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def gate(runs: Path, name: str, *more: object, data: str = "outside.csv") -> Result:
     arguments = ["evaluate", runs / name, runs / data, "--against", runs / "approved"]
-    more = ("--set", "subgroup={column: sex, values: [f, m]}", "--key", runs / "judge.key", *more)
+    more = ("--set", "subgroup={column: sex, values: [f, m]}", *more)
     if "--margin" not in more:
         more = (*more, "--margin", 0.08)
     return CliRunner().invoke(app, [*map(str, (*arguments, *more))])
@@ -92,27 +98,23 @@ def test_a_harmless_update_passes_and_regressions_of_class_site_and_subgroup_do_
     assert "as good: site Aa" in said and "NOT shown to be as good: site Aa" not in said
 
 
-def test_the_card_has_every_verdict_with_a_signature_that_holds_for_it_alone(runs: Path) -> None:
+def test_the_card_has_every_verdict_and_keeps_what_somebody_wrote(runs: Path) -> None:
     gate(runs, "class", "--margin", 0.08)
     gate(runs, "class", "--margin", 0.09)
-    lines = (runs / "class" / "evaluations" / "outside" / FILE).read_text().splitlines()
-    verdicts = [json.loads(line) for line in lines]
-    for each in verdicts:
-        assert holds(each["text"], each["key"], each["signature"])
-        assert not holds(each["text"].replace("REFUSED", "PASSED"), each["key"], each["signature"])
+    path = runs / "class" / "evaluations" / "outside" / VERDICTS
+    verdicts = path.read_text().splitlines()
+    assert len(verdicts) >= 2
     for command in (["evaluate"], ["card", str(runs / "class")]):
         if command[0] == "card":
             assert CliRunner().invoke(app, command).exit_code == 0
-        card = (runs / "class" / "card.md").read_text()
-        assert card.count("REFUSED: model") == len(verdicts) >= 2
-        assert all(each["signature"] in card for each in verdicts)
-    # a card that somebody wrote keeps its words, and a verdict that was changed is named
-    forged = [lines[0].replace("REFUSED", "PASSED"), *lines[1:]]
-    (runs / "class" / "evaluations" / "outside" / FILE).write_text("\n".join(forged) + "\n")
+        assert (runs / "class" / "card.md").read_text().count("REFUSED: model") == len(verdicts)
     (runs / "class" / "card.md").write_text("# class: model card\n\n## Intended use\n\nIn our words.\n")
     gate(runs, "class")
-    card = (runs / "class" / "card.md").read_text()
-    assert "In our words." in card and card.count("NOT what was signed") == 1
+    assert "In our words." in (runs / "class" / "card.md").read_text()
+    path.write_text("no verdict\n")
+    with pytest.raises(StateError, match=r"gate\.jsonl, line 1: damaged"):
+        write_verdicts(runs / "class")
+    path.write_text("\n".join(verdicts) + "\n")
 
 
 def test_records_that_trained_or_chose_either_model_are_left_out_by_name(runs: Path) -> None:

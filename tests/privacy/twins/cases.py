@@ -91,7 +91,6 @@ def _closed(name: str, **changes: Any) -> dict[str, Any]:
 
 MODES: dict[str, dict[str, Any]] = {
     "none": of("none", learner=HERDED),
-    "none, early stopping": of("stopping", stopping={"patience": 1}),
     "none, prediction sets": of(
         "sets", data={"source": "digits", "calibration_fraction": 0.25}, evaluation={"coverage": 0.8}
     ),
