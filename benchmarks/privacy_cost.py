@@ -38,7 +38,7 @@ from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, travelling
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SecureNoise
+from perennial.privacy.noise import Noise
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 
@@ -134,7 +134,7 @@ class _Sites:
     def noise(self, sites: int) -> None:
         """The noise of so many updates in one draw."""
         values = sum(tensor.numel() for tensor in self._arrays.values())
-        SecureNoise().normal((sites * values,), 1.0)
+        Noise().normal((sites * values,), 1.0)
 
     def turn(self, place: int, number: int) -> None:
         """One site's answer in a round."""
@@ -169,7 +169,7 @@ def _private(data: TrainingSet) -> None:
         model,
         FlatParameters(model),
         data,
-        SecureNoise(),
+        Noise(),
         augmentation=AugmentationConfig(),
     )
 

@@ -120,8 +120,10 @@ class Plan:
                 return 1 if kind == "introduce" else 2 * sum(self.most(of, number) for of in MASKED)
             case "sparsity":
                 return int(any(asks.sparsity for asks in self.asks.values()))
-            case _:
+            case "digest":
                 return int(experiment.digests is not None)
+            case _:
+                return 0
 
     def evaluations(self) -> int:
         """Requests in the whole run that a site answers with counts of held-out samples."""

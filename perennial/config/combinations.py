@@ -126,7 +126,7 @@ def _precision(experiment: ExperimentFields) -> None:
 
 
 def _bayesian_figure(experiment: ExperimentFields) -> None:
-    if experiment.learner.means == "global" and experiment.privacy.bayesian_estimate is not None:
+    if experiment.learner.means == "global" and experiment.privacy.bayesian:
         raise ValueError(
             "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
             "figure would leave it out; allowed with learner.means 'site'"

@@ -58,7 +58,6 @@ def run_to_the_end(
         device=str(device),
         cohort=cohort.size,
         **({"gpu": settings.gpu} if settings.gpu else {}),
-        noise_source=experiment.privacy.noise_source if experiment.privacy.enabled else None,
     )
     for note in (folder.note, *facts.notes, cohort.note):
         if note:

@@ -187,8 +187,6 @@ def check_privacy(
 def open_channels(experiment: Experiment) -> tuple[str, ...]:
     """In words, whatever leaves a site, or shows in the run, without noise although privacy is on."""
     channels = []
-    if experiment.privacy.allow_unaccounted_metrics:
-        channels.append("sample counts, losses and numbers of right answers, which sites report in the clear")
     if experiment.evaluation.central:
         channels.append("the samples of the server's own test set, on which it measures the model")
     if experiment.learner.memory is not None and experiment.privacy.mode == "sample":
@@ -204,6 +202,4 @@ def open_channels(experiment: Experiment) -> tuple[str, ...]:
             f"how a simulation's data were cut by data.{' and data.'.join(capped)}, a number: its threshold "
             "follows how many records there are; a share moves none, and real sites cut nothing"
         )
-    if experiment.digests is not None and experiment.digests.labels == "public":
-        channels.append("the labels of the digests")
     return tuple(channels)

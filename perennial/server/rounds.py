@@ -63,7 +63,7 @@ class Rounds:
         sites = self._attendance.available(number)
         asked = self._attendance.sampled(sites, number, self._attempt)
         # sums of features are a release of their own, which the strategy records when it asks for them
-        charge = [charges.update(experiment, progress.run)] if experiment.strategy.trains else []
+        charge = [charges.update(experiment, progress.run).entry] if experiment.strategy.trains else []
         same = self._question(number) if experiment.privacy.enabled else ""
         if experiment.privacy.enabled and charge:
             self._releases.asked(number, asked, charge, same=same)
@@ -119,7 +119,7 @@ class Rounds:
         sums, mean = strategy.run.sums if strategy.attached else None, strategy.find(FedAvg)
         if sums is None or mean is None:
             return strategy.train_round(self._grid, request)
-        return MaskedRound(sums, strategy.run.judge).train_round(mean, self._grid, request)
+        return MaskedRound(sums).train_round(mean, self._grid, request)
 
     @property
     def bounds_met(self) -> dict[str, dict[str, int]]:

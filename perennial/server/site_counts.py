@@ -12,9 +12,8 @@ from perennial.config.evaluation import count_noise, subgroups_of
 from perennial.config.experiment import Experiment
 from perennial.config.secure_words import counts_of
 from perennial.foundation.errors import ProtocolError
-from perennial.foundation.streams import stream
 from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
-from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
+from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskRequest
@@ -249,9 +248,9 @@ def ask_for_counts(
         tables.by_site = {site: tables.by_site[site] for site in reported if site in tables.by_site}
     if noise is None or not reported:
         return SiteCounts(reported, tables=tables)
-    classes, number = requests[0][2].num_classes, requests[0][2].round
+    classes = requests[0][2].num_classes
     if of_server:
-        return SiteCounts({ALL_SITES: _noised(reported, classes, noise, experiment, number)}, noise.std)
+        return SiteCounts({ALL_SITES: _noised(reported, classes, noise)}, noise.std)
     if ALL_SITES not in reported:
         return SiteCounts(reported, noise.std)
     # every site added a part of the noise where it is shared, and the whole of it in the other modes
@@ -264,13 +263,9 @@ def _noised(
     reported: Mapping[str, ReportedCounts],
     classes: int,
     noise: CountNoise,
-    experiment: Experiment,
-    number: int,
 ) -> ReportedCounts:
     """The sum of shrunk counts with the server's noise; what no site reported stays unknown."""
     correct, total = pooled(reported.values(), classes)
-    secure = experiment.privacy.noise_source == "secure"
-    source = SecureWords() if secure else SeededWords(stream(experiment.seed, "counts-noise-server", number))
     cells = cells_of(correct, [samples or 0 for samples in total]) * STEPS
-    right, samples = in_samples(cells + noise.draw(len(cells), source))
+    right, samples = in_samples(cells + noise.draw(len(cells), Noise()))
     return right, [None if known is None else n for known, n in zip(total, samples, strict=True)]

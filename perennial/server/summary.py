@@ -230,7 +230,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
 def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
     """The largest of all sites; None where it is not asked for, or where one has none."""
     progress = curriculum.position.progress
-    if curriculum.position.experiment.privacy.bayesian_estimate is None:
+    if not curriculum.position.experiment.privacy.bayesian:
         return None
     if curriculum.rounds.central is not None:
         # a repeated round released more than the Bayesian accountant saw

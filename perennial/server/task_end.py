@@ -84,7 +84,7 @@ class TaskEnd:
             return [], None
         if learner.means == "global" and privacy.enabled:
             # the class sums that the sites are about to be asked for are a release of their own
-            charge = [charges.class_means(self._experiment, self._run)]
+            charge = [charges.class_means(self._experiment, self._run).entry]
             same = "" if self._sums is not None else f"class_means {sha256}"
             self._releases.asked(self._round, self._sites, charge, same=same)
         requests = self._requests(FinishTaskRequest)
@@ -141,7 +141,7 @@ class TaskEnd:
         )
         if experiment.evaluation.noise_multiplier is not None and requests:
             same = "" if self._sums is not None else _question(requests[0][2])
-            charge = [charges.evaluation(experiment, self._run)]
+            charge = [charges.evaluation(experiment, self._run).entry]
             self._releases.asked(self._round, self._sites, charge, same=same)
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
 

@@ -35,7 +35,7 @@ EXPERIMENT: dict[str, Any] = {
         "means": "global",
     },
 }
-LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0, "noise_source": "seeded"}
+LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
 
 
 def run(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
 from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gradient
 from perennial.privacy.attacks.membership import likelihood_ratio, loss_threshold, strength
 from perennial.privacy.attacks.similarity import structural_similarity
-from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
+from tests.seeded_noise import SeededNoise
 
 VICTIMS = (0, 3)
 

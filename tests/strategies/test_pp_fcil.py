@@ -151,7 +151,6 @@ def test_weights_from_told_figures_are_refused_under_privacy(
             "mode": "client_local",
             "clip_norm": 1.0,
             "noise_multiplier": 0.01,
-            "noise_source": "seeded",
         },
         evaluation={"federated": False},
     )
