@@ -16,7 +16,7 @@ from perennial.config.asks import Asks
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
 from perennial.config.strategies import asks_of, nested
-from perennial.data.registry import Registry
+from perennial.data.schedule import Registry
 from perennial.foundation.errors import PolicyRefusal
 from perennial.foundation.plain import PlainObject, read_object
 from perennial.protocol.measurements import asked

@@ -16,7 +16,7 @@ from perennial.config.document import flat
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig, SitePolicy
 from perennial.data.config import DataConfig
-from perennial.data.registry import Registry, build_registry
+from perennial.data.schedule import Registry, build_registry
 from perennial.deploy.approval import Offer
 from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
 from perennial.foundation.plugins import only

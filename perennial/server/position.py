@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation.streams import stream
 from perennial.learning.device import autocast
 from perennial.models.factory import build_model
