@@ -15,7 +15,7 @@ STRATEGIES = {
     "fedper": f"{_CLUSTERED}method:FedPer",
     "pfa": "perennial.baselines.pfa:PFA",
     "analytic": "perennial.strategies.analytic.method:Analytic",
-    "median": "perennial.strategies.median:Median",
+    "median": "perennial.strategies.fedavg:Median",
     "fedavg": "perennial.strategies.fedavg:FedAvg",
     "adabest": "perennial.baselines.adabest:AdaBest",
     "cyclic_weight_transfer": "perennial.baselines.cyclic_weight_transfer:CyclicWeightTransfer",

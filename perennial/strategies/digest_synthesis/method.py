@@ -19,14 +19,13 @@ from torch import Tensor
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.base import IncrementalStrategy, Wrapper
 from perennial.strategies.digest_synthesis.lending import DigestLending
 from perennial.strategies.digest_synthesis.recall import ServerNetworks
 from perennial.strategies.digest_synthesis.store import spread_factor
 from perennial.strategies.round.context import Aggregator, Around, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import Arrays, TaskStart, Traits
-from perennial.strategies.wrapper import Wrapper
 
 
 class DigestSynthesis(Wrapper):
