@@ -135,7 +135,7 @@ def test_a_stopped_run_goes_on_in_its_cohorts(tmp_path: Path) -> None:
     whole = run(tmp_path, "whole", settings, cohort=4)["model_sha256"]
     path = tmp_path / "stopped.yaml"
     path.write_text(yaml.safe_dump(settings))
-    chosen = {"name": "stopped", "runs": str(tmp_path / "runs"), "device": "cpu"}
+    chosen: Any = {"name": "stopped", "runs": str(tmp_path / "runs"), "device": "cpu"}
 
     def stop(event: dict[str, Any]) -> None:
         if event.get("round") == 2:

@@ -130,7 +130,7 @@ def test_file_is_known_by_its_hash_and_found_in_the_cache_by_it(
     content = LEARNT | {"model": features(Path("first.safetensors")), "strategy": "analytic"}
     path.write_text(yaml.safe_dump({key: value for key, value in content.items() if key != "learner"}))
     experiment = load_experiment(path)
-    found = (experiment.model.features or ())[0]
+    found = (experiment.model.features or [None])[0]
     assert isinstance(found, ModelMapConfig) and found.file == str(file) and found.layout is not None
     # where the file lies is nothing that sites agree to; what it holds is
     moved = tmp_path / "elsewhere" / "first.safetensors"

@@ -26,7 +26,7 @@ from tests.strategies.test_secure_runs import SMALL, write
 
 RULE = {"patience": 1, "gain": 0.9}
 """No round after the first one is so much better, so that each task ends after its second round."""
-TWO_TASKS = {
+TWO_TASKS: Any = {
     "secure": None,
     "tasks": {"count": 2, "rounds": 5},
     "learner": {

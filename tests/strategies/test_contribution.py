@@ -162,7 +162,8 @@ def test_settings_that_cannot_be_valued_are_refused(settings: dict[str, Any], re
 
 
 def test_a_server_without_samples_and_games_too_large_are_refused() -> None:
-    for settings in ({"utility": "probability"}, {"estimator": "replay"}):
+    refused: Any = ({"utility": "probability"}, {"estimator": "replay"})
+    for settings in refused:
         with pytest.raises(ConfigError, match="no held-out samples at the server"):
             Contribution(SerialRing(), **settings).attach(replace(services(), judge=None))
     silent = services(evaluation={"federated": False})
