@@ -40,8 +40,6 @@ SMALL: dict[str, Any] = {
     "learner": {"preset": "none", "epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.05, "momentum": 0.9}},
     "evaluation": {"federated": False},
 }
-TWO_TASKS = {"tasks": {"count": 2, "rounds": 1}}
-REMEMBERING = {"distillation": {"weight": 1.0}, "memory": {"per_class": 3}}
 SECURE_NOISE = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 0.5, "noise_source": "seeded"}
 
 
@@ -95,25 +93,6 @@ def test_a_round_in_cohorts_agrees_with_one_site_after_the_other(
     assert alone["sites"] == together["sites"] and alone["bytes_up"] == together["bytes_up"]
     one, other = models(tmp_path, "alone"), models(tmp_path, "together")
     assert 0 < float((one - other).norm()) <= 1e-4 * float(one.norm())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "tolerance"),
-    [
-        ({"learner": REMEMBERING, "model": {"name": "dual_backbone", "backbone": "small_cnn"}}, 1e-6),
-        ({"learner": {**REMEMBERING, "classification": "balanced_softmax", "contrastive": {}}}, 1e-6),
-        # a generator is trained through the model, and the sites on what it makes
-        ({"strategy": {"name": "target"}}, 2e-3),
-    ],
-    ids=str,
-)
-def test_two_tasks_in_cohorts(tmp_path: Path, changes: dict[str, Any], tolerance: float) -> None:
-    settings = merged(TWO_TASKS, changes)
-    alone, together = run(tmp_path, "alone", settings), run(tmp_path, "together", settings, cohort=5)
-    assert together["final_accuracy"] == pytest.approx(alone["final_accuracy"], abs=0.05)
-    one, other = models(tmp_path, "alone"), models(tmp_path, "together")
-    assert float((one - other).norm()) <= tolerance * float(one.norm())
 
 
 def test_the_size_stands_in_the_checkpoint_and_no_other_resumes(tmp_path: Path) -> None:
