@@ -72,12 +72,7 @@ def test_the_page_is_written_from_the_sheets() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        {"paper": 300, "ours": 260},
-        {"paper": "silent"},
-        {"paper": 300, "why": "no difference"},
-    ],
+    "value", [{"paper": 300, "ours": 260}, {"paper": "silent"}, {"paper": 300, "why": "no difference"}]
 )
 def test_a_difference_without_a_reason_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="why|ours"):

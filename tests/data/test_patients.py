@@ -165,10 +165,7 @@ def test_a_guarantee_for_a_patient_is_one_for_each_sample_and_not_for_the_site()
 
 
 def test_false_combinations_are_refused() -> None:
-    for more in (
-        {"ghost": True},
-        {"bayesian": {"pairs": 4, "planned_rounds": 2}},
-    ):
+    for more in ({"ghost": True}, {"bayesian": {"pairs": 4, "planned_rounds": 2}}):
         with pytest.raises(ValidationError, match="choose one"):
             private(**more)
     with pytest.raises(ValidationError, match="belong to mode sample"):

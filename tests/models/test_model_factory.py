@@ -83,10 +83,7 @@ def test_the_seed_alone_decides_the_first_values(config):
         ({"name": "mlp", "width": 32}, ["'width'", "mlp", "small_cnn"]),
         ({"name": "dual_backbone", "backbone": "resnet18", "channels": [8, 8]}, ["'channels'", "resnet18"]),
         ({"name": "mlp", "squeeze_excitation": True}, ["'squeeze_excitation'", "mlp", "resnet18"]),
-        (
-            {"name": "small_cnn", "channels": [1, 8], "squeeze_excitation": True},
-            ["'channels'", "2 or more"],
-        ),
+        ({"name": "small_cnn", "channels": [1, 8], "squeeze_excitation": True}, ["'channels'", "2 or more"]),
         ({"name": "resnet18", "norm": "none"}, ["'norm'", "resnet18", "group, batch"]),
         ({"name": "dual_backbone"}, ["'backbone'", "dual_backbone", "small_cnn"]),
         ({"name": "mlp", "backbone": "small_cnn"}, ["'backbone'", "mlp", "dual_backbone"]),

@@ -149,11 +149,7 @@ def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> 
 
 
 def test_releases_that_nobody_samples_are_refused(tmp_path: Path) -> None:
-    learner = SMALL["learner"] | {
-        "classifier": "nearest_mean",
-        "means": "global",
-        "memory": {"per_class": 2},
-    }
+    learner = SMALL["learner"] | {"classifier": "nearest_mean", "means": "global", "memory": {"per_class": 2}}
     path = settings(tmp_path, learner=learner, privacy=LOCAL | {"bayesian": BAYESIAN}).experiment
     with pytest.raises(ConfigError, match=r"privacy\.bayesian"):
         load_experiment(Path(path))

@@ -25,13 +25,7 @@ def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path)
     shared = {name for name in whole if not name.startswith("head")}
     assert [set(update) for update in updates] == 4 * [whole] + 8 * [shared]
     kinds = {read_kind(message.content): message.content for message in done.sent}
-    assert {*kinds} == {
-        "DescribeReply",
-        "SparsityReply",
-        "TrainReply",
-        "PersonalModelReply",
-        "EvaluateReply",
-    }
+    assert {*kinds} == {"DescribeReply", "SparsityReply", "TrainReply", "PersonalModelReply", "EvaluateReply"}
     # tables are counts of answers on held-out samples
     arrays = {name for record in kinds.values() for name in record.array_records}
     assert arrays == {"update", "vector", "tables"}
