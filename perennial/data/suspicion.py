@@ -98,7 +98,7 @@ def suspicions(
     first = next(iter(sites.values()))
     if config.source == "csv" and config.path is not None and first.columns is not None:
         path = Path(config.path).expanduser()
-        file = read_csv(path, config.encoding, config.decimal, config.units, config.limits)
+        file = read_csv(path, config.decimal, config.units, config.limits)
         yield from suspicious_table(
             file,
             config.label_column,
