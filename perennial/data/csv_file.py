@@ -169,9 +169,7 @@ def _decoded(path: Path) -> tuple[str, tuple[str, ...]]:
             text = content.decode(LEGACY)
         except UnicodeDecodeError:
             raise DataError(f"{path}: not a CSV file in UTF-8 ({error}); save it so") from error
-        notes = (
-            f"{path}: not in UTF-8 and read as Windows-1252 (Latin-1); else save it as UTF-8",
-        )
+        notes = (f"{path}: not in UTF-8 and read as Windows-1252 (Latin-1); else save it as UTF-8",)
     if "\0" in text:
         raise DataError(f"{path}: not a CSV file in UTF-8 (it holds null characters); save it so")
     return text, notes
