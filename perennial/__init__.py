@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from perennial.config.experiment import Experiment, load_experiment
     from perennial.data.samples import Samples, Source
     from perennial.foundation.errors import PerennialError
-    from perennial.learning.classification import Batch, Loss
+    from perennial.learning.losses import Batch, Loss
     from perennial.learning.site_method import LocalTurn, SiteMethod
     from perennial.library import Model, Prediction, Run, load_run, run
     from perennial.strategies.base import IncrementalStrategy
     from perennial.strategies.fedavg import FedAvg
     from perennial.strategies.round.context import Aggregator, Around, RoundContext
-    from perennial.strategies.round.traits import Traits
+    from perennial.strategies.round.request import Traits
     from perennial.strategies.wrapper import Wrapper
 
 _NAMES = {
@@ -42,11 +42,11 @@ _NAMES = {
     "Aggregator": "perennial.strategies.round.context",
     "Around": "perennial.strategies.round.context",
     "RoundContext": "perennial.strategies.round.context",
-    "Traits": "perennial.strategies.round.traits",
+    "Traits": "perennial.strategies.round.request",
     "Asks": "perennial.config.asks",
     "Wrapper": "perennial.strategies.wrapper",
-    "Loss": "perennial.learning.classification",
-    "Batch": "perennial.learning.classification",
+    "Loss": "perennial.learning.losses",
+    "Batch": "perennial.learning.losses",
     "SiteMethod": "perennial.learning.site_method",
     "LocalTurn": "perennial.learning.site_method",
     "Source": "perennial.data.samples",

@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+from perennial.client.release import let_out
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
 from perennial.foundation.errors import PerennialError
@@ -22,7 +23,6 @@ from perennial.foundation.site_log import log
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol import messages
 from perennial.protocol.fields import WireMessage
-from perennial.protocol.messages import DigestRequest, StatisticsRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 
@@ -30,8 +30,6 @@ FOLDER = "released"
 """In a run's folder at a site: one file for each reply of the round."""
 TURNS = "turns"
 """Beside the runs at a site: whose turn it is to answer."""
-OWN_RECORD = (DigestRequest, StatisticsRequest)
-"""Answered from a record of their own, once for a task."""
 DELIVERED = ("previous_arrays",)
 """What a request brings along, or not, without asking for anything else."""
 
@@ -71,7 +69,7 @@ class KeptReply:
         """The request's kept reply; None if nothing is charged, it is masked, or it is kept elsewhere."""
         charged = site.identity.deployed or site.experiment.privacy.enabled
         masked = getattr(request, "attempt", None) is not None
-        return None if masked or not charged or isinstance(request, OWN_RECORD) else cls(site, request)
+        return None if masked or not charged or request.own_record else cls(site, request)
 
     def turn(self) -> AbstractContextManager[None]:
         """Context manager: wait until no other process of this site answers a request of this run."""
@@ -94,7 +92,7 @@ class KeptReply:
             values: dict[str, Any] = dict(content["fields"])
             for name, keys in content["tensors"].items():
                 values[name] = Tensors({key: tensors[f"{name}/{key}"] for key in keys})
-            return getattr(messages, content["kind"])(**values)
+            return let_out(getattr(messages, content["kind"])(**values))
         except (PerennialError, KeyError, ValueError, TypeError) as error:
             log.warning("%s: not used (%s); the request is answered anew", self.path, error)
             return None

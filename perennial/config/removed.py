@@ -20,9 +20,20 @@ class Removed(NamedTuple):
 
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
+    "stopping": Removed(None, "Set the number of rounds by `tasks.rounds`; each task keeps its last model."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
-    "stopping.measure": Removed("balanced_accuracy", "Balanced accuracy decides."),
-    "stopping.keep": Removed("best", "The best round's model goes on."),
+    "privacy.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
+    "privacy.allow_unaccounted_metrics": Removed(False, "A private run sends nothing that is not charged."),
+    "privacy.ghost": Removed(False, "Gradients are clipped one by one; use a smaller model or patch."),
+    "privacy.physical_batch": Removed(None, "A batch is taken in parts of 4096 samples."),
+    "privacy.adaptive_clipping.learning_rate": Removed(0.2, "The step is 0.2."),
+    "privacy.adaptive_clipping.count_noise_multiplier": Removed(
+        None, "The count of clipped sites gets twice the noise multiplier of updates."
+    ),
+    "secure.largest_drop": Removed(None, "Under masks no round is halved; choose bounds that hold."),
+    "sums.bits": Removed(64, "Sums have 64-bit words."),
+    "digests.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
+    "tasks.base_classes": Removed(0, "Write the first task's size into `increments: [50, 10, ...]`."),
     "rounds.join_timeout": Removed(600.0, "`rounds.deadline` is also how long the server waits for sites."),
     "learner.classification.temperatures": Removed([0.9, 1.1], "The values are those of the paper."),
     "learner.classification.weights": Removed([1.1, 0.9], "The values are those of the paper."),
@@ -35,6 +46,7 @@ EXPERIMENT: dict[str, Removed] = {
         {"name": "random", "file": None, "sha256": None},
         "The encoder is random and drawn from the seed (docs/methods/feddig.md).",
     ),
+    "data.encoding": Removed(None, "Files are read as UTF-8, UTF-16 or Windows-1252; save others as UTF-8."),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
@@ -42,6 +54,13 @@ EXPERIMENT: dict[str, Removed] = {
 
 STRATEGIES: dict[tuple[str, str], Removed] = {
     ("digest_synthesis", "held_out"): Removed(0, "Set the number of rounds by `tasks.rounds`."),
+    ("serial_ring", "feature_clip"): Removed(None, "No account covers noise on features."),
+    ("serial_ring", "feature_noise"): Removed(None, "No account covers noise on features."),
+    ("serial_ring", "stratify"): Removed(False, "Segments are drawn from all of a site's samples."),
+    ("layer_attention", "granularity"): Removed("tensor", "Each tensor has a weight of its own."),
+    ("layer_attention", "times_samples"): Removed(False, "`multi_factor` weighs by samples."),
+    ("contribution", "exact"): Removed(False, "Up to 12 sites of a closed form are valued exactly."),
+    ("contribution", "permutations"): Removed(None, "At least 30 orders are drawn, three for each site."),
     ("serial_ring", "link"): Removed(None, "The summary counts bytes; divide them by the link's rate."),
     ("clustered_personalisation", "batch_norm"): Removed("shared", "Name the layers in `personal`."),
     ("clustered_personalisation", "channel_choice"): Removed("seeded", "`channels` are drawn by the seed."),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from perennial.foundation.errors import PrivacyError
+from perennial.privacy.bayesian import PLANNED_ROUNDS
 from perennial.privacy.config import PrivacyConfig
 
 ReleaseProtection = Literal["none", "site", "sample"]
@@ -18,7 +19,6 @@ def refuse_false_claims(
     balanced_replay: bool = False,
     coupled_terms: Sequence[str] = (),
     segments: int = 1,
-    feature_noise: bool = False,
     normalisation_from_data: bool = False,
     weights_use_metrics: bool = False,
     clear_uploads: Sequence[str] = (),
@@ -33,7 +33,7 @@ def refuse_false_claims(
     samples, so that one more displaces another; balanced_replay: batches drawn by class.
     normalisation_from_data: inputs are scaled by figures of the training data, such as its mean.
     coupled_terms: names of the terms of the loss in which a sample's value depends on other samples.
-    segments: of a site's data, one a turn; feature_noise: on what a module gives on; both in a ring.
+    segments: of a site's data, one a turn of a ring.
     weights_use_metrics: aggregation weights depend on loss or accuracy that sites report.
     clear_uploads: names of arrays or figures that a reply carries beside the protected update.
     digest, sparsity: the unit that the release's own noise protects, "none" without a proven guarantee; None
@@ -43,13 +43,11 @@ def refuse_false_claims(
     if not privacy.enabled:
         return
     of_samples = privacy.mode == "sample"
-    bayesian = privacy.bayesian_estimate
     rules = [
         (
-            weights_use_metrics and not privacy.allow_unaccounted_metrics,
+            weights_use_metrics,
             "the aggregation weights use loss or accuracy that sites report in the clear, which no "
-            "accountant covers; set their coefficients to 0, or privacy.allow_unaccounted_metrics to "
-            "true and give up the claim for them",
+            "accountant covers; set their coefficients to 0",
         ),
         (
             clear_uploads,
@@ -59,10 +57,9 @@ def refuse_false_claims(
         *_of_release(privacy, "digest", digest),
         *_of_release(privacy, "sparsity vector", sparsity),
         (
-            bayesian is not None and (planned_rounds or 0) > bayesian.planned_rounds,
-            f"the run has {planned_rounds} rounds, the Bayesian bound was planned for "
-            f"{bayesian and bayesian.planned_rounds}, and a later round voids it for all; raise "
-            "privacy.bayesian.planned_rounds",
+            privacy.bayesian and (planned_rounds or 0) > PLANNED_ROUNDS,
+            f"the run has {planned_rounds} rounds, the Bayesian bound is planned for {PLANNED_ROUNDS}, and a "
+            "later round voids it for all; leave privacy.bayesian out",
         ),
         (
             normalisation_from_data,
@@ -75,7 +72,6 @@ def refuse_false_claims(
             "which samples a segment holds depends on the others, and every turn is a release of its own "
             "while the run's account counts one in a round; use 1 segment",
         ),
-        (feature_noise, "noise on features is in no account; leave it out"),
         (
             norm == "batch" and of_samples,
             "BatchNorm normalises a sample with the others of its batch, so there is no gradient of one "

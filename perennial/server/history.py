@@ -7,7 +7,7 @@ from perennial.server.evaluation import Counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible
 from perennial.server.stopped import LossCourse, signs_of_stopping
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
 
 MEASURED = (
     *("central", "average", "balanced", "class_accuracy"),
@@ -57,11 +57,6 @@ class History:
         self.data["bytes_down"] += outcome.bytes_down
         if not outcome.skipped:
             self.data["loss"] = vars(LossCourse(**self.data["loss"]).then(outcome.train_loss))
-
-    def sent_beside_rounds(self, up: int, down: int) -> None:
-        """Add to the traffic that is shown with the ends of tasks. up, down: bytes of tensors."""
-        self.data["task_end_bytes_up"] += up
-        self.data["task_end_bytes_down"] += down
 
     def task_begun(self) -> None:
         """Forget the course of the loss, because a new task begins."""

@@ -11,15 +11,16 @@ from torch import Tensor
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
 from perennial.learning import losses
-from perennial.learning.classification import (
+from perennial.learning.exemplar_selection import herding, nearest
+from perennial.learning.losses import (
     BalancedSoftmax,
     Batch,
     CurrentSoftmax,
     GradientCompensation,
     TaskTemperatures,
+    log_prior,
+    supervised_contrastive,
 )
-from perennial.learning.exemplar_selection import herding, nearest
-from perennial.learning.losses import log_prior, supervised_contrastive
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def test_other_measurements_layers_and_rounds_than_the_experiments(tmp_path: Pat
     other = train(hospital, settings=json.dumps({"tell": [TRAIN_ACCURACY]}))
     assert "settings.tell: 'train_accuracy'" in refused(hospital, other)
     personal = next(iter(hospital.arrays()))
-    assert "personal: the approved" in refused(hospital, train(hospital, personal=[personal]))
+    kept = train(hospital, settings=json.dumps({"personal": [personal]}))
+    assert "settings.personal: the approved" in refused(hospital, kept)
     assert "round: found 5, allowed 1 to 4" in refused(hospital, train(hospital, round=5))
     assert "task, num_classes: found 1, 5" in refused(hospital, train(hospital, round=3))
     finish = FinishTaskRequest(**hospital.stamp(2), arrays=Tensors(hospital.arrays()))
@@ -163,7 +164,7 @@ def test_the_clip_norm_of_a_request_is_bounded_where_the_server_sees_the_update(
         "mode": "client_central",
         "clip_norm": 1.0,
         "noise_multiplier": 1.0,
-        "adaptive_clipping": {"count_noise_multiplier": 10.0},
+        "adaptive_clipping": {},
     }
     hospital = Hospital(tmp_path / "a", {}, privacy=adaptive, evaluation={"federated": False})
     assert "clip_norm of the request: found 1e+06" in refused(hospital, train(hospital, clip_norm=1e6))

@@ -31,7 +31,7 @@ from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import is_target
-from perennial.learning.classification import classification
+from perennial.learning.losses import classification
 from perennial.library import Model
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.finished_run import layout_of
@@ -241,7 +241,7 @@ def requests(hospital: Hospital) -> Iterator[dict[str, Any]]:
         "tell": ["train_accuracy"],
     }
     for request in (
-        TrainRequest(arrays=arrays, personal=["head"], **stamp),
+        TrainRequest(arrays=arrays, settings=json.dumps({"personal": ["head"]}), **stamp),
         EvaluateRequest(arrays=arrays, **stamp),
         SparsityRequest(arrays=arrays, network="model", channels=[0], layers=1, combine="average", **stamp),
         CompareHeadsRequest(features=SHA, heads=arrays, **stamp),

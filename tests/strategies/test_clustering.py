@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from perennial.foundation.errors import StateError
-from perennial.strategies.clusters.clustering import adjusted_rand, by_threshold, has_drifted, k_means
+from perennial.strategies.clustered_personalisation.clustering import (
+    adjusted_rand,
+    by_threshold,
+    has_drifted,
+    k_means,
+)
 
 
 def two_groups(seed: int) -> dict[str, np.ndarray]:
