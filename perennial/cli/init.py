@@ -30,6 +30,8 @@ NETWORK_SIDE = 128
 STEPS = 600
 """Optimiser steps of one site in one task that a small network needs, roughly, from its first values."""
 SITES = 4
+NAMELESS = {"train", "training", "trainset", "data", "dataset", "images", "samples", "records", "all"}
+"""Names of files and folders that data sets share."""
 FEW_CLASSES = 3
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
@@ -117,7 +119,11 @@ def _sizes(found: Survey) -> str:
 
 
 def _experiment(found: Survey, *, closed_form: bool, epsilon: float | None = None) -> str:
-    plain = unicodedata.normalize("NFKD", found.path.stem).encode("ascii", "ignore").decode()
+    stem = found.path.stem
+    if stem.casefold() in NAMELESS:
+        # `train` says nothing: runs of two data sets are told apart by their folders
+        stem = found.path.resolve().parent.name or stem
+    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.") or "own-data"
     if epsilon is not None:
         head, end = init_private.HEAD, init_private.keys_in_words(found, epsilon, len(found.sites) or SITES)
@@ -342,7 +348,12 @@ def _trained(found: Survey) -> list[str]:
         model = "model: {name: mlp, hidden: [64], norm: group} # a table: one hidden layer"
     else:
         model = "model: {name: small_cnn, norm: group} # two convolutions; resnet18 for more data and a GPU"
-    return [f"{model}; group normalisation keeps it learning", "strategy: fedavg"]
+    return [
+        f"{model}; group normalisation keeps it learning",
+        "strategy: fedavg",
+        "bounds: {norm_multiple: 3} # no update counts beyond 3 times the median norm, no site for more than "
+        "all others",
+    ]
 
 
 def _site(found: Survey, site: str, *, private: bool) -> str:

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "perennial"
 ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "learning", "client", "server")
 START = ("engine", "deploy", "live", "cli", "perennial")
-WORDS = {"median", "target", "contribution", "analytic"}
-"""Names that are also ordinary words, columns or blocks of a summary."""
+WORDS = {"median", "target", "contribution", "analytic", "fedprox"}
+"""Names that are also ordinary words, columns or blocks of a summary, or settings of a learner."""
 CONTENT: dict[str, Any] = {
     "name": "asked",
     "data": {"source": "digits", "sites": 2, "partition": {"kind": "iid"}},
