@@ -1,10 +1,11 @@
 """FedProx, and optimisers at the server: the exact mean of the updates first, then a published rule.
 
-Reddi et al. 2021 (arXiv 2003.00295) for Adam, Yogi and Adagrad; Hsu et al. 2019 (arXiv 1909.06335) for momentum;
-Li et al. 2020 (arXiv 1812.06127) for FedProx.
+Reddi et al. 2021 (arXiv 2003.00295) for Adam, Yogi and Adagrad; Hsu et al. 2019 (arXiv 1909.06335) for
+momentum; Li et al. 2020 (arXiv 1812.06127) for FedProx.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class FedProx(FedAvg):
 
     asks = ASKS["fedprox"]
     site_half = FedProxSite
+    traits = replace(FedAvg.traits, requires="the proximal term in the sites' steps")
     largest_weight = FedAvg.largest_weight
 
     def __init__(self, mu: float = MU, max_update_norm: float | None = None, **flower: Any) -> None:
