@@ -54,24 +54,28 @@ def init_command(
     epsilon: of each record, by noise at the sites, without experiment_trained.yaml; None: no noise.
     layout: of a folder of images. missing, decimal: of a table, as in its data block.
     ask: from a question and the answers that are allowed to one of these; None: nobody is there to ask.
-    Raises ConfigError where one of these files exists, before anything is asked, and DataError on data that
-    cannot be understood; then no file is written.
+    Raises ConfigError where one of these files exists with another content, before anything is asked, and
+    DataError on data that cannot be understood; then no file is written.
     """
     names = ["experiment.yaml", *["experiment_trained.yaml"] * (epsilon is None), "site.yaml"]
-    for name in names:
-        if (output / name).exists():
-            raise ConfigError(f"{output / name}: exists already, and is kept; give another --output FOLDER")
+    there = [output / name for name in names if (output / name).exists()]
+
+    def asked(question: str, allowed: Sequence[str]) -> str:
+        # nobody answers questions for files that are kept
+        _refuse(there)
+        return ask(question, allowed) if ask is not None else ""
+
     try:
         found = survey(data, label, site_column, patient, layout, missing, decimal)
     except TwoLevels as question:
         if ask is None:
             raise
-        layout = cast(Layout, ask(str(question), LAYOUTS))
+        layout = cast(Layout, asked(str(question), LAYOUTS))
         found = survey(data, label, site_column, patient, layout, missing, decimal)
     for question in found.questions:
         if ask is None or not question.key:
             continue
-        if ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
+        if asked(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
             found = found.answered(question)
         found = replace(found, questions=tuple(other for other in found.questions if other != question))
     texts = [_experiment(found, closed_form=True, epsilon=epsilon)]
@@ -84,6 +88,8 @@ def init_command(
             validate(SiteConfig, parse_yaml(text, where), where)
         else:
             experiment_of(parse_yaml(text, where), output, where)
+    # the same command again finds the same files
+    _refuse([path for path in there if path.read_text(encoding="utf-8") != files[path.name]])
     make_folder(output)
     for name, text in files.items():
         replace_file(output / name, text.encode(), mode=0o644)
@@ -94,6 +100,11 @@ def init_command(
         f"next: perennial check {shown}",
         f"then: perennial run {shown}",
     ]
+
+
+def _refuse(there: Sequence[Path]) -> None:
+    for path in there:
+        raise ConfigError(f"{path}: exists already, and is kept; give another --output FOLDER")
 
 
 def _seen(found: Survey) -> list[str]:
