@@ -98,13 +98,17 @@ def figures(state: RunState, spending: Spending) -> Markup:
     spent = f"for one {spending.unit}, the worst site" if spending.unit else "nothing is protected by noise"
     entries = [
         ("accuracy", percent(state.accuracy), "on all classes seen so far"),
-        ("forgetting", points(max(forgotten)) if forgotten else MISSING, "points, the worst task"),
+        ("forgetting", points(state.mean_forgetting), _worst(forgotten)),
         ("sites in the last round", MISSING if last is None else f"{last.sites:,}", known),
         ("rounds skipped", f"{state.skipped:,}", f"of {len(state.rounds):,}"),
         ("time a round", MISSING if last is None else duration(last.seconds), "the last one"),
         ("epsilon spent", _epsilon(worst), spent),
     ]
     return cards(entries)
+
+
+def _worst(forgotten: Sequence[float]) -> str:
+    return "points, mean over tasks" + (f"; the worst task {points(max(forgotten))}" if forgotten else "")
 
 
 def waiting(state: RunState, spending: Spending) -> Markup:

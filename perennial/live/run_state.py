@@ -188,6 +188,12 @@ class RunState:
         return found
 
     @property
+    def mean_forgetting(self) -> float | None:
+        """The mean over tasks, as summary.json has it; None where a task was not measured."""
+        found = [value for value in self.forgetting() if value is not None]
+        return statistics.fmean(found) if found and len(found) == len(self.forgetting()) else None
+
+    @property
     def silent(self) -> set[str]:
         """Sites of this run whose SuperNode the SuperLink no longer hears."""
         return {site for site in self.site_names() if self._silent_since(site) is not None}

@@ -221,7 +221,6 @@ class Runs:
             return "ended", "", "", ""
         run.look()
         state = run.state
-        forgotten = [value for value in state.forgetting() if value is not None]
         left = state.seconds_left
         progress = f"round {state.round} of {state.rounds_planned}" if state.rounds_planned else "begins"
         if left is not None and state.status == "running":
@@ -230,7 +229,7 @@ class Runs:
             state.status,
             progress,
             percent(state.accuracy),
-            points(max(forgotten)) if forgotten else MISSING,
+            points(state.mean_forgetting),
         )
 
     def _make_room(self) -> None:
