@@ -25,6 +25,7 @@ from perennial.foundation.process_end import ends_in_one_go
 
 app = typer.Typer(
     no_args_is_help=True,
+    suggest_commands=False,  # Click itself suggests one
     add_completion=False,
     pretty_exceptions_enable=False,
 )
