@@ -84,12 +84,12 @@ class ServerOptimiser(FedAvg):
         return OptimisedMean(ctx, self)
 
     def take_sum(self, ctx: RoundContext, total: Arrays, weight: float) -> dict[str, Tensor]:
-        new = super().take_sum(ctx, total, weight)
+        new, divisor = super().take_sum(ctx, total, weight), ctx.asked if self.fixed_weights else weight
         for name, tensor in ctx.reference.items():
             if is_statistic(name):
                 continue
             moments = {kind: values[name].double() for kind, values in self.state.items()}
-            moved = self.step(moments, total[name].to(tensor.device).double() / weight)
+            moved = self.step(moments, total[name].to(tensor.device).double() / divisor)
             for kind, values in moments.items():
                 self.state[kind][name] = values.to(tensor.dtype)
             new[name] = (tensor + moved).to(tensor.dtype)
@@ -115,10 +115,12 @@ class ServerOptimiser(FedAvg):
 class OptimisedMean(WeightedMean):
     """The exact sum of a round, from which the server's optimiser makes its step."""
 
-    method: ServerOptimiser
+    def __init__(self, ctx: RoundContext, optimiser: ServerOptimiser) -> None:
+        super().__init__(ctx, optimiser)
+        self._optimiser = optimiser
 
     def result(self) -> dict[str, Tensor]:
-        return self.method.take_sum(self.ctx, self.sum.value(), self.sum.weight)
+        return self._optimiser.take_sum(self.ctx, self.sum.value(), self.sum.weight)
 
 
 class FedAvgM(ServerOptimiser):
