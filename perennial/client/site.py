@@ -21,8 +21,7 @@ from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
-from perennial.foundation.bounded_folder import BoundedFolder
-from perennial.foundation.cache import machine_features
+from perennial.foundation.cache import BoundedFolder, machine_features
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet

@@ -4,7 +4,7 @@ import operator
 import sys
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
@@ -16,7 +16,6 @@ CLASSIFICATIONS = (
     *("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"),
     "task_temperatures",
 )
-TEMPERATURES, KIND_WEIGHTS = (0.9, 1.1), (1.1, 0.9)
 _ROUNDING = 1e-9
 
 
@@ -57,12 +56,6 @@ class Classification(FiniteBlock):
     sign: Literal[1, -1] = 1
     """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL;
     for the ablation only."""
-    temperatures: tuple[PositiveFloat, PositiveFloat] = Field(
-        default=TEMPERATURES, exclude_if=TEMPERATURES.__eq__
-    )
-    """task_temperatures: what logits of old and of new classes are divided by."""
-    weights: tuple[PositiveFloat, PositiveFloat] = Field(default=KIND_WEIGHTS, exclude_if=KIND_WEIGHTS.__eq__)
-    """task_temperatures: of the mean loss over samples of old and of new classes."""
     options: dict[str, Plain] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a loss that is a plug-in: the keywords of its constructor."""
 
@@ -92,8 +85,6 @@ class Distillation(FiniteBlock):
 
     weight: float = Field(default=1.0, gt=0)
     temperature: float = Field(default=2.0, gt=0)
-    teacher: Literal["full", "old_backbone"] = "full"
-    """old_backbone: the old head on the old backbone of a dual backbone, which saves two forward passes."""
     form: Literal["old_classes", "all_classes"] = "old_classes"
     """all_classes: GLFC's; the target holds the label too, and the softmax is over all classes."""
 
@@ -191,8 +182,6 @@ class LearnerConfig(FiniteBlock):
     classifier: Literal["head", "nearest_mean", "gaussian"] = "head"
     """gaussian: linear discriminants of the features that were learnt, solved for at the end of each task
     from the sites' exact sums over new samples and exemplars; policies answer it with `statistics`."""
-    shrinkage: float = Field(default=0.1, gt=0, le=1, exclude_if=(0.1).__eq__)
-    """gaussian: of the covariance towards its diagonal."""
     freeze_after: int | None = Field(default=None, ge=1, exclude_if=operator.not_)
     """gaussian: the task after which nothing trains any more. Each later task's sums over all of its samples
     are added to those of the tasks before, so that its classes cost no other class anything."""
@@ -217,8 +206,6 @@ class LearnerConfig(FiniteBlock):
             )
         if self.freeze_after is not None and self.classifier != "gaussian":
             raise ValueError(f"freeze_after: found {self.freeze_after}, allowed with classifier gaussian")
-        if self.classifier != "gaussian" and self.shrinkage != type(self).model_fields["shrinkage"].default:
-            raise ValueError(f"shrinkage: found {self.shrinkage}, allowed with classifier gaussian")
         if self.classification.name == "current_softmax" and self.memory is not None:
             raise ValueError(
                 "classification current_softmax has no place for exemplars of earlier classes; "

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perennial.config.approval import Approval, read_approvals
-from perennial.config.document import DOCUMENT, ENCODER, document_digest, read_document
+from perennial.config.document import DOCUMENT, document_digest, read_document
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import parse_yaml
@@ -28,7 +28,6 @@ from perennial.deploy.app_archive import LARGEST, read_members
 from perennial.deploy.application import MEMBERS, PROJECT, project_file, version_of
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
-from perennial.models.encoder_file import content_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class ApprovedApp:
 class Offer:
     """An app that was read, in the bytes that were read.
 
-    digest: SHA-256 of data. encoder: the text that came along, or b''.
+    digest: SHA-256 of data.
     """
 
     fab: Path
@@ -51,7 +50,6 @@ class Offer:
     digest: str
     experiment: Experiment
     document: str
-    encoder: bytes = b""
 
 
 def read_offer(fab: Path, site: SiteConfig) -> Offer:
@@ -70,18 +68,15 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
         document = members[DOCUMENT].decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: member {DOCUMENT}: no text in UTF-8 ({error.reason})") from error
-    experiment = read_document(document, f"{where}: {DOCUMENT}", fab.parent, site.plugins)
-    version, encoder = version_of(members[PROJECT]), members.get(ENCODER, b"")
-    expected = project_file(version, experiment.digest, encoder=ENCODER in members)
+    experiment = read_document(document, f"{where}: {DOCUMENT}", site.plugins)
+    expected = project_file(version_of(members[PROJECT]), experiment.digest)
     # apps of 0.2.0 had no plug-ins of the server in their run config
     if members[PROJECT].decode("utf-8", "replace") not in (expected, expected.replace('plugins = ""\n', "")):
         raise ConfigError(
             f"{where}: member {PROJECT}: is not the one that `perennial deploy stage` writes for "
             "this experiment"
         )
-    if (experiment.encoder.file is not None) != (ENCODER in members):
-        raise ConfigError(f"{where}: an app holds {ENCODER} exactly where digests.encoder.file names it")
-    return Offer(fab, data, digest, experiment, document, encoder)
+    return Offer(fab, data, digest, experiment, document)
 
 
 def require_hash(offer: Offer, expected: str) -> None:
@@ -103,8 +98,7 @@ def prepare_apps(flower_home: Path, approvals: Path) -> None:
 def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     """Unpack an app into the apps folder, and record its experiment in the folder approvals.
 
-    Raises ConfigError when Flower does not take it, its encoder is another one than the experiment names, or
-    it shares the folder's name with another app.
+    Raises ConfigError when Flower does not take it, or it shares the folder's name with another app.
     """
     import click
 
@@ -120,8 +114,6 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     )
     apps = flower_home / "apps"
     apps.mkdir(parents=True, exist_ok=True)
-    if offer.encoder:
-        _keep_encoder(offer, approval, approvals)
     os.chmod(apps, 0o755)
     # Flower keeps what is there, which may be half of an approval that was killed
     for folder in apps.glob(f"*.{offer.digest[:8]}"):
@@ -251,19 +243,3 @@ def _read(fab: Path) -> bytes:
             return file.read(LARGEST + 1)
     except OSError as error:
         raise ConfigError(f"{fab}: cannot be read: {error.strerror}") from error
-
-
-def _keep_encoder(offer: Offer, approval: Approval, approvals: Path) -> None:
-    """Write an encoder's text beside the record that will name it."""
-    assert offer.experiment.encoder.sha256 is not None
-    with _writable(approvals):
-        folder = approvals / approval.name.removesuffix(".json")
-        folder.mkdir(exist_ok=True)
-        os.chmod(folder, 0o755)
-        replace_file(folder / ENCODER, offer.encoder, mode=0o444)
-        try:
-            content_of(folder / ENCODER, offer.experiment.encoder.sha256)
-        except ConfigError:
-            shutil.rmtree(folder)
-            raise
-        os.chmod(folder, 0o555)

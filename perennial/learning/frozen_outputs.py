@@ -38,15 +38,12 @@ class FrozenOutputs:
         self,
         model: IncrementalModel,
         teacher: IncrementalModel | None,
-        kind: str,
         data: TrainingSet,
         augmented: bool,
     ) -> None:
         """Check the frozen networks and, without augmentation, compute their outputs for the whole set.
 
-        teacher: complete model of the previous task, or None.
-        kind: "full", or "old_backbone" for the teacher's head on its backbone alone, whose features a dual
-        backbone has computed already. augmented: whether inputs differ between epochs.
+        teacher: complete model of the previous task, or None. augmented: whether inputs differ by epoch.
 
         Raises ProtocolError when a frozen part could still learn, or knows as many classes as the model.
         """
@@ -54,7 +51,7 @@ class FrozenOutputs:
         self._dual = (
             model if isinstance(model, DualBackboneModel) and model.old_backbone is not None else None
         )
-        self._teacher, self._shares_features = teacher, kind == "old_backbone" and self._dual is not None
+        self._teacher = teacher
         check_frozen(model, teacher)
         self.old_features = self.old_logits = None
         if augmented:
@@ -62,12 +59,7 @@ class FrozenOutputs:
         if self._dual is not None:
             self.old_features = outputs(self._dual.old_features, data)
         if teacher is not None:
-            if self._shares_features:
-                assert self.old_features is not None
-                with torch.no_grad():
-                    self.old_logits = teacher.classify(self.old_features)
-            else:
-                self.old_logits = outputs(teacher, data)
+            self.old_logits = outputs(teacher, data)
 
     def beside(self, rows: Tensor, inputs: Tensor) -> Outputs:
         """Outputs of the model and the frozen networks for one batch. rows: indices of its samples."""
@@ -84,7 +76,7 @@ class FrozenOutputs:
             return None
         if self.old_logits is not None:
             return self.old_logits[rows]
-        return teacher_logits(self._teacher, inputs, old, head_alone=self._shares_features)
+        return teacher_logits(self._teacher, inputs, old)
 
     def _old_of(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
         if self._dual is None:
@@ -93,20 +85,15 @@ class FrozenOutputs:
 
 
 @torch.no_grad()
-def teacher_logits(
-    teacher: IncrementalModel, inputs: Tensor, old: Tensor | None, *, head_alone: bool
-) -> Tensor:
+def teacher_logits(teacher: IncrementalModel, inputs: Tensor, old: Tensor | None) -> Tensor:
     """(B, M_old) logits of the teacher for a batch.
 
     old: (B, d) features of the model's old backbone, which was the teacher's new one; None without one.
-    head_alone: of the teacher's head on these features, where they are given.
     """
     if old is None:
         return teacher(inputs)
-    if not head_alone:
-        assert isinstance(teacher, DualBackboneModel)
-        old = teacher.features_beside(inputs, old)
-    return teacher.classify(old)
+    assert isinstance(teacher, DualBackboneModel)
+    return teacher.classify(teacher.features_beside(inputs, old))
 
 
 def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> None:

@@ -82,7 +82,7 @@ class Objective:
         self._config, self._model, self._first_class, self._extra = config, model, first_class, extra
         self._loss = classification(config)
         self._loss.begin(class_counts(config, data, model.num_classes))
-        self._frozen = FrozenOutputs(model, teacher, teacher_kind(config), data, augmented)
+        self._frozen = FrozenOutputs(model, teacher, data, augmented)
         self.classification = torch.zeros((), device=data.y.device)
         """The loss over the labels of the latest batch, without gradient."""
 
@@ -152,11 +152,6 @@ def row_terms(config: LearnerConfig, batch: Batch) -> list[Term]:
         values = feature_distillation(batch.new_features, batch.features)
         terms.append(Term(values, (config.consolidation.weight,)))
     return terms
-
-
-def teacher_kind(config: LearnerConfig) -> str:
-    """The kind of teacher that distillation needs, as FrozenOutputs takes it."""
-    return "full" if config.distillation is None else config.distillation.teacher
 
 
 def class_counts(config: LearnerConfig, data: TrainingSet, num_classes: int) -> Tensor:

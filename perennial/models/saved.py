@@ -17,7 +17,7 @@ from perennial.foundation.files import replace_file
 from perennial.foundation.plain import PlainObject, read_object
 from perennial.foundation.tensor_file import pieces
 from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD, over_features
-from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, load_complete
 
@@ -44,16 +44,15 @@ class _StoredInputs(_Stored):
         return self
 
 
+Point = tuple[float, float] | tuple[float, float, Literal["sensitivity"]]
+
+
 class _StoredConfidence(_Stored):
     temperature: float | None = None
     coverage: float | None = None
     thresholds: tuple[float | None, ...] | None = None
     void: str = ""
-    points: dict[str, tuple[float, float]] = Field(default_factory=dict)
-
-
-class _StoredDigests(_Stored):
-    encoder: EncoderConfig = EncoderConfig()
+    points: dict[str, Point] = Field(default_factory=dict)
 
 
 class _StoredSettings(_Stored):
@@ -61,7 +60,6 @@ class _StoredSettings(_Stored):
 
     model: ModelConfig
     seed: int = Field(ge=0)
-    digests: _StoredDigests | None = None
 
 
 _CLASSES: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
@@ -124,14 +122,15 @@ class Confidence:
     prediction set that holds the true class with probability coverage; -inf: always. None without calibration
     samples. In files always is null.
     void: why that coverage is not guaranteed, or ''.
-    points: class -> (specificity asked for, least log odds at which the class is reported with it).
+    points: class -> (share asked for, least log odds at which the class is reported with it), and
+    "sensitivity" where the share is not the specificity.
     """
 
     temperature: float | None = None
     coverage: float | None = None
     thresholds: tuple[float, ...] | None = None
     void: str = ""
-    points: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    points: Mapping[str, Point] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, content: PlainObject) -> "Confidence":
@@ -228,10 +227,7 @@ def load_saved(path: Path) -> SavedModel:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         said = shown(str(error), 500)
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({said})") from error
-    encoder = (found.digests or _StoredDigests()).encoder
-    model = build_model(
-        found.model, inputs.shape, len(classes), found.seed, encoder.layout, with_weights=False
-    )
+    model = build_model(found.model, inputs.shape, len(classes), found.seed, with_weights=False)
     means = None
     for name, more in ((CLASS_MEANS, 0), (GAUSSIAN_HEAD, 1)):
         if name in tensors:

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 import perennial
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
-from perennial.foundation.disk_writes import DiskWrites
+from perennial.foundation.files import DiskWrites
 from perennial.foundation.registered import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device

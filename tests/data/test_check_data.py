@@ -2,21 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from perennial.cli.check import check_command
 from perennial.cli.live import LiveDisplay
 from perennial.config.experiment import load_experiment
-from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
-from perennial.config.run import APP_ROOT, RunSettings
+from perennial.config.run import APP_ROOT
 from perennial.data.config import DataConfig
-from perennial.data.description import describe_data
 from perennial.data.federation import build
+from perennial.data.survey import survey
 from perennial.data.tasks_config import TasksConfig
 from perennial.engine.expectation import expect
-from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import DataError
 
 ROWS = "age,cp,sex,hospital,diagnosis\n" + "".join(
     f"{'' if i % 4 == 0 else 30 + i},{1 + i % 4},{'fm'[i % 2]},{'north' if i % 3 else 'south'},"
@@ -58,17 +58,6 @@ def test_check_shows_samples_columns_and_what_may_surprise(
         assert words in told, told
 
 
-def test_counts_are_those_of_the_file(tmp_path: Path) -> None:
-    experiment = load_experiment(table(tmp_path))
-    federation = build(experiment.data, experiment.tasks, 1)
-    found = describe_data(federation.sites, federation.classes)
-    assert found.rows == 60 and found.classes == federation.classes
-    assert sum(found.samples["south"]) == 20 and sorted(found.samples["south"]) == [0, 20]
-    age = found.columns[0]
-    assert (age.name, age.kind, sum(age.missing.values())) == ("age", "numeric", 15)
-    assert [column.codes for column in found.columns] == [False, True, False]
-
-
 def test_an_expectation_counts_the_steps_that_a_run_takes(tmp_path: Path) -> None:
     experiment = load_experiment(table(tmp_path))
     expected = expect(experiment)
@@ -76,50 +65,6 @@ def test_an_expectation_counts_the_steps_that_a_run_takes(tmp_path: Path) -> Non
     federation = build(experiment.data, experiment.tasks, 1)
     steps = sum(-(-len(site.train) // 32) * 2 * 2 for site in federation.sites.values())
     assert expected.steps == steps
-
-
-def test_an_expectation_of_fixed_features_counts_samples(tmp_path: Path) -> None:
-    closed = table(
-        tmp_path,
-        strategy="analytic",
-        model={"name": "features", "features": [{"name": "random", "width": 50}]},
-    )
-    expected = expect(load_experiment(closed))
-    assert expected is not None and "60 samples mapped once" in expected.in_words()
-
-
-def test_without_a_learner_there_is_a_default(tmp_path: Path) -> None:
-    assert load_experiment(table(tmp_path)).learner == DEFAULT_LEARNER
-    private = table(
-        tmp_path,
-        privacy={"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1},
-        evaluation={"federated": False},
-    )
-    assert load_experiment(private).learner == SAMPLE_LEVEL_LEARNER
-    wrapped = table(tmp_path, strategy={"name": "contribution", "base": "fedavg"})
-    assert load_experiment(wrapped).learner == DEFAULT_LEARNER
-    again = tmp_path / "again.yaml"
-    again.write_text(load_experiment(table(tmp_path)).to_yaml())
-    assert load_experiment(again).digest == load_experiment(table(tmp_path)).digest
-    longer = load_experiment(table(tmp_path), ["learner.epochs=3"]).learner
-    assert longer == DEFAULT_LEARNER.model_copy(update={"epochs": 3})
-
-
-def test_a_site_file_without_a_name_is_still_a_site_file(tmp_path: Path) -> None:
-    path = tmp_path / "site.yaml"
-    path.write_text("data: {source: folder, path: images}\nstate_dir: state\n")
-    with pytest.raises(ConfigError, match="key 'site' is missing"):
-        check_command(path, None)
-
-
-def test_a_run_without_data_is_refused_once(tmp_path: Path) -> None:
-    path = table(
-        tmp_path,
-        data={"source": "folder", "classes": ["a", "b"], "image_size": 8, "sites": 3},
-        model={"name": "small_cnn"},
-    )
-    with pytest.raises(ConfigError, match="has no data of its own, because deployed sites bring theirs"):
-        run_in_process(RunSettings(experiment=str(path), runs=str(tmp_path / "runs")))
 
 
 def test_an_empty_class_folder_blames_no_key_that_nobody_set(tmp_path: Path) -> None:
@@ -150,3 +95,70 @@ def test_progress_says_round_n_of_all_and_the_time_left(capsys: pytest.CaptureFi
     first, last = capsys.readouterr().out.strip().splitlines()
     assert "round 1 of 5" in first and "left" in first
     assert "round 5 of 5" in last and "left" not in last
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("t.sav", "a file of SPSS"),
+        ("t.dta", "a file of Stata"),
+        ("t.json", "a file of JSON"),
+        ("t.feather", "a file of Feather"),
+        ("scan.nii.gz", "a volume in NIfTI"),
+    ],
+)
+def test_files_that_are_not_read_are_named(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / name).write_bytes(b"$FL2@(#) SPSS DATA FILE")
+    with pytest.raises(DataError, match=said):
+        survey(tmp_path / name)
+
+
+def test_a_folder_of_volumes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ct" / "ill").mkdir(parents=True)
+    (tmp_path / "ct" / "ill" / "1.nii.gz").write_bytes(b"")
+    with pytest.raises(DataError, match="volumes in NIfTI"):
+        survey(tmp_path / "ct")
+
+
+def write(folder: Path, header: str, rows: list[str]) -> Path:
+    path = folder / "t.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def test_a_quantity_is_regression(tmp_path: Path) -> None:
+    path = write(tmp_path, "age,label", [f"{i % 60},{i / 7:.2f}" for i in range(300)])
+    with pytest.raises(DataError, match=r"300 different numbers, 0 to 42\.71: .* regression, which"):
+        survey(path)
+
+
+def test_a_time_beside_an_event_is_survival(tmp_path: Path) -> None:
+    rows = [f"{40 + i % 30},{i * 37 % 900},{i * 7 % 2}" for i in range(100)]
+    found = survey(write(tmp_path, "age,os_days,event", rows), label="event").questions
+    assert [each.value for each in found] == [{"os_days": "ignore"}] and "survival analysis" in found[0].text
+    assert not survey(write(tmp_path, "age,os_days,label", rows)).questions, "no event, no survival"
+
+
+def test_several_classes_of_one_record_are_multi_label(tmp_path: Path) -> None:
+    names = ["effusion", "nodule", "effusion|nodule", "nodule|mass"]
+    rows = [f"{40 + i % 30},{names[i * 7 % 4]}" for i in range(200)]
+    found = survey(write(tmp_path, "age,label", rows)).questions
+    assert len(found) == 1 and "multi-label" in found[0].text
+    tidy = [row.replace("|", "/") for row in rows]
+    assert not survey(write(tmp_path, "age,label", tidy)).questions
+    single = [f"{40 + i % 30},{['type A, mild', 'type B, severe'][i * 7 % 2]}" for i in range(100)]
+    assert not survey(
+        write(tmp_path, "age,label", [row.replace(",t", ',"t') + '"' for row in single])
+    ).questions
+
+
+def test_masks_are_segmentation(tmp_path: Path) -> None:
+    for label in ("ill", "well"):
+        (tmp_path / "skin" / label).mkdir(parents=True)
+        for index in range(3):
+            noise = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(tmp_path / "skin" / label / f"p{index}.png")
+            if label == "ill":
+                Image.fromarray(noise[..., 0]).save(tmp_path / "skin" / label / f"p{index}_mask.png")
+    found = survey(tmp_path / "skin").questions
+    assert len(found) == 1 and "3 images look like masks" in found[0].text and "segmentation" in found[0].text

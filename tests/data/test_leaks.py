@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn import datasets
-from typer.testing import CliRunner
 
-from perennial.cli.init import init_command
-from perennial.cli.main import app
-from perennial.data.csv_file import read_csv
-from perennial.data.leaks import is_outcome, rank_columns
+from perennial.data.leaks import is_outcome
 from perennial.data.survey import survey
 
 ROWS = 500
@@ -49,11 +45,33 @@ def test_a_column_that_is_filled_for_the_ill_alone_is_asked_about(tmp_path: Path
     assert len(found) == 1 and "'biopsy score' is filled for 'ill' and mostly empty for 'well'" in found[0]
 
 
-def test_a_column_that_is_right_in_95_of_100_rows_is_asked_about(tmp_path: Path) -> None:
+def test_a_column_that_tells_nineteen_of_twenty_is_asked_about(tmp_path: Path) -> None:
     table, ill, draw = honest()
-    code = np.where(draw.random(ROWS) < 0.95, ill, ~ill)
-    found = asked(write(tmp_path / "t.csv", {"pathway": np.where(code, "4b", "2a").tolist(), **table}))
-    assert len(found) == 1 and "'pathway' alone tells the class" in found[0]
+    right = draw.random(ROWS) < 0.95
+    told = np.where(right, ill, ~ill)
+    for cells in ([f"{v:.2f}" for v in draw.normal(told * 8.0, 1)], np.where(told, "A4", "B1").tolist()):
+        found = asked(write(tmp_path / "t.csv", {"procedure": cells, **table}))
+        assert len(found) == 1 and "column 'procedure' alone tells the class rightly in 9" in found[0]
+
+
+def test_outcomes_of_a_raw_study_table_are_asked_about_and_no_other_column(tmp_path: Path) -> None:
+    """SUPPORT2's names: what is known at death or discharge, beside what is known on the third day."""
+    table, ill, draw = honest(3)
+    outcomes = {
+        "death": np.where(draw.random(ROWS) < 0.9, ill, ~ill).astype(int).tolist(),
+        "d.time": draw.integers(1, 2000, ROWS).tolist(),
+        "slos": draw.integers(3, 90, ROWS).tolist(),
+        "discharge": np.where(ill, "home", "ward").tolist(),
+    }
+    known = {
+        "meanbp": [f"{v:.1f}" for v in draw.normal(80, 15, ROWS)],
+        "dnrday": draw.integers(1, 30, ROWS).tolist(),
+        "scoma": (10 * draw.integers(0, 10, ROWS)).tolist(),
+        "hday": draw.integers(1, 20, ROWS).tolist(),
+    }
+    label = {"hospdead": table.pop("diagnosis")}
+    found = survey(write(tmp_path / "t.csv", {**outcomes, **known, **table, **label}), "hospdead").questions
+    assert sorted(name for each in found for name in dict(each.value)) == sorted(outcomes)
 
 
 @pytest.mark.parametrize("kind", ["difference", "product"])
@@ -110,17 +128,3 @@ def tidy_tables() -> dict[str, dict[str, Sequence[Any]]]:
 @pytest.mark.parametrize("name", list(tidy_tables()))
 def test_a_tidy_table_is_asked_about_nothing(tmp_path: Path, name: str) -> None:
     assert asked(write(tmp_path / "t.csv", tidy_tables()[name])) == []
-
-
-def test_check_ranks_all_columns(tmp_path: Path) -> None:
-    table, ill, _ = honest()
-    path = write(tmp_path / "t.csv", {"filled": ["1" if each else "" for each in ill], **table})
-    names = [name for name in table if name != "diagnosis"]
-    ranked = rank_columns(read_csv(path), "diagnosis", dict.fromkeys(["filled", *names], "numeric"))
-    assert [told.name for told in ranked][:2] == ["lab 4", "lab 3"]
-    assert next(told.filled for told in ranked if told.name == "filled") == {"ill": 1.0, "well": 0.0}
-    init_command(path, tmp_path / "out", "", ask=lambda question, allowed: "no")
-    done = CliRunner().invoke(app, ["check", str(tmp_path / "out" / "experiment.yaml")])
-    assert done.exit_code == 0, done.output
-    assert "columns by how well each alone tells the class" in done.output and "lab 4 0." in done.output
-    assert "filled for ill 100 %, well 0 %" in done.output

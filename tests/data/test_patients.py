@@ -17,12 +17,10 @@ from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
-from perennial.data.partition import kept_whole
 from perennial.data.splits import text_groups
-from perennial.data.survey import survey
 from perennial.data.tasks_config import TasksConfig
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, DataError, PrivacyError
+from perennial.foundation.errors import DataError
 from perennial.learning.exemplar_selection import share_by_hash
 from perennial.privacy.composition import compose
 from perennial.privacy.config import PrivacyConfig
@@ -93,18 +91,6 @@ def test_a_patient_is_in_one_part_of_one_site(write: Any, block: dict[str, Any],
     assert len(found) > 30
     assert all(len(where) == 1 for where in found.values())
     assert {part for where in found.values() for _, part in where} == {"train", "validation", "test"}
-
-
-def test_a_natural_site_keeps_its_patients(tmp_path: Path) -> None:
-    block = arrays(tmp_path, partition={"kind": "natural"})
-    found = places(build(DataConfig.model_validate(block), ONE_TASK, 2))
-    assert len(found) == 60 and all(len(where) == 1 for where in found.values())
-
-
-def test_a_patient_goes_to_the_site_that_had_most_of_his_samples() -> None:
-    shares = [np.array([0, 1, 3]), np.array([2, 4, 5])]
-    whole = kept_whole(shares, np.array([0, 0, 0, 1, 1, 1]), seed=1)
-    assert [share.tolist() for share in whole] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_exemplars_by_share_keep_patients_whole(tmp_path: Path) -> None:
@@ -192,26 +178,6 @@ def test_false_combinations_are_refused() -> None:
     assert SitePolicy(require_privacy="patient", max_epsilon=3.0).unit == "patient"
 
 
-def test_a_run_states_that_it_hides_patients(tmp_path: Path) -> None:
-    file = tmp_path / "e.yaml"
-    block = arrays(tmp_path, sites=2)
-    file.write_text(
-        f"{{name: e, data: {block}, tasks: {{count: 1, rounds: 2}}, "
-        "model: {name: mlp, hidden: [8], norm: none}, "
-        "learner: {preset: none, optimizer: {lr: 0.1}, epochs: 1, batch_size: 8}, "
-        "evaluation: {federated: false}, "
-        "privacy: {mode: sample, unit: patient, clip_norm: 1.0, noise_multiplier: 1.0, sample_rate: 0.5}}"
-    )
-    summary: Any = run_in_process(RunSettings(str(file), runs=str(tmp_path), device="cpu"))
-    assert summary["epsilon"]["unit"] == "patient"
-    assert summary["epsilon"]["claim"]["unit"].startswith("one patient of one site")
-    ledger = (tmp_path / "e" / "sites" / "site-0" / "ledger.jsonl").read_text()
-    assert '"unit":"patient"' in ledger
-    file.write_text(file.read_text().replace("'patient': 'whose', ", ""))
-    with pytest.raises((ConfigError, PrivacyError), match=r"data\.patient: missing"):
-        run_in_process(RunSettings(str(file), runs=str(tmp_path), name="other", device="cpu"))
-
-
 def scans(root: Path) -> Path:
     """DICOM files of 30 patients, two each, in two class folders; the names say nothing of whose they are."""
     from tests.data.test_hospital_images import write_dicom
@@ -267,16 +233,3 @@ def test_a_dicom_file_without_a_patient_is_named_and_other_files_too(tmp_path: P
     Image.new("L", (4, 4)).save(path / "a" / "photo.png")
     with pytest.raises(DataError, match=r"photo\.png: data\.patient: PatientID is an element of DICOM"):
         build(DataConfig.model_validate(block), ONE_TASK, 1)
-
-
-def test_init_takes_the_patients_of_dicom_files(tmp_path: Path) -> None:
-    path = scans(tmp_path / "scans")
-    assert survey(path).patient == "PatientID"
-    for file in path.rglob("IM*"):
-        file.unlink()
-    from tests.data.test_hospital_images import write_dicom
-
-    for index in range(8):
-        anonymous = np.full((4, 4), index, np.uint8)
-        write_dicom(path / "ab"[index % 2] / f"IM{index}", anonymous, PatientID="ANON")
-    assert survey(path).patient is None

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
+from perennial.models.feature_maps import projection
 from perennial.models.feature_maps.ball import RADIUS
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.feature_maps.projection import public_crops, whitened_components
@@ -22,10 +22,11 @@ CONSTANTS = torch.full((3,), 0.4), torch.full((3,), 0.2)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(projection, "IMAGES", 60)
 
 
 def config(**changes: Any) -> ModelConfig:
-    content = {"name": "features", "features": [PATCHES], "projection": {"width": 8, "images": 60}}
+    content = {"name": "features", "features": [PATCHES], "projection": 8}
     return ModelConfig.model_validate(content | changes)
 
 
@@ -53,17 +54,6 @@ def test_components_whiten_the_public_images() -> None:
     assert float((among - among.diagonal().diag()).abs().max()) < 0.02
 
 
-def test_features_have_their_length_and_each_map_its_own_components() -> None:
-    other = PATCHES | {"size": 5}
-    backbone = built(features=[PATCHES, other])
-    assert backbone.width == 16
-    found = backbone(inputs_of(torch.randint(0, 256, (5, *SHAPE)).float()))
-    assert found.shape == (5, 16)
-    assert torch.allclose(found.norm(dim=1), torch.full((5,), RADIUS), atol=1e-3)
-    halves = found.split(8, dim=1)
-    assert torch.allclose(halves[0].norm(dim=1), halves[1].norm(dim=1), atol=1e-3)
-
-
 def test_the_same_experiment_has_the_same_projection_and_another_one_has_not(tmp_path: Path) -> None:
     one = built()
     kept = list((tmp_path / "cache" / "projections").iterdir())
@@ -71,18 +61,8 @@ def test_the_same_experiment_has_the_same_projection_and_another_one_has_not(tmp
     assert len(kept) == 1 and one.content == again.content
     kept[0].unlink()
     assert built().content == one.content, "computed anew it has the same bits"
-    for changes in ({"width": 7}, {"seed": 1}, {"images": 61}):
-        projection = {"width": 8, "images": 60} | changes
-        assert built(projection=projection).content != one.content
+    assert built(projection=7).content != one.content
     assert built(projection=None).content != one.content
-
-
-def test_constants_of_the_inputs_change_no_feature() -> None:
-    pixels = torch.randint(0, 256, (4, *SHAPE)).float()
-    other = torch.full((3,), 0.1), torch.full((3,), 0.7)
-    model = build_model(config(), SHAPE, 2, 1, constants=other)
-    shifted = (pixels / 255 - other[0].view(3, 1, 1)) / other[1].view(3, 1, 1)
-    assert torch.equal(model.backbone(shifted), built()(inputs_of(pixels)))
 
 
 def test_signs_and_grids_leave_nothing_to_the_machine() -> None:
@@ -112,8 +92,7 @@ def test_inputs_lie_around_a_constant_and_tables_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("changes", "shape", "message"),
     [
-        ({"projection": {"width": 97}}, SHAPE, "allowed: up to 96"),
-        ({"projection": {"width": 60, "images": 60}}, SHAPE, "allowed: up to 59"),
+        ({"projection": 60}, SHAPE, "allowed: up to 59"),
         ({"features": ["inputs"]}, (5,), "takes its components from public images"),
     ],
 )
@@ -124,10 +103,8 @@ def test_what_cannot_be_projected_is_named(
         built(shape, **changes)
 
 
-def test_a_projection_and_an_expansion_exclude_each_other() -> None:
-    with pytest.raises(ValidationError, match="choose one"):
-        config(expansion={"width": 4})
-    with pytest.raises(ValidationError, match="random map"):
-        config(features=["random"])
-    with pytest.raises(ValidationError, match="allowed with name features"):
-        ModelConfig.model_validate({"name": "mlp", "projection": {}})
+def test_a_projection_of_an_earlier_release_is_its_width() -> None:
+    former = {"width": 8, "images": 2000, "seed": 0}
+    assert config(projection=former).projection == 8
+    with pytest.raises(ValueError, match="allowed a width alone"):
+        config(projection=former | {"seed": 1})

@@ -33,9 +33,9 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.privacy_claim import open_channels
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible, wilson
 from perennial.strategies.round.queries import check_counts
-from tests.attacked_hospital import BASE, Hospital, template_policy
-from tests.distinguishing import audit
-from tests.hostile_server import SAMPLE, counted_pixels
+from tests.privacy.distinguishing import audit
+from tests.redteam.attacked_hospital import BASE, Hospital, template_policy
+from tests.redteam.hostile_server import SAMPLE, counted_pixels
 
 NOISED = {"federated": True, "noise_multiplier": 4.0}
 HEAD = {"name": "analytic", "head": "ridge", "shrinkage": 0.1, "standardise": False}
@@ -147,11 +147,6 @@ def load(privacy: Mapping[str, Any], **changes: Any) -> Experiment:
 def test_noise_that_would_hide_nothing_is_refused_by_name(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Experiment.model_validate(BASE | changes)
-
-
-def test_an_experiment_without_the_keys_is_known_by_the_digest_that_it_had() -> None:
-    plain = load({"mode": "none"}, evaluation={"federated": True})
-    assert not {"noise_multiplier", "clip_counts"} & plain.model_dump(mode="json")["evaluation"].keys()
 
 
 # one site, over the messages

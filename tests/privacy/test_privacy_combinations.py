@@ -2,10 +2,10 @@
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError
@@ -87,15 +87,6 @@ def test_true_claims_pass(privacy: PrivacyConfig, changes: dict[str, Any]) -> No
     refuse_false_claims(privacy, **settings(**changes))
 
 
-def test_all_reasons_are_told_at_once() -> None:
-    with pytest.raises(PrivacyError) as refusal:
-        refuse_false_claims(
-            SAMPLE, **settings(norm="batch", memory_selection="herding", balanced_replay=True)
-        )
-    for part in ("BatchNorm", "herding", "class-balanced"):
-        assert part in str(refusal.value)
-
-
 def updates(privacy: PrivacyConfig, rounds: int) -> list[Entry]:
     """In mode sample of one step each, at a rate of 0.1."""
     entry = Entry.of_update(privacy, run="r", experiment="e", recipient="server", sample_rate=0.1)
@@ -146,19 +137,6 @@ def test_warnings() -> None:
     assert describe(LOCAL, updates(LOCAL, 5), units=10).warnings == ()
 
 
-def test_seeded_noise_is_a_warning_beside_what_the_secure_source_would_give() -> None:
-    secure, one = describe(SAMPLE, updates(SAMPLE, 5)), updates(SAMPLE, 5)
-    seeded = describe(SAMPLE, [*one[:-1], replace(one[-1], seeded=True)])
-    assert seeded.epsilon == secure.epsilon < math.inf
-    assert [("seed" in warning) for warning in seeded.warnings] == [True]
-    assert secure.warnings == ()
-
-
-def test_the_typical_record_stands_beside_the_worst_case() -> None:
-    statement = describe(PLANNED, updates(PLANNED, 20), bayesian_epsilon=1.234)
-    assert statement.epsilon > 1.234 == statement.bayesian_epsilon
-
-
 def test_a_sample_that_digests_hide_from_replacement_is_claimed_so_at_their_cost_too() -> None:
     alone = describe(SAMPLE, updates(SAMPLE, 5))
     digest = Entry(
@@ -202,3 +180,74 @@ def test_a_loss_says_itself_whether_dp_sgd_can_have_it(name: str) -> None:
     else:
         with pytest.raises(PrivacyError, match=f"learner.classification '{name}': a sample's loss depends"):
             check_claim(experiment)
+
+
+PRIVACY_CONFIG_LOCAL: dict[str, Any] = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
+PRIVACY_CONFIG_CENTRAL = PRIVACY_CONFIG_LOCAL | {"mode": "client_central"}
+PRIVACY_CONFIG_SAMPLE = PRIVACY_CONFIG_LOCAL | {"mode": "sample", "sample_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"mode": "client_local", "clip_norm": 1.0}, "noise_multiplier is missing"),
+        ({"mode": "sample", "noise_multiplier": 1.0}, "clip_norm is missing"),
+        (PRIVACY_CONFIG_LOCAL | {"clip_norm": 0.0}, "(?s)clip_norm.*greater than 0"),
+        (PRIVACY_CONFIG_LOCAL | {"clip_norm": float("inf")}, "(?s)clip_norm.*finite"),
+        (PRIVACY_CONFIG_LOCAL | {"clip_norm": float("nan")}, "(?s)clip_norm.*finite"),
+        (
+            PRIVACY_CONFIG_LOCAL | {"noise_multiplier": -1.0},
+            "(?s)noise_multiplier.*greater than or equal to 0",
+        ),
+        (PRIVACY_CONFIG_LOCAL | {"noise_multiplier": float("nan")}, "(?s)noise_multiplier.*finite"),
+        (PRIVACY_CONFIG_LOCAL | {"delta": 0.0}, "(?s)delta.*greater than 0"),
+        (PRIVACY_CONFIG_LOCAL | {"delta": 1.0}, "(?s)delta.*less than 1"),
+        ({"mode": "none", "noise_multiplier": 1.0}, "protect nothing"),
+        ({"mode": "none", "ghost": True}, "ghost is set"),
+        (PRIVACY_CONFIG_LOCAL | {"physical_batch": 8}, "belong to mode sample"),
+        (PRIVACY_CONFIG_CENTRAL | {"ghost": True}, "belong to mode sample"),
+        (PRIVACY_CONFIG_SAMPLE | {"physical_batch": 0}, "physical_batch"),
+        (
+            PRIVACY_CONFIG_LOCAL | {"adaptive_clipping": {"count_noise_multiplier": 5.0}},
+            "needs mode client_central",
+        ),
+        (PRIVACY_CONFIG_CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 1.0}}, "below twice"),
+        (
+            PRIVACY_CONFIG_CENTRAL
+            | {"noise_multiplier": 0, "adaptive_clipping": {"count_noise_multiplier": 1.0}},
+            "below twice",
+        ),
+        (
+            PRIVACY_CONFIG_CENTRAL
+            | {
+                "bayesian": {"pairs": 3, "planned_rounds": 1},
+                "adaptive_clipping": {"count_noise_multiplier": 4.0},
+            },
+            "choose one",
+        ),
+        (PRIVACY_CONFIG_SAMPLE | {"sample_rate": None}, "sample_rate is missing"),
+        (PRIVACY_CONFIG_SAMPLE | {"sample_rate": 0.0}, "sample_rate"),
+        (PRIVACY_CONFIG_LOCAL | {"sample_rate": 0.1}, "belong to mode sample"),
+        (
+            PRIVACY_CONFIG_CENTRAL | {"noise_multiplier": 0, "bayesian": {"pairs": 3, "planned_rounds": 1}},
+            "needs noise",
+        ),
+        (PRIVACY_CONFIG_LOCAL | {"bayesian": {"pairs": 2, "planned_rounds": 1}}, "pairs"),
+        (
+            PRIVACY_CONFIG_LOCAL
+            | {"bayesian": {"pairs": 3, "planned_rounds": 1, "failure_probability": 1e-17}},
+            "failure_probability",
+        ),
+        (PRIVACY_CONFIG_LOCAL | {"noise_source": "numpy"}, "noise_source"),
+        (PRIVACY_CONFIG_LOCAL | {"accountant": "moments"}, "accountant"),
+        (PRIVACY_CONFIG_LOCAL | {"clipnorm": 1.0}, "clipnorm"),
+        ({"mode": "local"}, "mode"),
+        (
+            {"mode": "sample", "release": "sums", "noise_multiplier": 1.0, "unit": "patient"},
+            "unit: found 'patient' with release sums",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        PrivacyConfig.model_validate(values)

@@ -10,8 +10,8 @@ from flwr.app import Context, RecordDict
 from perennial.client.exposure import ANY_APP, channels, in_one_sentence, in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
-from tests.attacked_hospital import POLICIES, Hospital, template_policy
-from tests.hostile_server import ATTACKS, attacked, overrides
+from tests.redteam.attacked_hospital import POLICIES, Hospital, template_policy
+from tests.redteam.hostile_server import ATTACKS, attacked, overrides
 
 CHANNEL = {
     "update": "updates",

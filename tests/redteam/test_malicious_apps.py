@@ -14,10 +14,7 @@ from perennial.deploy.application import stage_application
 from perennial.deploy.approval import approve, read_offer
 from perennial.deploy.review import asked_in_words
 from perennial.foundation.errors import ConfigError
-from tests import malicious_apps as corpus
-
-HEAVY = 2**20
-"""Bytes of a file that only the slow test reads."""
+from tests.redteam import malicious_apps as corpus
 
 
 def write(folder: Path, data: bytes, name: str = "offered.fab") -> Path:
@@ -39,20 +36,18 @@ def test_every_malicious_app_is_refused(made: object, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, data in made():  # type: ignore[operator]  # pyright: ignore
-            if len(data) < HEAVY:
-                path = write(tmp_path, data)
-                assert corpus.read_app(path), f"{name}: not refused"
-                path.unlink()
+            path = write(tmp_path, data)
+            assert corpus.read_app(path), f"{name}: not refused"
+            path.unlink()
     assert not [*tmp_path.iterdir()], "nothing was written"
     assert not {"this", "antigravity", "evil"} & (set(sys.modules) - before), "nothing was imported"
 
 
 def test_every_malicious_bundle_is_refused(tmp_path: Path) -> None:
     for name, data in corpus.bundles():
-        if len(data) < HEAVY:
-            path = write(tmp_path, data, "graz.tar.gz")
-            assert corpus.read_bundle(path), f"{name}: not refused"
-            path.unlink()
+        path = write(tmp_path, data, "graz.tar.gz")
+        assert corpus.read_bundle(path), f"{name}: not refused"
+        path.unlink()
     assert not [*tmp_path.iterdir()], "nothing was unpacked"
 
 
@@ -63,12 +58,15 @@ def test_the_whole_corpus_is_refused_within_the_memory_of_one_reading(tmp_path: 
     count = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for made, read in ((corpus.apps, corpus.read_app), (corpus.bundles, corpus.read_bundle)):
+        for made, read in (
+            *((corpus.apps, corpus.read_app), (corpus.bundles, corpus.read_bundle)),
+            (corpus.large_bundles, corpus.read_bundle),
+        ):
             for name, data in made():
                 told, _, _ = corpus.bounded(read, write(tmp_path, data, "file.fab"))
                 assert told and "NOT REFUSED" not in told, f"{name}: {told or 'not refused'}"
                 count += 1
-    assert count >= 200
+    assert count >= 120
 
 
 def test_an_honest_app_is_read_and_shown_from_the_bytes_that_are_recorded(

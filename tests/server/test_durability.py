@@ -1,7 +1,6 @@
 """What is on the disk when a run ends badly is enough to go on to the same bits; damage is named."""
 
 import errno
-import fcntl
 import json
 import os
 import random
@@ -18,15 +17,15 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from safetensors.torch import load_file
 
 from perennial.client.state import SiteState
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation import files
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file, sole_owner
-from perennial.server.checkpoint import BEFORE, LATEST
+from perennial.server import checkpoint
+from perennial.server.checkpoint import BEFORE, LATEST, load_checkpoint
 from perennial.server.summary import hashes_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,17 +141,6 @@ def test_two_writers_of_one_file_leave_it_whole(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_a_killed_writer_left_goes_and_a_living_one_s_stays(tmp_path: Path) -> None:
-    path = tmp_path / "file[1]"
-    left, living, other = (tmp_path / f".{name}.partial" for name in ("file[1].0", "file[1].1", "file1.2"))
-    for partial in (left, living, other):
-        partial.write_bytes(b"half")
-    with living.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        replace_file(path, b"whole")
-    assert {found.name for found in tmp_path.iterdir()} == {path.name, living.name, other.name}
-
-
 def test_two_servers_do_not_share_a_run_folder(tmp_path: Path) -> None:
     settings = RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))
     with (
@@ -204,24 +192,6 @@ def test_a_site_with_one_sample_and_a_class_that_one_site_lacks(tmp_path: Path, 
     assert all(not event["dropped"] for event in rounds), rounds
 
 
-def test_a_misspelt_key_names_the_right_one(tmp_path: Path) -> None:
-    learner = {"optimiser": {"lr": 0.1}, **SMALL["learner"]}
-    with pytest.raises(ConfigError, match=r"unknown key 'learner\.optimiser' \(did you mean 'optimizer'\?\)"):
-        run_in_process(RunSettings(write(tmp_path, learner=learner), runs=str(tmp_path / "runs")))
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [16]}, {"name": "small_cnn"}])
-def test_a_finished_run_resumed_again_has_the_same_model(tmp_path: Path, model: dict[str, Any]) -> None:
-    settings = RunSettings(write(tmp_path, model=model), runs=str(tmp_path / "runs"))
-    first = run_in_process(settings)
-    saved = load_file(tmp_path / "runs" / "small" / "model.safetensors")
-    again = run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
-    assert hashes_of(again) == hashes_of(first)
-    kept = load_file(tmp_path / "runs" / "small" / "model.safetensors")
-    assert kept.keys() == saved.keys() and all(torch.equal(kept[name], saved[name]) for name in saved)
-
-
 @pytest.mark.slow
 def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
     experiment = write(tmp_path, tasks={"count": 3, "rounds": 4}, learner={**SMALL["learner"], "epochs": 4})
@@ -252,3 +222,63 @@ def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
         assert process.returncode == -signal.SIGKILL, output.decode()
     summary = json.loads((runs / "small" / "summary.json").read_text())
     assert killed >= 2 and hashes_of(summary) == hashes_of(whole)
+
+
+DISK_WRITES_SMALL: dict[str, Any] = {
+    "name": "small",
+    "data": {"source": "digits", "sites": 3, "samples_limit": 200, "partition": {"kind": "iid"}},
+    "tasks": {"count": 1, "rounds": 4},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
+    "evaluation": {"federated": False},
+}
+PROTECTED = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
+
+
+def settings(folder: Path, **changes: Any) -> RunSettings:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(DISK_WRITES_SMALL | changes))
+    return RunSettings(str(path), runs=str(folder / "runs"))
+
+
+@pytest.mark.parametrize("privacy", [None, PROTECTED])
+def test_only_a_run_without_protection_goes_on_before_its_checkpoint_is_on_the_disk(
+    privacy: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable: list[bool] = []
+    replace = checkpoint.replace_file
+
+    def replaced(path: Path, data: bytes, mode: int = 0o600, **options: bool) -> None:
+        if path.name == LATEST:
+            durable.append(options.get("durable", True))
+        replace(path, data, mode, **options)
+
+    monkeypatch.setattr(checkpoint, "replace_file", replaced)
+    run_in_process(settings(tmp_path, **({} if privacy is None else {"privacy": privacy})))
+    assert durable and set(durable) == {privacy is not None}
+
+
+def test_a_power_cut_costs_the_newest_checkpoint_and_no_bit(tmp_path: Path) -> None:
+    """What a cut leaves at worst: the newest file damaged, the one before whole, the journal cut."""
+    (tmp_path / "whole").mkdir()
+    whole = run_in_process(settings(tmp_path / "whole"))
+    own = settings(tmp_path)
+
+    class Stop(Exception):
+        pass
+
+    def listener(event: dict[str, Any]) -> None:
+        # the sites are one round ahead of the checkpoint that will be found sound
+        if event["event"] == "round" and event["round"] == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run_in_process(own, listener=listener)
+    folder = tmp_path / "runs" / "small"
+    (folder / "checkpoint" / LATEST).write_bytes(b"")
+    events = folder / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-200])
+    assert load_checkpoint(folder / "checkpoint")[0].progress.round == 1
+    assert (folder / "checkpoint" / BEFORE).exists()
+    resumed = run_in_process(RunSettings(**{**vars(own), "resume": "yes"}))
+    assert hashes_of(resumed) == hashes_of(whole)

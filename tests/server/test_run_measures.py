@@ -9,23 +9,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
+from perennial.cli.run import run_command
 from perennial.client.handlers import answer_evaluate
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import DataError, ProtocolError, StateError
+from perennial.foundation.errors import ProtocolError
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
+from perennial.server.history import History
 from perennial.server.measures.record import Measures, read_measures
-from perennial.server.report.write import write_report
+from perennial.server.metrics import (
+    average_accuracy,
+    average_incremental_accuracy,
+    backward_transfer,
+    forgetting,
+)
 from perennial.server.run_measures import task_measures
 from perennial.server.site_counts import SiteCounts
 from perennial.server.site_tables import check_tables, tables_of
+from perennial.server.summary import measured_rounds
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 from tests.client.test_site_demands import arrays, hospital, stamp
-from tests.run_folders import Page, write_run
+from tests.run_folders import Page
 from tests.strategies.test_secure_runs import SMALL, write
 
 NOT_SECURE = {"secure": None}
@@ -71,22 +82,6 @@ def test_prediction_sets_reach_the_model_file_and_the_report(tmp_path: Path) -> 
     assert "Prediction sets, coverage 70" in page.text
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["measures"]["headline"] == found.headline
-
-
-def test_calibration_samples_are_taken_from_training_and_change_nothing_when_there_are_none() -> None:
-    with pytest.raises(ValueError, match="data.calibration_fraction: missing"):
-        Experiment.model_validate(SMALL | NOT_SECURE | {"evaluation": {"coverage": 0.9}})
-    with pytest.raises(ValueError, match="evaluation.coverage: sites hold"):
-        Experiment.model_validate(
-            SMALL
-            | NOT_SECURE
-            | {
-                "data": data(calibration_fraction=0.1),
-                "evaluation": {"coverage": 0.9, "measures": False},
-            }
-        )
-    plain = Experiment.model_validate(SMALL)
-    assert "calibration_fraction" not in plain.model_dump(mode="json")["data"]
 
 
 def evaluate(
@@ -158,32 +153,6 @@ def test_suppressed_counts_void_the_stated_coverage(tmp_path: Path) -> None:
     assert "not guaranteed" in found.prediction_sets.void
 
 
-def test_a_report_of_five_thousand_sites_stays_small(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    counts = SiteCounts({})
-    counts.tables.total = EvaluationTables.empty(5)
-    for number in range(5000):
-        right = generator.integers(1, 9, 5)
-        counts.tables.by_site[f"site-{number}"] = np.stack([np.full(5, 10), right, np.full(5, 10)], axis=1)
-        counts.tables.total.confusion[range(5), range(5)] += right
-        counts.tables.total.confusion[range(5), [1, 2, 3, 4, 0]] += 10 - right
-    experiment = Experiment.model_validate(SMALL | NOT_SECURE)
-    found = task_measures(experiment, 1, list("abcde"), None, None, counts)
-    assert found is not None and len(found.sites) == 5000
-    folder = write_run(tmp_path / "run", classes=list("abcde"))
-    plain = write_report(folder).stat().st_size
-    (folder / "measures.json").write_text(found.model_dump_json())
-    page = write_report(folder)
-    assert page.stat().st_size - plain < 100_000
-    assert "30 of 5,000" in page.read_text()
-
-
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    (tmp_path / "measures.json").write_text('{"source": "server"')
-    with pytest.raises(StateError, match=r"measures\.json: damaged"):
-        read_measures(tmp_path)
-
-
 def patients(path: Path) -> dict[str, Any]:
     """A table in which the mark tells the class of women and nothing of men; `sex` has a third value, too."""
     generator = np.random.default_rng(4)
@@ -234,10 +203,93 @@ def test_a_floor_keeps_small_cells_of_a_subgroup(tmp_path: Path) -> None:
     check_tables(told, 2, asked=True)
 
 
-def test_a_subgroup_needs_a_column(tmp_path: Path) -> None:
-    data = patients(tmp_path / "patients.csv") | {"subgroup": {"column": "gender", "values": ["f"]}}
-    with pytest.raises(DataError, match="no column 'gender'"):
-        measured(tmp_path, data=data, secure=None)
-    of_digits = SMALL["data"] | {"subgroup": {"column": "a", "values": ["b"]}}
-    with pytest.raises(ValueError, match="subgroup belongs to source folder or csv"):
-        Experiment.model_validate(SMALL | {"data": of_digits})
+MATRIX = [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]
+
+
+def test_the_hand_case() -> None:
+    averages = [average_accuracy(row, [10] * len(row)) for row in MATRIX]
+    assert averages == pytest.approx([0.9, 0.7, 0.7])
+    assert average_incremental_accuracy(averages) == pytest.approx(0.766667, abs=1e-6)
+    assert forgetting(MATRIX) == pytest.approx(0.25)
+    assert backward_transfer(MATRIX) == pytest.approx(-0.25)
+    assert forgetting([[0.5]]) is None
+    assert backward_transfer([[0.5]]) is None
+
+
+def test_a_hole_reaches_the_measures_that_need_it_and_no_other() -> None:
+    at_the_end = [[0.9], [0.6, 0.8], [None, None, None]]
+    assert (forgetting(at_the_end), backward_transfer(at_the_end)) == (None, None)
+    of_the_newest = [[0.9], [0.6, 0.8], [0.5, 0.7, None]]
+    assert forgetting(of_the_newest) == pytest.approx(0.25)
+    assert backward_transfer(of_the_newest) == pytest.approx(-0.25)
+    # the best before may have been in the hole; what followed learning was measured
+    between = [[0.9], [None, 0.8], [0.5, 0.7, 0.9]]
+    assert forgetting(between) is None
+    assert backward_transfer(between) == pytest.approx(-0.25)
+
+
+def test_what_rounds_measured_stands_in_the_journal_and_not_in_the_checkpoint() -> None:
+    history = History({"by_round": [[0.5, 10]]})
+    reply = Admitted("a", {}, 1.0, 7)
+    history.round_done(RoundOutcome(participants={"a": reply}, bytes_up=100, bytes_down=200))
+    sizes = []
+    for _ in range(2):
+        history.round_done(RoundOutcome(participants={"a": reply}, bytes_up=100, bytes_down=200))
+        # the losses are those of the latest task alone
+        sizes.append(len(json.dumps(history.data | {"losses": []})))
+    assert len(set(sizes)) == 1
+    events = [
+        {"event": "round", "accuracy": None, "bytes_up": 3, "bytes_down": 4},
+        {"event": "note", "text": "a site failed"},
+        {"event": "round", "accuracy": 0.5, "bytes_up": 3, "bytes_down": 4},
+        {"event": "round", "accuracy": 0.7, "bytes_up": 1, "bytes_down": 1},
+    ]
+    assert measured_rounds(events) == [(0.5, 14), (0.7, 16)]
+
+
+EXPERIMENT = {
+    "name": "unseen",
+    "data": {"source": "digits", "sites": 2, "samples_limit": 60, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
+}
+NOBODY = {"central": False, "federated": False}
+
+
+def write_unseen(folder: Path, **changes: object) -> Path:
+    path = folder / "unseen.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | changes))
+    return path
+
+
+def test_without_test_samples_and_without_counts_nothing_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command(write_unseen(tmp_path, evaluation=NOBODY), [], None, "", tmp_path, 1, "cpu", None, None)
+    folder = tmp_path / "unseen"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["accuracy_matrix"] == [[None], [None, None]]
+    assert summary["average_accuracy"] == summary["federated_accuracy"] == [None, None]
+    for measure in ("final_accuracy", "average_incremental_accuracy", "forgetting", "backward_transfer"):
+        assert summary[measure] is None
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    told = [event["average_accuracy"] for event in events if event["event"] == "task_finished"]
+    assert told == [None, None]
+    said = capsys.readouterr().out
+    assert "task 2 learnt: accuracy not measured" in said
+    assert "final accuracy -, average incremental accuracy -" in said
+    assert "0.0 %" not in said
+    page = Page(folder / "report.html")
+    assert "nobody measured how well the model tells all 10 classes apart" in page.text
+    assert "A dash or an empty cell was not measured" in page.text
+    assert not {"accuracy-matrix", "accuracy-over-tasks"} & page.charts.keys()
+
+
+def test_an_evaluation_that_no_site_answers_leaves_a_hole() -> None:
+    history = History({})
+    history.task_done([0, 1], None, SiteCounts({"north": ([9], [10])}))
+    facts = history.task_done([0, 1, 2], None, SiteCounts({}))
+    assert facts["accuracy"] == history.data["central"][1] == [None, None]
+    assert facts["average_accuracy"] is None
+    assert history.data["average"] == history.data["federated"] == [0.9, None]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from flwr.app import Message
 from safetensors.torch import load_file
 
 from perennial.cli.check import check_command
@@ -16,7 +15,6 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.models.saved import load_saved
-from perennial.protocol.messages import StatisticsReply
 
 EXPERIMENT: dict[str, Any] = {
     "name": "analytic",
@@ -147,54 +145,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     assert (sums_of(summary), summary["model_sha256"]) == (sums_of(central), central["model_sha256"])
 
 
-def test_a_finished_run_goes_on_with_new_classes(tmp_path: Path, central: dict[str, Any]) -> None:
-    """A later class list continues the run; what was summed is not asked for again."""
-    names = [str(digit) for digit in range(10)]
-    data = {"classes": names[:6], "samples_limit": None}
-    order = {"count": None, "increments": [3, 3], "order": names[:6], "rounds": 1}
-    run(tmp_path, "longer", data=data, tasks=order)
-    data, order = data | {"classes": names}, order | {"increments": [3, 3, 4], "order": names}
-    longer = run(tmp_path, "longer", resume="yes", data=data, tasks=order)
-    whole = run(tmp_path, "whole", data=data, tasks=order)
-    assert sums_of(longer) == sums_of(whole)
-
-
-def test_forgetting_is_no_more_than_that_of_the_joint_model(tmp_path: Path, central: dict[str, Any]) -> None:
-    joint = run(tmp_path, "joint", tasks={"count": 1, "rounds": 1})
-    assert joint["final_accuracy"] == pytest.approx(central["final_accuracy"])
-
-
-def test_a_message_is_as_long_as_it_is_said_to_be(tmp_path: Path, central: dict[str, Any]) -> None:
-    """(D (D + 1) / 2 + C D + C) x 8 bytes and 2 % at most, headers and all."""
-    width, classes = 1000, 10
-    reply = StatisticsReply(
-        run="0" * 16,
-        experiment="0" * 64,
-        class_order="0" * 64,
-        task=1,
-        round=1,
-        num_classes=classes,
-        of_task=1,
-        features="0" * 64,
-        statistics=_tensors(width, classes),
-    )
-    message = Message(reply.to_record(), 1, "query.statistics")
-    arrays = message.content.array_records["statistics"]
-    sent = sum(len(array.data) for array in arrays.values())
-    assert sent <= 1.02 * 8 * (width * (width + 1) // 2 + classes * width + classes)
-    assert central["analytic"]["message_bytes"] == 8 * (61 * 62 // 2 + 2 * 61 + 2)
-
-
-def _tensors(width: int, classes: int) -> Any:
-    from perennial.protocol.tensors import Tensors
-
-    return Tensors(
-        gram=torch.zeros(width * (width + 1) // 2, dtype=torch.int64),
-        sums=torch.zeros(classes, width, dtype=torch.int64),
-        counts=torch.zeros(classes, dtype=torch.int64),
-    )
-
-
 def test_the_saved_model_is_an_ordinary_one(tmp_path: Path, central: dict[str, Any]) -> None:
     summary = run(tmp_path, "saved")
     folder = tmp_path / "runs" / "saved"
@@ -246,17 +196,6 @@ def test_balanced_ridge_asks_a_task_again_when_its_counts_change(tmp_path: Path)
     returned = run(tmp_path, "returned", strategy=balanced, absence=away)
     assert sums_of(returned) == sums_of(whole)
     assert returned["model_sha256"] == whole["model_sha256"]
-
-
-def test_balanced_ridge_is_shrunk_as_validation_samples_prefer(tmp_path: Path) -> None:
-    """Cross-validation counts samples, and would shrink classes of very different size far too little."""
-    plain = {"name": "analytic", "head": "balanced_ridge", "shrinkage": None}
-    chosen = run(tmp_path, "chosen", strategy=plain)
-    asked = run(tmp_path, "asked", strategy={**plain, "shrinkage": "validation"})
-    assert chosen["analytic"]["shrinkage"] == asked["analytic"]["shrinkage"]
-    assert chosen["model_sha256"] == asked["model_sha256"]
-    with pytest.raises(ConfigError, match=r"balanced_ridge takes 'validation' here.*a number, or gcv"):
-        run(tmp_path, "without", strategy=plain, data={"validation_fraction": 0.0})
 
 
 def test_check_says_what_the_kept_sums_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

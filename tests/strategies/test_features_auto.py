@@ -13,19 +13,18 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.client.plan import Plan
-from perennial.client.site import Site
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.deploy.review import asked_in_words
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PolicyRefusal
+from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.automatic import maps_for
 from perennial.server.continuation import registry_of
 from perennial.server.curriculum import Curriculum
 
 SMALL = {"name": "patches", "filters": 6, "size": 4, "grid": 2}
-CHOICE = {"name": "choice", "of": [SMALL, SMALL | {"symmetry": "mirror"}, SMALL | {"symmetry": "square"}]}
+CHOICE = [SMALL, SMALL | {"symmetry": "mirror"}, SMALL | {"symmetry": "square"}]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,8 @@ def one(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
 
 def test_maps_follow_from_the_kind_and_shape_of_the_data_alone() -> None:
     def names(shape: tuple[int, ...], stored: str = "uint8", network: bool = True) -> list[str]:
-        return [found["name"] for found in maps_for(shape, stored, network=network)]
+        found = maps_for(shape, stored, network=network)
+        return ["choice" if isinstance(each, list) else each["name"] for each in found]
 
     assert names((30,), "float32") == ["inputs", "pairs"]
     assert names((3000,), "float32") == ["random"]
@@ -95,8 +95,8 @@ def test_maps_follow_from_the_kind_and_shape_of_the_data_alone() -> None:
     assert names((1, 4, 64)) == ["inputs", "random"]
     assert names((1, 28, 28), "float32") == ["inputs", "random"]
     wide = maps_for((3, 96, 128), "uint8", network=True)
-    assert wide[0]["image_size"] == 128 and wide[1]["of"][0]["image_size"] == [24, 32]
-    assert [each.get("symmetry") for each in wide[1]["of"]] == [None, "mirror", "rectangle"]
+    assert wide[0]["image_size"] == 128 and wide[1][0]["image_size"] == [24, 32]
+    assert [each.get("symmetry") for each in wide[1]] == [None, "mirror", "rectangle"]
 
 
 def test_auto_is_written_out_when_the_file_is_read(tmp_path: Path, folder: Path) -> None:
@@ -105,9 +105,11 @@ def test_auto_is_written_out_when_the_file_is_read(tmp_path: Path, folder: Path)
     table = load_experiment(written(tmp_path, {"source": "csv", "path": "t.csv"}, "auto"))
     pictures = load_experiment(written(tmp_path, of(folder), "auto"))
     digits = load_experiment(written(tmp_path, {"source": "digits"}, "auto"))
-    assert [found.name for found in table.model.features or ()] == ["inputs", "pairs"]
+    assert [found.name for found in table.model.maps] == ["inputs", "pairs"]
     for found in (pictures, digits):
-        assert [each.name for each in found.model.features or ()] == ["choice", "inputs"]
+        choice, inputs = found.model.features or ()
+        assert isinstance(choice, tuple) and len(choice) == 3 and not isinstance(inputs, tuple)
+        assert inputs.name == "inputs"
         # what is written is what sites approve, and it is read again as it is
         (tmp_path / "again.yaml").write_text(found.to_yaml())
         assert load_experiment(tmp_path / "again.yaml").digest == found.digest
@@ -125,8 +127,8 @@ def test_what_cannot_choose_is_refused_with_what_to_write(tmp_path: Path) -> Non
         load_experiment(written(tmp_path, data, "auto", privacy=private))
     with pytest.raises(ConfigError, match="allowed: head: auto, or one of the maps"):
         load_experiment(written(tmp_path, data, [CHOICE], strategy="analytic"))
-    with pytest.raises(ConfigError, match="choice with 'projection' or 'expansion'"):
-        model = {"name": "features", "features": [CHOICE], "expansion": {"width": 20}}
+    with pytest.raises(ConfigError, match="choice with 'projection'"):
+        model = {"name": "features", "features": [CHOICE], "projection": 20}
         load_experiment(written(tmp_path, data, [CHOICE], model=model))
 
 
@@ -179,24 +181,6 @@ def test_a_choice_is_made_in_task_1_and_no_other_map_is_asked_for_later(
     monkeypatch.setattr(Curriculum, "_finish_task", finish)
     again = finished(tmp_path / "stopped", of(folder), [CHOICE], resume="yes")
     assert again["model_sha256"] == whole["model_sha256"] and again["map_choice"] == whole["map_choice"]
-
-
-def test_a_site_that_refuses_leaves_the_choice_to_the_others(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = Site.check_experiment
-
-    def refuse(self: Site, request: Any) -> None:
-        if self.name == "site-1":
-            raise PolicyRefusal("policy.answers: 'statistics' is not answered here")
-        check(self, request)
-
-    monkeypatch.setattr(Site, "check_experiment", refuse)
-    summary = finished(tmp_path, of(folder), [CHOICE], evaluation={"federated": False})
-    assert len(summary["map_choice"]) == 3
-    events = (tmp_path / "runs" / "chosen" / "events.jsonl").read_text().splitlines()
-    rounds = [event for event in map(json.loads, events) if event["event"] == "round"]
-    assert all(sorted(event["participants"]) == ["site-0", "site-2"] for event in rounds)
 
 
 def test_check_says_what_choosing_costs_and_a_site_answers_no_more(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from perennial.config.run import RunSettings
@@ -16,11 +16,8 @@ from perennial.engine.run import answer
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import STRATEGIES, build_strategy
-from tests.quickstart_client import Net, load_data
-from tests.quickstart_client import app as quickstart
-from tests.sklearn_client import app as sklearn_quickstart
-from tests.sklearn_client import first_weights, model_with
-from tests.sklearn_client import load_data as sklearn_data
+from tests.strategies.quickstart_client import Net, load_data
+from tests.strategies.quickstart_client import app as quickstart
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
 KEYS: dict[str, dict[str, Any]] = {
@@ -38,13 +35,6 @@ SITES = 5
 
 def client(message: Message, context: Context) -> Message:
     return quickstart(message, context)
-
-
-def with_steps(message: Message, context: Context) -> Message:
-    reply = quickstart(message, context)
-    if message.metadata.message_type == "train":
-        reply.content.metric_records["metrics"]["num-steps"] = 3
-    return reply
 
 
 def started(strategy: FlowerFedAvg, answers: Any = client, rounds: int = 3) -> ArrayRecord:
@@ -78,14 +68,6 @@ def verdict(name: str, keys: dict[str, Any]) -> tuple[str, str]:
     return "works", ""
 
 
-def table() -> str:
-    rows = ["| strategy | under Flower's own `start()` | why |", "| --- | --- | --- |"]
-    for name, variant, keys in CASES:
-        found, why = verdict(name, keys)
-        rows.append(f"| `{name}`{f', {variant}' if variant else ''} | {found} | {why} |")
-    return "\n".join(rows) + "\n"
-
-
 @pytest.mark.parametrize(("name", "variant", "keys"), CASES, ids=[f"{n} {v}".strip() for n, v, _ in CASES])
 def test_a_strategy_learns_or_says_what_it_needs(name: str, variant: str, keys: dict[str, Any]) -> None:
     found, why = verdict(name, keys)
@@ -97,47 +79,6 @@ def test_a_strategy_learns_or_says_what_it_needs(name: str, variant: str, keys: 
 def test_the_page_lists_every_strategy_and_no_other() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     assert len(rows) == len(CASES)
-
-
-def test_fednova_works_with_clients_that_tell_their_steps() -> None:
-    assert accuracy(started(build_strategy("fednova", {}), with_steps)) > 0.8
-
-
-def test_what_is_dropped_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def one_is_broken(message: Message, context: Context) -> Message:
-        reply = quickstart(message, context)
-        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
-            broken = Net()
-            torch.nn.init.constant_(broken.head.weight, float("nan"))
-            metrics = MetricRecord({"num-examples": 60})
-            content = RecordDict({"arrays": ArrayRecord(broken.state_dict()), "metrics": metrics})
-            return Message(content, reply_to=message)
-        return reply
-
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    try:
-        arrays = started(build_strategy("fedavg", {}), one_is_broken)
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert accuracy(arrays) > 0.8
-    assert f"Received {SITES - 1} results and 1 failures" in caplog.text
-    assert "Dropped the reply of node-" in caplog.text and "finite" in caplog.text
-
-
-def test_a_client_of_scikit_learn_learns_as_under_flowers_own_fedavg() -> None:
-    def answers(message: Message, context: Context) -> Message:
-        return sklearn_quickstart(message, context)
-
-    scores = []
-    for strategy in (build_strategy("fedavg", {}), FlowerFedAvg(fraction_evaluate=0.0)):
-        set_task_identity()
-        grid = InProcessGrid(answers, site_contexts(SITES, {}))
-        start = ArrayRecord(first_weights())
-        arrays = strategy.start(grid, start, num_rounds=3, timeout=30.0).arrays
-        scores.append(model_with(arrays.to_numpy_ndarrays()).score(*sklearn_data(SITES)))
-    assert scores[0] > 0.85
-    assert scores[0] == pytest.approx(scores[1], abs=1e-9)
 
 
 def test_a_first_round_of_which_nothing_can_be_used_stops_with_the_reason() -> None:

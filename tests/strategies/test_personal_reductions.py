@@ -5,38 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 from safetensors.torch import load_file
 
-from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
-from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.gate import Admitted, Rejected
-from tests.personal_runs import GROUPS, Run, equal, run
-from tests.rounds import begun
+from tests.strategies.personal_runs import GROUPS, Run, equal, run
 
 SITES = [f"site-{number}" for number in range(4)]
 
 
 def same_models(one: Run, other: Run) -> bool:
     return all(equal(one.own(site), other.own(site)) for site in SITES)
-
-
-def value_bytes(messages: list[Message], *kinds: str) -> int:
-    """Bytes of the values of all tensors in the messages of these kinds, from what Flower would send."""
-    arrays = [
-        array
-        for message in messages
-        if read_kind(message.content) in kinds
-        for record in message.content.array_records.values()
-        for array in record.values()
-    ]
-    return sum(array.numpy().nbytes for array in arrays)
 
 
 def test_one_cluster_found_by_vectors_is_fedper(tmp_path: Path) -> None:
@@ -82,73 +63,6 @@ def test_pfa_shares_whole_models_among_near_sites(tmp_path: Path) -> None:
     labels = named.summary["personalisation"]["members"]
     for site in SITES:
         assert equal(named.own(site), named.cluster(labels[site]))
-
-
-def test_scaffold_inside_clusters_corrects_the_shared_layers_alone(tmp_path: Path) -> None:
-    two = {"count": 1, "rounds": 2}
-    corrected, plain = (
-        run(tmp_path / base, strategy=GROUPS | {"base": base}, tasks=two)
-        for base in ("scaffold", "uniform_mean")
-    )
-    # a cluster's control variates begin at 0, whatever the sites remember of the global rounds
-    for site in SITES:
-        one, other = corrected.own(site), plain.own(site)
-        assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
-    longer, plain = (
-        run(tmp_path / f"{base}-longer", strategy=GROUPS | {"base": base})
-        for base in ("scaffold", "uniform_mean")
-    )
-    assert all(not event["dropped"] for event in longer.events("round"))
-    assert not same_models(longer, plain)
-    checkpoint, _ = load_checkpoint(longer.folder / "checkpoint")
-    control = {
-        name: value for name, value in checkpoint.strategy.items() if name.startswith("aggregator-0/memory/")
-    }
-    assert control and not any("head" in name for name in control)
-    assert all(tensor.any() for tensor in control.values())
-    (records,) = (longer.folder / "sites" / "site-0" / "runs").iterdir()
-    record = SiteState(records, "site-0").get("correction-in-cluster", before=4)
-    assert record is not None
-    assert record[0].keys() == longer.cluster(0).keys()
-
-
-@pytest.mark.parametrize("base", ["feddyn", "adabest"])
-def test_other_corrections_leave_personal_layers_alone_too(tmp_path: Path, base: str) -> None:
-    done = run(tmp_path, strategy=GROUPS | {"base": base})
-    assert all(not event["dropped"] and not event["refused"] for event in done.events("round"))
-    checkpoint, _ = load_checkpoint(done.folder / "checkpoint")
-    memory = {name for name in checkpoint.strategy if name.startswith("aggregator-0/memory/")}
-    assert {name.removeprefix("aggregator-0/memory/") for name in memory} == done.cluster(0).keys()
-
-
-def test_bytes_of_vectors_and_of_own_models_are_counted(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    rounds = done.events("round")
-    up = value_bytes(done.sent, "TrainReply", "SparsityReply")
-    down = value_bytes(done.asked, "TrainRequest", "SparsityRequest", "PersonalModelRequest")
-    assert sum(event["bytes_up"] for event in rounds) == done.summary["bytes_up"] == up
-    assert sum(event["bytes_down"] for event in rounds) == done.summary["bytes_down"] == down
-    # 8 channels of 4 bytes from each of 4 sites, once
-    assert rounds[1]["bytes_up"] - rounds[2]["bytes_up"] == 4 * 8 * 4
-
-
-@pytest.mark.parametrize("sites", [4, 8])
-def test_the_server_holds_one_model_for_each_cluster(tmp_path: Path, sites: int) -> None:
-    data = {"source": "digits", "sites": sites, "samples_limit": 200, "partition": {"kind": "iid"}}
-    done = run(tmp_path, data=data, tasks={"count": 1, "rounds": 2})
-    tensors = load_file(done.folder / "checkpoint" / "latest.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if name.startswith("strategy/")}
-    vectors = kept.pop("strategy/grouping/vectors")
-    assert vectors.shape == (sites, 8)
-    assert {name.split("/")[1] for name in kept} == {"model-0", "model-1"}
-    assert sum(tensor.numel() for tensor in kept.values()) == 2 * (64 * 8 + 8)
-
-
-def test_a_site_without_a_cluster_is_not_folded() -> None:
-    strategy = ClusteredPersonalisation(FedAvg(), 0)
-    strategy._in_personal_phase = True
-    with pytest.raises(Rejected, match="without a cluster"):
-        begun(strategy, {"w": torch.zeros(1)}).add(Admitted("stranger", {"w": torch.ones(1)}, 1.0, 5))
 
 
 @pytest.mark.parametrize(

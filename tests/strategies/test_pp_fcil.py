@@ -8,34 +8,23 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
-from perennial.config.experiment import load_experiment
-from perennial.config.learner import LearnerConfig
 from perennial.config.run import RunSettings
-from perennial.data.config import AugmentationConfig
-from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
+from perennial.foundation.errors import PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.classification import BalancedSoftmax, Batch
 from perennial.learning.frozen_outputs import FrozenOutputs
-from perennial.learning.losses import distillation
-from perennial.learning.training import Objective, train
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
-from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state
-from perennial.protocol.measurements import asked
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
-from perennial.strategies.multi_factor import MultiFactor
-from tests.rounds import context, received
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {
     "name": "small",
     "seed": 2,
@@ -185,28 +174,6 @@ def test_weights_from_told_figures_are_refused_under_privacy(
             run_in_process(settings)
 
 
-def test_the_old_backbone_as_teacher_needs_a_dual_backbone(tmp_path: Path) -> None:
-    learner = SMALL["learner"] | {"distillation": {"teacher": "old_backbone"}}
-    load_experiment(Path(write(tmp_path, learner=learner)))
-    with pytest.raises(ConfigError, match=r"old_backbone.*dual_backbone"):
-        load_experiment(Path(write(tmp_path, learner=learner, model={"name": "mlp"})))
-
-
-def test_a_stranger_to_this_project_can_take_part_under_flowers_own_round() -> None:
-    set_task_identity()
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord({"w": torch.ones(2)}),
-            "metrics": MetricRecord({"num-examples": 5, "train_loss": 0.7}),
-        }
-    )
-    message = Message(RecordDict({"config": ConfigRecord()}), dst_node_id=1, message_type="train")
-    arrays, outcome = received(
-        MultiFactor(), context({"w": torch.zeros(2)}), [Message(content, reply_to=message)]
-    )
-    assert arrays["w"].tolist() == [1.0, 1.0] and outcome.train_loss == pytest.approx(0.7)
-
-
 # the frozen past
 
 
@@ -226,8 +193,7 @@ def training_set(count: int = 12) -> TrainingSet:
     return TrainingSet(x, torch.arange(count) % 4, torch.zeros(1), torch.ones(1))
 
 
-@pytest.mark.parametrize("kind", ["full", "old_backbone"])
-def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
+def test_the_past_is_the_same_remembered_or_computed() -> None:
     model, teacher = past_models()
     data, rows = training_set(), torch.tensor([5, 0, 7])
     with torch.no_grad():
@@ -235,9 +201,7 @@ def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
             parameter.add_(0.1)
     expected_logits = teacher(data.inputs(rows))
     for augmented in (False, True):
-        features, logits, _ = FrozenOutputs(model, teacher, kind, data, augmented).beside(
-            rows, data.inputs(rows)
-        )
+        features, logits, _ = FrozenOutputs(model, teacher, data, augmented).beside(rows, data.inputs(rows))
         torch.testing.assert_close(features, model.features(data.inputs(rows)))
         assert logits is not None
         # in the second task the old backbone with the old head is the whole model of the task before
@@ -247,91 +211,16 @@ def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
 def test_the_past_must_be_frozen_and_know_less() -> None:
     model, teacher = past_models()
     with pytest.raises(ProtocolError, match="teacher: found parameters"):
-        FrozenOutputs(model, teacher.requires_grad_(True), "full", training_set(), True)
+        FrozenOutputs(model, teacher.requires_grad_(True), training_set(), True)
     teacher.requires_grad_(False)
     assert model.old_backbone is not None
     model.old_backbone.requires_grad_(True)
     with pytest.raises(ProtocolError, match="old backbone: found parameters"):
-        FrozenOutputs(model, teacher, "full", training_set(), True)
+        FrozenOutputs(model, teacher, training_set(), True)
     model.old_backbone.requires_grad_(False)
     wide, _ = past_models()
     with pytest.raises(ProtocolError, match="a head of 4 classes"):
-        FrozenOutputs(model, wide.requires_grad_(False), "full", training_set(), True)
-
-
-@pytest.mark.parametrize("kind", ["full", "old_backbone"])
-def test_training_leaves_the_past_as_it_was(kind: str) -> None:
-    learner = LearnerConfig.model_validate(SMALL["learner"] | {"distillation": {"teacher": kind}})
-    model, teacher = past_models()
-    past = {key: value.clone() for key, value in complete_state(teacher).items()}
-    flat = FlatParameters(model)
-    result = train(
-        learner,
-        model,
-        flat,
-        training_set(),
-        stream(1, "train"),
-        teacher=teacher,
-        augmentation=AugmentationConfig(),
-    )
-    assert float(result.update.norm()) > 0
-    after, old = complete_state(teacher), complete_state(model)
-    for key, value in past.items():
-        assert torch.equal(after[key], value)
-        if key.startswith("backbone."):
-            assert torch.equal(old[f"old_{key}"], value) and not torch.equal(old[key], value)
-    assert all(parameter.grad is None for parameter in teacher.parameters())
-
-
-def test_losses_refuse_what_does_not_fit() -> None:
-    logits = torch.zeros(2, 3)
-
-    def _balanced(logits: torch.Tensor, labels: torch.Tensor, prior: torch.Tensor) -> None:
-        loss = BalancedSoftmax()
-        loss.prior = prior
-        loss(Batch(logits, labels, logits))
-
-    with pytest.raises(ValueError, match=r"prior.*2.*3"):
-        _balanced(logits, torch.tensor([0, 1]), torch.zeros(2))
-    with pytest.raises(ValueError, match="labels"):
-        _balanced(logits, torch.tensor([0, 3]), torch.zeros(3))
-    with pytest.raises(ValueError, match="labels"):
-        _balanced(logits, torch.tensor([0, -1]), torch.zeros(3))
-    with pytest.raises(ValueError, match="old logits"):
-        distillation(logits, torch.zeros(2, 4), 2.0)
-
-
-@pytest.mark.parametrize("balanced", [False, True])
-def test_the_prior_is_of_the_samples_as_they_are_drawn(balanced: bool) -> None:
-    learner = LearnerConfig.model_validate(
-        {
-            "preset": "none",
-            "optimizer": {"lr": 0.1},
-            "classification": "balanced_softmax",
-            "memory": {"per_class": 1, "balanced": balanced},
-        }
-    )
-    config = ModelConfig.model_validate({"name": "mlp", "hidden": [8]})
-    model = build_model(config, (1, 8, 8), 4, seed=1)
-    x = torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
-    data = TrainingSet(x, torch.tensor([0, 0, 0, 1, 2]), torch.zeros(1), torch.ones(1))
-    rows = torch.arange(5)
-    loss = Objective(learner, model, data, None, False)(rows, data.inputs(rows), data.y)
-    logits = model(data.inputs(rows))[:, :3]
-    prior = torch.zeros(3) if balanced else torch.tensor([3.0, 1.0, 1.0]).log()
-    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits + prior, data.y))
-
-
-@pytest.mark.parametrize("settings", ['{"tell": ["held_out_acuracy"]}', '{"tell": "all"}', "[]"])
-def test_a_site_tells_no_more_than_it_knows(settings: str) -> None:
-    with pytest.raises(ProtocolError, match="settings"):
-        asked(settings)
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/pp_fcil_*.yaml")), ids=lambda path: path.stem)
-def test_experiment_files_are_valid(path: Path) -> None:
-    experiment = load_experiment(path)
-    assert experiment.strategy.name == "multi_factor" and experiment.model.name == "dual_backbone"
+        FrozenOutputs(model, wide.requires_grad_(False), training_set(), True)
 
 
 @pytest.mark.slow

@@ -1,0 +1,363 @@
+"""A small federation of real ClientApps with data of their own, whose first site has a twin.
+
+The server is the ServerApp in this process; every site has a site.yaml, approved what runs, and keeps a
+ledger. `Federation.recorded()` runs it; `Federation.twin()` runs it again with other data at the first site,
+whose answers are compared with the recorded ones, which the server gets.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+from perennial.client import site as client_site
+from perennial.client.app import app as client_app
+from perennial.client.warm import import_for
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.run import RunSettings
+from perennial.config.site import load_site_config
+from perennial.deploy.approval import approve_installed
+from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.foundation.record_key import record_key
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger
+from perennial.protocol.fields import read_kind
+from perennial.server.app import serve
+from tests.privacy.twins.coupling import coupled, drawn_as
+from tests.privacy.twins.records import Records
+
+OPEN: dict[str, Any] = {
+    "answers": ["train", "evaluate", "measures", "digest", "sparsity", "statistics"],
+}
+"""A policy that refuses nothing by itself."""
+KEPT = ("state", "outside")
+"""Folders that a site keeps what it did in; the second one holds its ledger's tip."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a site answered to one request.
+
+    kind: of the request. request: its content. reply: the content, or None where Flower's error came back.
+    charged: what the ledger was charged for it. log: what the site said in its log. state: a copy of the
+    site's folder from before.
+    """
+
+    kind: str
+    request: RecordDict
+    reply: RecordDict | None
+    error: str
+    charged: tuple[Entry, ...]
+    log: tuple[str, ...]
+    state: Path | None = None
+
+
+@dataclass
+class Ran:
+    """One run. answers: of the first site. files: what the operator's run folder holds, by name.
+
+    others: each request to another site, and its reply or what it raised.
+    """
+
+    answers: list[Answer]
+    files: dict[str, bytes]
+    failed: str = ""
+    others: list[tuple[RecordDict, Message | Exception]] = field(default_factory=list)
+
+
+@dataclass
+class Federation:
+    """A server and its sites, each with data of its own.
+
+    folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first
+    site's, beside OPEN. data: of every site by name; the first one has the twin.
+    site: further keys of the first
+    site's site.yaml.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    data: Mapping[str, Records]
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    site: Mapping[str, Any] = field(default_factory=dict)
+    runs: int = 1
+    """One behind the other, at the same sites."""
+    crash: int | None = None
+    """After so many answers of the first site the server dies, and the run is resumed."""
+
+    @property
+    def first(self) -> str:
+        """The site that has a twin."""
+        return next(iter(self.data))
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "experiment.yaml"
+
+    def experiment(self) -> Experiment:
+        """As it is run."""
+        return load_experiment(self.file)
+
+    def _lay_out(self) -> None:
+        set_task_identity()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(yaml.safe_dump(dict(self.settings)))
+        for name, records in self.data.items():
+            folder = self.folder / name
+            folder.mkdir(exist_ok=True)
+            own = records.write(folder)
+            content: dict[str, Any] = {
+                "site": name,
+                "state_dir": "state",
+                "ledger_tip": "outside/ledger.tip",
+                "device": "cpu",
+                "data": own,
+                "policy": OPEN | dict(self.policy if name == self.first else {}),
+            }
+            if name == self.first:
+                content |= dict(self.site)
+            (folder / "site.yaml").write_text(yaml.safe_dump(content))
+            for kept in KEPT:
+                shutil.rmtree(folder / kept, ignore_errors=True)
+            with drawn_as(f"key of {name}"):
+                # not when the first release happens to be made, which would shift what is drawn after it
+                record_key(folder / "state")
+            approve_installed(self.file, load_site_config(folder / "site.yaml").approvals)
+        # what is imported draws from the secure source itself, the first time
+        import_for(self.experiment())
+        import_module("opacus.grad_sample")
+
+    def recorded(self, *, copies: bool = True) -> list[Ran]:
+        """Run it. copies: keep the first site's folder from before each message."""
+        with coupled("server"):
+            self._lay_out()
+            if self.crash is not None:
+                parts = [_Recorder(self, copies, self.crash), _Recorder(self, copies)]
+                return [self._run(0, part, resume=bool(number)) for number, part in enumerate(parts)]
+            return [self._run(number, _Recorder(self, copies)) for number in range(self.runs)]
+
+    def twin(self, records: Records, before: list[Ran]) -> list[Ran]:
+        """Run it again with other data at the first site, whose server gets what was recorded."""
+        with coupled("server"):
+            self._lay_out()
+            records.write(self.folder / self.first)
+            if self.crash is not None:
+                parts = [_Twin(self, before[0], self.crash), _Twin(self, before[1])]
+                return [self._run(0, part, resume=bool(number)) for number, part in enumerate(parts)]
+            return [self._run(number, _Twin(self, ran)) for number, ran in enumerate(before)]
+
+    def from_saved_state(self, records: Records, before: list[Ran]) -> list[Ran]:
+        """Each recorded request again, at a site that has other data and the first copy's saved state."""
+        found = []
+        with coupled("server"):
+            self._lay_out()
+            records.write(self.folder / self.first)
+            for ran in before:
+                answers = []
+                for number, answer in enumerate(ran.answers):
+                    assert answer.state is not None
+                    for kept in KEPT:
+                        shutil.rmtree(self.folder / self.first / kept, ignore_errors=True)
+                        shutil.copytree(answer.state / kept, self.folder / self.first / kept)
+                    message = Message(answer.request, 1, answer.kind)
+                    message.metadata.__dict__["_message_id"] = f"again-{number}"
+                    context = self._contexts(self._run_config(0))[1]
+                    answers.append(answered(self, message, context, number))
+                found.append(Ran(answers, {}))
+        return found
+
+    def _run_config(self, number: int, *, resume: bool = False) -> dict[str, Any]:
+        name = "run" if number == 0 else f"run-{number + 1}"
+        settings = RunSettings(
+            str(self.file),
+            name=name,
+            runs=str(self.folder / "runs"),
+            resume="yes" if resume else "",
+            device="cpu",
+            digest=self.experiment().digest,
+        )
+        return dict(vars(settings))
+
+    def _contexts(self, run_config: dict[str, Any]) -> dict[int, Context]:
+        contexts = site_contexts(len(self.data), run_config)
+        for (node, context), name in zip(contexts.items(), self.data, strict=True):
+            place: dict[str, Any] = {"site": str(self.folder / name / "site.yaml")}
+            contexts[node] = Context(1, node, place, context.state, context.run_config)
+        return contexts
+
+    def _run(self, number: int, answer: "_Recorder", *, resume: bool = False) -> Ran:
+        set_task_identity()
+        run_config = self._run_config(number, resume=resume)
+        answer.run = number + resume
+        runs = self.folder / "runs" / str(run_config["name"])
+        if not resume:
+            shutil.rmtree(runs, ignore_errors=True)
+        grid = InProcessGrid(answer, self._contexts(run_config))
+        server = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
+        failed = ""
+        try:
+            with drawn_as(f"server {answer.run}"):
+                serve(grid, server, engine="in-process")
+        except (Exception, _Crash) as error:
+            failed = f"{type(error).__name__}: {error}"
+        files = {
+            str(path.relative_to(runs)): path.read_bytes()
+            for path in sorted(runs.rglob("*"))
+            if path.is_file()
+        }
+        return Ran(answer.answers, files, failed, answer.others)
+
+
+class _Crash(BaseException):
+    """The server dies."""
+
+
+class _Recorder:
+    """Answers as the sites do, and keeps what the first one was asked and said."""
+
+    def __init__(self, federation: Federation, copies: bool = False, crash: int | None = None) -> None:
+        self.federation, self.copies, self.crash, self.run = federation, copies, crash, 0
+        self.answers: list[Answer] = []
+        self.others: list[tuple[RecordDict, Message | Exception]] = []
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if message.metadata.dst_node_id == 1:
+            return self.of_first(message, context)
+        request = copied(message.content)
+        reply = self.of_other(message, context)
+        self.others.append((request, reply))
+        if isinstance(reply, Exception):
+            raise reply
+        content = reply.content if reply.has_content() else None
+        return _reply(content, "" if reply.has_content() else str(reply.error.reason), message)
+
+    def of_other(self, message: Message, context: Context) -> Message | Exception:
+        """Another site's reply, or what it raised."""
+        with drawn_as(f"run {self.run} other {len(self.others) + 1}"):
+            try:
+                return client_app(message, context)
+            except Exception as error:
+                return error
+
+    def of_first(self, message: Message, context: Context) -> Message:
+        """The first site's reply."""
+        number = len(self.answers)
+        copy = None
+        if self.copies:
+            copy = self.federation.folder / "copies" / f"{self.run}-{number:04d}"
+            shutil.rmtree(copy, ignore_errors=True)
+            for kept in KEPT:
+                held = self.federation.folder / self.federation.first / kept
+                held.mkdir(exist_ok=True)
+                shutil.copytree(held, copy / kept)
+        found = answered(self.federation, message, context, number, copy, run=self.run)
+        self.answers.append(found)
+        self.die_in_time()
+        return _reply(found.reply, found.error, message)
+
+    def die_in_time(self) -> None:
+        """Raise where the server is to die before it sees this answer."""
+        if self.crash is not None and len(self.answers) > self.crash:
+            raise _Crash("the server died")
+
+
+class _Twin(_Recorder):
+    """Answers as the sites do, and keeps what the first one says now; the server gets what it said before."""
+
+    def __init__(self, federation: Federation, before: Ran, crash: int | None = None) -> None:
+        super().__init__(federation, crash=crash)
+        self.before = before
+
+    def of_first(self, message: Message, context: Context) -> Message:
+        number = len(self.answers)
+        self.answers.append(answered(self.federation, message, context, number, run=self.run))
+        self.die_in_time()
+        if number >= len(self.before.answers):
+            raise RuntimeError("the server asks the twin for more than it asked the first copy for")
+        recorded = self.before.answers[number]
+        return _reply(recorded.reply, recorded.error, message)
+
+    def of_other(self, message: Message, context: Context) -> Message | Exception:
+        """What the other site replied to the same request before."""
+        number = len(self.others)
+        if number >= len(self.before.others) or message.content != self.before.others[number][0]:
+            raise RuntimeError("the server asks another site what it did not ask it before")
+        return self.before.others[number][1]
+
+
+def answered(
+    federation: Federation,
+    message: Message,
+    context: Context,
+    number: int,
+    copy: Path | None = None,
+    run: int = 0,
+) -> Answer:
+    """Ask the first site. number: of the message, which decides all chance of the answer."""
+    ledger = Ledger(federation.folder / federation.first / "state")
+    before = len(ledger.entries()) if ledger.started else 0
+    # the site reads its data anew: what it held of the copy before is no longer its own
+    client_site._processes.clear()
+    request = message.content
+    with drawn_as(f"run {run} message {number}"), _listening() as said:
+        reply = client_app(message, context)
+    charged = ledger.entries()[before:] if ledger.started else ()
+    content = copied(reply.content) if reply.has_content() else None
+    error = "" if reply.has_content() else str(reply.error.reason)
+    return Answer(message.metadata.message_type, request, content, error, charged, tuple(said), copy)
+
+
+def _reply(content: RecordDict | None, error: str, message: Message) -> Message:
+    if content is None:
+        from flwr.app import Error
+
+        return Message(Error(2, error), reply_to=message)
+    return Message(copied(content), reply_to=message)
+
+
+def copied(content: RecordDict) -> RecordDict:
+    """A record whose tensors are its own."""
+    from perennial.protocol.tensors import pack, unpack
+
+    found = RecordDict()
+    for name, part in content.items():
+        if isinstance(part, ArrayRecord):
+            tensors = unpack(part, name)
+            found[name] = pack(type(tensors)({key: value.clone() for key, value in tensors.items()}))
+        else:
+            found[name] = part.copy()
+    return found
+
+
+@contextmanager
+def _listening() -> Iterator[list[str]]:
+    """What is said in Perennial's logs in the block."""
+    said: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(f"{record.levelname} {record.getMessage()}")
+
+    ear, log = Ear(), logging.getLogger("perennial.site")
+    level = log.level
+    propagates, log.propagate = log.propagate, False
+    log.addHandler(ear)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield said
+    finally:
+        log.removeHandler(ear)
+        log.setLevel(level)
+        log.propagate = propagates
+
+
+def kinds(ran: Iterable[Ran]) -> set[str]:
+    """Kinds of the requests that were answered."""
+    return {read_kind(answer.request) for each in ran for answer in each.answers}
