@@ -144,8 +144,8 @@ app.command("serve")(serve_site)
 
 @app.command()
 def check(path: SiteFile = Path("site.yaml")) -> None:
-    """Check key, certificates, approvals and connection; say what a hostile server could get."""
-    from perennial.client.exposure import in_words
+    """Check key, certificates, approvals and connection; say what may leave and whether noise covers it."""
+    from perennial.client.policy import leaving_in_words
     from perennial.deploy.supernode import check_superlink, ports_in_words, read_setup
 
     setup = read_setup(path)
@@ -155,8 +155,11 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
     for approved in setup.apps:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
-        typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
-    for line in in_words(setup.config.policy, any_app=setup.connection.any_app):
+        typer.echo(
+            "approved:    EVERY app that the operator sends (connection.any_app): its code can read all that "
+            "the SuperNode's user can, and ignore the policy"
+        )
+    for line in leaving_in_words(setup.config.policy):
         typer.echo(line)
     typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
     check_superlink(setup)

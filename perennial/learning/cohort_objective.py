@@ -13,11 +13,17 @@ from torch import Tensor
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.devices import to_device
 from perennial.learning.batches import TrainingSet
-from perennial.learning.classification import Batch, Loss, classification
 from perennial.learning.cohort_batches import CohortBatch
-from perennial.learning.frozen_outputs import FrozenOutputs, Outputs, teacher_logits
-from perennial.learning.losses import supervised_contrastive
-from perennial.learning.objective import Extra, Term, class_counts, row_terms
+from perennial.learning.losses import Batch, Loss, classification, supervised_contrastive
+from perennial.learning.objective import (
+    Extra,
+    FrozenOutputs,
+    Outputs,
+    Term,
+    class_counts,
+    row_terms,
+    teacher_logits,
+)
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.incremental import IncrementalModel
 from perennial.models.stacked import StackedParameters, as_rows, side_by_side

@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
 }
 TWO_TASKS = {"tasks": {"count": 2, "rounds": 1}}
 REMEMBERING = {"distillation": {"weight": 1.0}, "memory": {"per_class": 3}}
-SECURE_NOISE = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 0.5, "noise_source": "seeded"}
+SECURE_NOISE = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 0.5}
 
 
 def merged(*changes: dict[str, Any]) -> dict[str, Any]:

@@ -8,18 +8,16 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from perennial.learning.analytic.cross_site import (
-    LAMBDAS,
-    added,
     class_differences,
     compare_labels,
     cross_site,
     error_on,
     guess_error,
 )
-from perennial.learning.analytic.solve import Sums, best_by_gcv, ridge
+from perennial.learning.analytic.solve import Sums, ridge
 from perennial.learning.analytic.statistics import Collector
 from perennial.models.feature_maps.ball import on_grid
-from perennial.models.feature_maps.random_relu import RandomReLU
+from perennial.models.feature_maps.pixels import RandomReLU
 
 CLASSES = 4
 MEANS = torch.randn(CLASSES, 30, generator=torch.Generator().manual_seed(9))
@@ -61,18 +59,6 @@ def test_the_error_of_a_head_follows_from_the_sums() -> None:
     guess = (frequency[known] - torch.nn.functional.one_hot(labels, 4)[:, known]).square()
     expected = float(guess.sum()) / int(known[labels].sum())
     assert guess_error(frequency, sums(features, labels), known) == pytest.approx(expected, rel=1e-12)
-
-
-def test_benefit_is_what_leaving_a_site_out_costs_another() -> None:
-    sites = federation(3)
-    found = cross_site(sites)
-    shrinkage = best_by_gcv(added([sites["site-1"], sites["site-2"]]), LAMBDAS)
-    known = torch.ones(CLASSES, dtype=torch.bool)
-    with_it = error_on(ridge(added([sites["site-1"], sites["site-2"]]), shrinkage), sites["site-0"], known)
-    without = error_on(ridge(sites["site-2"], shrinkage), sites["site-0"], known)
-    assert with_it is not None and without is not None
-    assert found.rows["site-0"].apart == pytest.approx(with_it)
-    assert found.rows["site-0"].benefit["site-1"] == pytest.approx((without - with_it) / with_it)
 
 
 @pytest.mark.parametrize("times", [1.0, 10.0, 1000.0])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from perennial.models.feature_maps.config import PatchesConfig, PretrainedConfig, Symmetry
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
-from perennial.models.feature_maps.symmetry import Symmetric
+from perennial.models.feature_maps.patches import Symmetric
 from tests.models.test_feature_maps import features_of, images
 from tests.models.test_pretrained_backbone import weights  # noqa: F401
 
@@ -70,22 +70,6 @@ def test_symmetric_images_have_the_same_features(symmetry: Symmetry, count: int)
 def test_features_are_averages_over_the_images(symmetry: Symmetry, expected: list[float]) -> None:
     image = torch.tensor([[[[1.0, 0, 2], [0, 9, 0], [3, 0, 4]]]])
     assert Symmetric(Corners(), symmetry)(image).tolist() == [expected]
-
-
-def test_a_square_counts_each_of_its_eight_images_once() -> None:
-    """A map that sees one pixel sees each of the eight that it can come from."""
-
-    class Pixel(nn.Module):
-        width, about = 1, "pixel"
-
-        def forward(self, pixels: Tensor) -> Tensor:
-            return pixels[:, 0, :1, 1]
-
-    image = torch.zeros(1, 1, 4, 4)
-    places = [(0, 1), (0, 2), (3, 1), (3, 2), (1, 0), (2, 0), (1, 3), (2, 3)]
-    for power, (row, column) in enumerate(places):
-        image[0, 0, row, column] = 2.0**power
-    assert float(Symmetric(Pixel(), "square")(image)) == (2**8 - 1) / 8
 
 
 def test_what_decides_features_decides_their_hash() -> None:

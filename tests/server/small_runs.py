@@ -82,7 +82,6 @@ METHODS: dict[str, dict[str, Any]] = {
             "mode": "client_local",
             "clip_norm": 0.5,
             "noise_multiplier": 4.0,
-            "noise_source": "seeded",
         },
         "evaluation": {"federated": True, "noise_multiplier": 20.0, "clip_counts": 5.0},
     },

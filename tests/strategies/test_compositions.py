@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "learner": {"preset": "none", "batch_size": 16, "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }
-NOISE = {"clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded", "accountant": "rdp"}
+NOISE = {"clip_norm": 1.0, "noise_multiplier": 1.0, "accountant": "rdp"}
 DIGESTS: dict[str, Any] = {
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
     "digests": {"per_digest": 2},

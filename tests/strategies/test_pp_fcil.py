@@ -17,7 +17,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.frozen_outputs import FrozenOutputs
+from perennial.learning.objective import FrozenOutputs
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
@@ -139,15 +139,6 @@ def test_a_late_reply_counts_in_the_next_round_with_less_weight(tmp_path: Path) 
     assert len(set(rounds[2]["details"]["weights"].values())) == 1
 
 
-def test_without_staleness_a_late_reply_is_dropped_by_name(tmp_path: Path) -> None:
-    strict = {"name": "multi_factor", "staleness": 0}
-    _, rounds = run(
-        tmp_path, (2, 1), tasks={"count": 1, "rounds": 2}, strategy=strict, rounds={"deadline": 0.4}
-    )
-    assert [drop["site"] for drop in rounds[1]["dropped"]] == ["site-1"]
-    assert "stale" in rounds[1]["dropped"][0]["reason"]
-
-
 @pytest.mark.parametrize(
     ("keys", "allowed"), [({"gamma": 0, "delta": 0}, True), ({"gamma": 0.1, "delta": 0}, False), ({}, False)]
 )
@@ -162,7 +153,6 @@ def test_weights_from_told_figures_are_refused_under_privacy(
             "mode": "client_local",
             "clip_norm": 1.0,
             "noise_multiplier": 0.01,
-            "noise_source": "seeded",
         },
         evaluation={"federated": False},
     )
