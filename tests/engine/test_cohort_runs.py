@@ -75,7 +75,7 @@ def models(folder: Path, name: str) -> torch.Tensor:
     "changes",
     [
         {"strategy": "fedavg"},
-        {"strategy": {"name": "multi_factor"}},
+        {"strategy": {"name": "multi_factor", "alpha": 0.7, "beta": 0.1, "gamma": 0.1, "delta": 0.1}},
         {"strategy": {"name": "scaffold"}, "learner": {"preset": "none", "optimizer": {"lr": 0.05}}},
         {"strategy": {"name": "feddyn", "alpha": 0.1}},
         {"strategy": {"name": "fedper", "personal": ["head"]}},
