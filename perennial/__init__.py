@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from perennial.strategies.base import IncrementalStrategy
     from perennial.strategies.fedavg import FedAvg
     from perennial.strategies.round.context import Aggregator, Around, RoundContext
-    from perennial.strategies.round.traits import Traits
+    from perennial.strategies.round.request import Traits
     from perennial.strategies.wrapper import Wrapper
 
 _NAMES = {
@@ -42,7 +42,7 @@ _NAMES = {
     "Aggregator": "perennial.strategies.round.context",
     "Around": "perennial.strategies.round.context",
     "RoundContext": "perennial.strategies.round.context",
-    "Traits": "perennial.strategies.round.traits",
+    "Traits": "perennial.strategies.round.request",
     "Asks": "perennial.config.asks",
     "Wrapper": "perennial.strategies.wrapper",
     "Loss": "perennial.learning.losses",

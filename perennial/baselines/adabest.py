@@ -10,7 +10,7 @@ from perennial.learning.site_method import LocalTurn
 from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.request import Arrays
-from perennial.strategies.sums.parameters import is_statistic
+from perennial.strategies.sums.exact_sum import is_statistic
 
 MU = 0.1
 
@@ -36,7 +36,6 @@ class AdaBest(Corrected):
     """
 
     asks = ASKS["adabest"]
-    site_half = AdaBestSite
     name = AdaBestSite.name
     traits = replace(Corrected.traits, requires="the sites' drift estimates in their steps")
 

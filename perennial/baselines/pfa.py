@@ -6,7 +6,7 @@ leaves the grouping open.
 """
 
 from perennial.config.strategies import ASKS
-from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
+from perennial.strategies.clustered_personalisation.method import ClusteredPersonalisation
 from perennial.strategies.fedavg import FedAvg
 
 

@@ -8,11 +8,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.ring.chain import Chain, Silent
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Arrays, RoundRequest, Traits
+from perennial.strategies.serial_ring.hop_log import Chain, Silent
 from perennial.strategies.sums.exact_sum import ExactSum
 
 

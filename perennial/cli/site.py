@@ -36,7 +36,7 @@ def keygen(
 @app.command()
 def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
     """This site's signing key, which others pin (policy.peers), or bring to `perennial verify --keys`."""
-    from perennial.client.signing import own_key
+    from perennial.client.secure_state import own_key
     from perennial.config.site import load_site_config
     from perennial.privacy.secure.keys import fingerprint
 

@@ -53,6 +53,13 @@ EXPERIMENT: dict[str, Removed] = {
 
 STRATEGIES: dict[tuple[str, str], Removed] = {
     ("digest_synthesis", "held_out"): Removed(0, "Set the number of rounds by `tasks.rounds`."),
+    ("serial_ring", "feature_clip"): Removed(None, "No account covers noise on features."),
+    ("serial_ring", "feature_noise"): Removed(None, "No account covers noise on features."),
+    ("serial_ring", "stratify"): Removed(False, "Segments are drawn from all of a site's samples."),
+    ("layer_attention", "granularity"): Removed("tensor", "Each tensor has a weight of its own."),
+    ("layer_attention", "times_samples"): Removed(False, "`multi_factor` weighs by samples."),
+    ("contribution", "exact"): Removed(False, "Up to 12 sites of a closed form are valued exactly."),
+    ("contribution", "permutations"): Removed(None, "At least 30 orders are drawn, three for each site."),
     ("serial_ring", "link"): Removed(None, "The summary counts bytes; divide them by the link's rate."),
     ("clustered_personalisation", "batch_norm"): Removed("shared", "Name the layers in `personal`."),
     ("clustered_personalisation", "channel_choice"): Removed("seeded", "`channels` are drawn by the seed."),

@@ -15,16 +15,11 @@ from perennial.config.asks import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.protocol.measurements import asking
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.round.context import RoundContext
-from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.context import RoundContext, RoundOutcome, RunContext
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.flower_rounds import FlowerRounds
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.parallel import parallel_round
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.parallel import FlowerRounds, parallel_round
+from perennial.strategies.round.request import Arrays, Disclosures, RoundRequest, TaskStart, Traits
 
 Kind = TypeVar("Kind", bound="IncrementalStrategy")
 

@@ -13,8 +13,7 @@ from perennial.learning.site_method import LocalTurn
 from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.parameters import is_statistic
+from perennial.strategies.sums.exact_sum import ExactSum, is_statistic
 
 ALPHA = 0.1
 
@@ -43,7 +42,6 @@ class FedDyn(Corrected):
     """
 
     asks = ASKS["feddyn"]
-    site_half = FedDynSite
     name = FedDynSite.name
     traits = replace(Corrected.traits, requires="the dynamic regulariser in the sites' steps")
 

@@ -9,12 +9,9 @@ from flwr.serverapp import Grid
 
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import RoundRequest, Traits, nested, part
 
 INSIDE = "base"
 """Where a wrapper's state keeps the state of the strategy inside it."""

@@ -25,9 +25,9 @@ from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.preflight import check_privacy
 from perennial.server.releases import Releases
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Disclosures
 from tests.forks import run_code
 from tests.rounds import begun, context
 from tests.seeded_noise import SeededNoise

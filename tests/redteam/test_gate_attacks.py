@@ -26,8 +26,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.multi_factor import MultiFactor
-from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
-from perennial.strategies.round.running_bounds import RunningBounds
+from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected, RunningBounds
 from tests.rounds import begun
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=2, round=7, num_classes=2)

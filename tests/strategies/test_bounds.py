@@ -17,8 +17,7 @@ from perennial.protocol.messages import TrainReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.running_bounds import RunningBounds
+from perennial.strategies.round.gate import Admitted, Rejected, RunningBounds
 from tests.rounds import context, received
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=2)

@@ -21,7 +21,7 @@ from perennial.learning.analytic.solve import Sums, gaussian, oracle_shrinkage, 
 from perennial.learning.analytic.statistics import Collector
 from perennial.models.feature_maps.ball import on_grid
 from perennial.models.feature_maps.pixels import Inputs
-from perennial.strategies.statistics.automatic import KINDS, AutomaticHead
+from perennial.strategies.analytic.automatic import KINDS, AutomaticHead
 
 AUTO: dict[str, Any] = {
     "name": "auto",

@@ -13,11 +13,9 @@ from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.multi_factor import MultiFactor
-from perennial.strategies.round.context import Aggregator
+from perennial.strategies.multi_factor import MultiFactor, mixed, share, water_fill
+from perennial.strategies.round.context import Aggregator, RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.sums.factors import mixed, share, water_fill
 from tests import rounds
 
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)

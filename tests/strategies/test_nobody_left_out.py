@@ -15,7 +15,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import RoundContext
-from perennial.strategies.round.running_bounds import COUNTS, NORMS, RunningBounds
+from perennial.strategies.round.gate import COUNTS, NORMS, RunningBounds
 from tests.rounds import context, received
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=2, num_classes=2)

@@ -9,9 +9,8 @@ from perennial.config.asks import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Disclosures, Traits
 from perennial.strategies.wrapper import Wrapper
 
 
