@@ -46,6 +46,7 @@ EXPERIMENT: dict[str, Removed] = {
         {"name": "random", "file": None, "sha256": None},
         "The encoder is random and drawn from the seed (docs/methods/feddig.md).",
     ),
+    "data.encoding": Removed(None, "Files are read as UTF-8, UTF-16 or Windows-1252; save others as UTF-8."),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
