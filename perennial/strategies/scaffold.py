@@ -65,8 +65,8 @@ class Scaffold(Corrected):
     name = ScaffoldSite.name
     traits = replace(Corrected.traits, requires="control variates in the sites' steps")
 
-    def __init__(self, server_lr: float = 1.0, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, server_lr: float = 1.0, **flower: Any) -> None:
+        super().__init__(**flower)
         if not server_lr > 0:
             raise ValueError(f"server_lr: found {server_lr}, allowed above 0")
         self.server_lr = server_lr
