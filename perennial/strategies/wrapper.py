@@ -1,7 +1,6 @@
 """The base of strategies around another one, which change requests, the aggregator or the whole round."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -24,8 +23,8 @@ class Wrapper(IncrementalStrategy):
     traits: the base's, and what both require; a subclass may replace some of them.
     """
 
-    def __init__(self, base: IncrementalStrategy, max_update_norm: float | None = None) -> None:
-        super().__init__(max_update_norm=max_update_norm or base.max_update_norm)
+    def __init__(self, base: IncrementalStrategy) -> None:
+        super().__init__()
         self.base, self.inner = base, (base,)
         self.traits = self.adapted(base.traits)
 
@@ -37,7 +36,7 @@ class Wrapper(IncrementalStrategy):
         """Run one exchange around the base's aggregator, or the base's own kind of round."""
         if self.base.traits.aggregates_in_parallel:
             return super().train_round(grid, request)
-        return self.base.train_round(grid, replace(request, max_update_norm=self.norm_bound(request)))
+        return self.base.train_round(grid, request)
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         """The base's requests, with what this strategy measures added."""

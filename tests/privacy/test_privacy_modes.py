@@ -136,7 +136,7 @@ def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
     assert central is not None
     told = context({"w": torch.zeros(1)}).request
     told = replace(told, max_update_norm=central.max_update_norm)
-    assert FedAvg(3.0).context(cast(Any, None), told).max_update_norm == pytest.approx(0.5, rel=1e-4)
+    assert FedAvg().context(cast(Any, None), told).max_update_norm == pytest.approx(0.5, rel=1e-4)
 
 
 def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_folding_one_by_one_is_the_weighted_mean_in_any_order(
 
 
 def test_a_late_reply_weighs_less() -> None:
-    strategy = MultiFactor(alpha=0, beta=1, gamma=0, delta=0, kappa=0.5, max_weight=1.0)
+    strategy = MultiFactor(alpha=0, beta=1, gamma=0, delta=0, max_weight=1.0)
     aggregate(strategy, [reply("now", 1), reply("late", 2, base_round=2)])
     weight = OUTCOMES[strategy].details["weights"]
     assert weight["late"] / weight["now"] == pytest.approx(math.exp(-1.0), rel=1e-4)
