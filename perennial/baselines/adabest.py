@@ -39,10 +39,8 @@ class AdaBest(Corrected):
     name = AdaBestSite.name
     traits = replace(Corrected.traits, requires="the sites' drift estimates in their steps")
 
-    def __init__(
-        self, mu: float = MU, beta: float = 0.85, max_update_norm: float | None = None, **flower: Any
-    ) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, mu: float = MU, beta: float = 0.85, **flower: Any) -> None:
+        super().__init__(**flower)
         if not 0 <= beta < 1 or not mu >= 0:
             raise ValueError(f"mu, beta: found {mu}, {beta}; allowed mu from 0, beta from 0 and below 1")
         self.mu, self.beta = mu, beta

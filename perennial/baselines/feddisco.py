@@ -57,10 +57,8 @@ class FedDisco(FedAvg):
     asks = ASKS["feddisco"]
     traits = Traits(requires="label counts from the sites")
 
-    def __init__(
-        self, a: float = 0.5, b: float = 0.1, max_update_norm: float | None = None, **flower: Any
-    ) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, a: float = 0.5, b: float = 0.1, **flower: Any) -> None:
+        super().__init__(**flower)
         if not a >= 0 or not b >= 0:
             raise ValueError(f"a, b: found {a}, {b}; allowed 0 or more")
         self.a, self.b = a, b

@@ -21,8 +21,8 @@ class Serial(FedAvg):
     # the chain goes on without a site that is busy
     traits = Traits(aggregates_in_parallel=False, waits_for_busy_sites=False)
 
-    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, **flower: Any) -> None:
+        super().__init__(**flower)
         self._chain = Chain()
 
     def admit_hop(self, reply: Admitted) -> None:
@@ -43,7 +43,7 @@ class Serial(FedAvg):
                 site,
                 arrays,
                 held=site in request.previous.holders,
-                max_update_norm=self.norm_bound(request),
+                max_update_norm=request.max_update_norm,
             )
             alone = replace(request, sites={site: request.sites[site]})
             step = ExactSum(arrays, request.sums.grid(alone.most_replies, self.largest_sum_weight(request)))

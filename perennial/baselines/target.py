@@ -104,10 +104,9 @@ class Target(FedAvg):
         steps: int = 200,
         distillation: float = DISTILLATION,
         temperature: float = TEMPERATURE,
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
-        super().__init__(max_update_norm, **flower)
+        super().__init__(**flower)
         if samples < 2 or steps < 1 or not distillation > 0 or not temperature > 0:
             raise ValueError("allowed samples from 2, steps from 1, distillation and temperature above 0")
         self.samples, self.steps = samples, steps

@@ -37,7 +37,7 @@ class Rounds:
         self._grid, self._position, self._strategy = grid, position, strategy
         self._attendance, self._history, self._releases = attendance, history, releases
         self._experiment = experiment = position.experiment
-        self._averaging = FedAvg(strategy.max_update_norm)
+        self._averaging = FedAvg()
         self._failed = self._attempt = 0
         # pre-training takes a few samples of each site, so its medians say nothing of the rounds after it
         medians = position.progress.bounds

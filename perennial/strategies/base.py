@@ -7,7 +7,6 @@ and under the curriculum, which calls `attach`, `begin_task`, `train_round`, `st
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -35,10 +34,7 @@ Kind = TypeVar("Kind", bound="IncrementalStrategy")
 
 
 class IncrementalStrategy(FlowerRounds):
-    """Base of all strategies; flower: keywords of Flower's FedAvg, for use under start().
-
-    max_update_norm: L2 norm above which an update is dropped; None: no bound.
-    """
+    """Base of all strategies; flower: keywords of Flower's FedAvg, for use under start()."""
 
     traits = Traits()
     asks = Asks()
@@ -46,9 +42,8 @@ class IncrementalStrategy(FlowerRounds):
     inner: "tuple[IncrementalStrategy, ...]" = ()
     """The strategies that this one works around; they see every hook of the run, state apart."""
 
-    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
+    def __init__(self, **flower: Any) -> None:
         super().__init__(**flower)
-        self.max_update_norm = max_update_norm
         self.exchange = Exchange()
         self._run: RunContext | None = None
 
@@ -126,11 +121,7 @@ class IncrementalStrategy(FlowerRounds):
 
     def context(self, grid: Grid, request: RoundRequest) -> RoundContext:
         """The context of a round of this strategy, before any site is asked."""
-        return RoundContext(grid, request, request.arrays, max_update_norm=self.norm_bound(request))
-
-    def norm_bound(self, request: RoundRequest) -> float | None:
-        """L2 norm above which an update of this round is dropped: the request's, else the strategy's own."""
-        return self.max_update_norm if request.max_update_norm is None else request.max_update_norm
+        return RoundContext(grid, request, request.arrays, max_update_norm=request.max_update_norm)
 
     def weight(self, reply: Admitted) -> float:
         """The weight of one update relative to others; default: its number of samples."""
@@ -192,8 +183,8 @@ class Wrapper(IncrementalStrategy):
     traits: the base's, and what both require; a subclass may replace some of them.
     """
 
-    def __init__(self, base: IncrementalStrategy, max_update_norm: float | None = None) -> None:
-        super().__init__(max_update_norm=max_update_norm or base.max_update_norm)
+    def __init__(self, base: IncrementalStrategy) -> None:
+        super().__init__()
         self.base, self.inner = base, (base,)
         self.traits = self.adapted(base.traits)
 
@@ -205,7 +196,7 @@ class Wrapper(IncrementalStrategy):
         """Run one exchange around the base's aggregator, or the base's own kind of round."""
         if self.base.traits.aggregates_in_parallel:
             return super().train_round(grid, request)
-        return self.base.train_round(grid, replace(request, max_update_norm=self.norm_bound(request)))
+        return self.base.train_round(grid, request)
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         """The base's requests, with what this strategy measures added."""

@@ -155,7 +155,7 @@ class Contribution(Wrapper):
         request = replace(
             request,
             observers=(*request.observers, self._watch),
-            max_update_norm=self.norm_bound(request),
+            max_update_norm=request.max_update_norm,
         )
         if self.ring is not None:
             self.ring.weighing = self._weighing(self.ring, grid, request)

@@ -41,8 +41,8 @@ class Corrected(FedAvg):
 
     traits = Traits(accepts_scaled_updates=False)
 
-    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, **flower: Any) -> None:
+        super().__init__(**flower)
         self.memory: dict[str, Tensor] = {}
         self.population: set[str] = set()
         self.folded: dict[str, int] = {}

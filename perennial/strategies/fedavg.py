@@ -1,17 +1,15 @@
 """FedAvg: the mean of the sites' updates, weighted by samples (McMahan et al. 2017, arXiv 1602.05629)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import RoundRequest, Traits
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.update_file import UpdateFile
 
 
 class FedAvg(IncrementalStrategy):
@@ -48,6 +46,14 @@ class FedAvg(IncrementalStrategy):
         """The largest value that weight() can have."""
         return 1.0 if self.fixed_weights else float(request.bounds.max_samples)
 
+    def take_sum(self, ctx: RoundContext, total: Arrays, weight: float) -> dict[str, Tensor]:
+        """Make the new global model from a sum of weighted updates, float64. weight: sum of the weights."""
+        scale = 1.0 / (ctx.asked if self.fixed_weights else weight)
+        return {
+            name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
+            for name, tensor in ctx.reference.items()
+        }
+
     def largest_weight(self, asked: int) -> float:
         return 1.0 / asked
 
@@ -83,48 +89,3 @@ class UniformMean(FedAvg):
 
     def largest_sum_weight(self, request: RoundRequest) -> float:
         return 1.0
-
-
-class Median(IncrementalStrategy):
-    """theta + the median of each value over the sites; the mean of the two in the middle of an even number.
-
-    Every site counts alike, whatever it claims; fewer than half of them can be dishonest. The updates of a
-    round wait on disk and are read once, in pieces of 32 MiB, so that memory does not grow with their number;
-    O(K log K) a value.
-    """
-
-    traits = Traits(compares_updates=True)
-
-    def combined(self, updates: UpdateFile) -> Iterator[tuple[str, int, Tensor]]:
-        """Yield the median update in pieces: (tensor's name, index of its first flat value, (w,) float64)."""
-        low, high = (len(updates) - 1) // 2, len(updates) // 2
-        for piece in updates.pieces():
-            ordered = piece.rows.sort(dim=0).values
-            yield piece.name, piece.start, (ordered[low] + ordered[high]) / 2
-
-    def aggregator(self, ctx: RoundContext) -> Aggregator:
-        return ComparedUpdates(ctx, self)
-
-
-class ComparedUpdates(Aggregator):
-    """Keeps a round's updates on disk until all are there; then combines them in order of names."""
-
-    def __init__(self, ctx: RoundContext, rule: Median) -> None:
-        super().__init__(ctx)
-        self._rule, self._file = rule, UpdateFile(ctx.reference)
-
-    def add(self, reply: Admitted) -> None:
-        self._file.add(reply.site, reply.update)
-
-    def complete(self) -> int:
-        return len(self._file)
-
-    def result(self) -> dict[str, Tensor]:
-        reference = self.ctx.reference
-        flat = {name: torch.empty(like.numel(), dtype=torch.float64) for name, like in reference.items()}
-        for name, start, values in self._rule.combined(self._file):
-            flat[name][start : start + len(values)] = values
-        return {
-            name: (tensor.double() + flat[name].view(tensor.shape).to(tensor.device)).to(tensor.dtype)
-            for name, tensor in reference.items()
-        }

@@ -45,8 +45,8 @@ class FedDyn(Corrected):
     name = FedDynSite.name
     traits = replace(Corrected.traits, requires="the dynamic regulariser in the sites' steps")
 
-    def __init__(self, alpha: float = ALPHA, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, alpha: float = ALPHA, **flower: Any) -> None:
+        super().__init__(**flower)
         if not alpha > 0:
             raise ValueError(f"alpha: found {alpha}, allowed above 0")
         self.alpha = alpha

@@ -48,7 +48,6 @@ class LayerAttention(IncrementalStrategy):
         temperature: float = 1.0,
         scale: Literal["none", "mean"] = "none",
         head_query: Literal["grown", "client_mean"] = "grown",
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
         if not 0 <= alpha <= 2:
@@ -57,7 +56,7 @@ class LayerAttention(IncrementalStrategy):
             raise ValueError(f"order: found {order}, allowed 1 or more")
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature: found {temperature}, allowed a finite number above 0")
-        super().__init__(max_update_norm, **flower)
+        super().__init__(**flower)
         self.alpha, self.sign, self.order, self.temperature = alpha, sign, order, temperature
         self.scale, self.head_query = scale, head_query
         self._rounds = 0
@@ -259,7 +258,7 @@ def dominance(weights: dict[str, dict[str, float]]) -> list[str]:
             sentences.append(
                 f"attention: site {site} has more than {DOMINANT:.0%} of the weight in {len(over)} of "
                 f"{len(rows)} layers ({over[worst]:.4f} in {worst}); its update may be poisoned or diverged: "
-                "see max_update_norm, scale and sign"
+                "see scale and sign"
             )
     return sentences
 

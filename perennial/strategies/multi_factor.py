@@ -28,6 +28,8 @@ from perennial.strategies.sums.exact_sum import ExactSum
 
 LEAST = 1e-3
 """No value of a factor counts below this, so that a share never magnifies the grid of the exact sum much."""
+KAPPA = 0.5
+"""Recency is exp(-KAPPA * rounds late)."""
 LOSS_FLOOR = 1e-3
 """Added to a loss before it is inverted."""
 
@@ -40,7 +42,7 @@ class MultiFactor(IncrementalStrategy):
     alpha, beta, gamma, delta: of size, recency, quality and inverse loss; only their proportions count. By
     default size counts alone, which is FedAvg with a cap: the others gained nothing. Accuracy and inverse
     loss favour sites with few classes, so keep them small.
-    kappa: recency is exp(-kappa * rounds late). staleness: rounds by which a reply may be late and still
+    staleness: rounds by which a reply may be late and still
     count. timeliness: "coverage" weighs the share of seen classes that a site holds in the place of recency.
     quality: accuracy on samples held out from training, or "train" as the paper's abstract has it.
     max_weight: cap on one site's weight in rounds of three sites or more, because all factors are the sites'
@@ -58,15 +60,13 @@ class MultiFactor(IncrementalStrategy):
         beta: float = 0.0,
         gamma: float = 0.0,
         delta: float = 0.0,
-        kappa: float = 0.5,
         timeliness: Literal["recency", "coverage"] = "recency",
         quality: Literal["held_out", "train"] = "held_out",
         max_weight: float = 0.5,
         staleness: int = 2,
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
-        super().__init__(max_update_norm, **flower)
+        super().__init__(**flower)
         given = {"size": alpha, "timeliness": beta, "quality": gamma, "inverse_loss": delta}
         if not all(0 <= value < math.inf for value in given.values()) or not any(given.values()):
             raise ValueError(
@@ -74,14 +74,13 @@ class MultiFactor(IncrementalStrategy):
                 "allowed: finite numbers, none negative and not all 0"
             )
         for name, value, allowed in (
-            ("kappa", kappa, 0 <= kappa < math.inf),
             ("max_weight", max_weight, 0 < max_weight <= 1),
             ("staleness", staleness, staleness >= 0),
         ):
             if not allowed:
                 raise ValueError(f"{name}: found {value}, which is out of range")
         self.coefficients = {name: value for name, value in given.items() if value}
-        self.kappa, self.max_weight = kappa, max_weight
+        self.max_weight = max_weight
         self.timeliness, self.quality = timeliness, quality
         measured = ", ".join(sorted(self.measurements)).replace("_", " ")
         requires = f"{measured}, measured at the sites" if measured else ""
@@ -159,7 +158,7 @@ class WeightedFactors(Aggregator):
                     value = float(reply.num_examples)
                 case "timeliness" if self._method.timeliness == "recency":
                     now = self.ctx.number if self.ctx.by_curriculum else reply.base_round
-                    value = math.exp(-self._method.kappa * (now - reply.base_round))
+                    value = math.exp(-KAPPA * (now - reply.base_round))
                 case "timeliness":
                     value = _figure(reply, CLASS_COVERAGE, 1.0)
                 case "quality":

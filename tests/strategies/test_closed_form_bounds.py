@@ -24,7 +24,6 @@ TASKS = {"count": 2, "rounds": 1}
     "bounds",
     [
         {"norm_multiple": 5.0},
-        {"norm_multiple": None},
         {"on_norm": "drop"},
         {"window": 3},
     ],

@@ -48,6 +48,9 @@ from perennial.strategies.round.request import (
     with_settings,
 )
 
+DELTA = 1e-5
+"""Of the noise on sparsity vectors."""
+
 
 class ClusteredPersonalisation(Wrapper):
     """base aggregates: all sites in the global rounds, then the shared layers of each cluster.
@@ -59,7 +62,7 @@ class ClusteredPersonalisation(Wrapper):
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
     channels, layers, combine: what a sparsity vector is made of (VectorSettings).
     By default that is every channel of the last ReLU call; the paper averages the first: combine: average.
-    sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
+    sparsity_epsilon: of the noise on each vector, at delta 1e-5; None: no noise, and no claim.
     """
 
     asks = ASKS["clustered_personalisation"]
@@ -77,11 +80,8 @@ class ClusteredPersonalisation(Wrapper):
         layers: int | None = None,
         combine: Combine = "last",
         sparsity_epsilon: float | None = None,
-        sparsity_delta: float = 1e-5,
-        max_update_norm: float | None = None,
     ) -> None:
-        bounds = [bound for bound in (max_update_norm, base.max_update_norm) if bound is not None]
-        super().__init__(base, min(bounds, default=None))
+        super().__init__(base)
         if not base.traits.aggregates_in_parallel or not base.traits.runs_per_cluster:
             raise ValueError(
                 f"base: {type(base).__name__} serves all sites at once and cannot work in one cluster beside "
@@ -91,15 +91,12 @@ class ClusteredPersonalisation(Wrapper):
             raise ValueError(f"global_rounds: found {global_rounds}, allowed 0 or more")
         if any(number is not None and number < 1 for number in (channels, layers)):
             raise ValueError(f"channels, layers: found {channels}, {layers}; allowed 1 or more")
-        if sparsity_epsilon is not None and not (sparsity_epsilon > 0 and 0 < sparsity_delta < 1):
-            raise ValueError(
-                f"sparsity_epsilon, sparsity_delta: found {sparsity_epsilon}, {sparsity_delta}; "
-                "allowed above 0, and between 0 and 1"
-            )
+        if sparsity_epsilon is not None and not sparsity_epsilon > 0:
+            raise ValueError(f"sparsity_epsilon: found {sparsity_epsilon}, allowed above 0")
         self._global_rounds = global_rounds
         self._patterns = personal
         self._personal: tuple[str, ...] = ()
-        self._vectors = VectorSettings(channels, layers, combine, sparsity_epsilon, sparsity_delta)
+        self._vectors = VectorSettings(channels, layers, combine, sparsity_epsilon, DELTA)
         self._grouping = Grouping(grouping, clusters, groups, self._vectors, standardise)
         self._global: Mapping[str, Tensor] = {}
         self._in_personal_phase = False
@@ -318,7 +315,6 @@ class FedPer(ClusteredPersonalisation):
         self,
         personal: tuple[str, ...] = ("head",),
         global_rounds: int | list[int] = 0,
-        max_update_norm: float | None = None,
     ) -> None:
         if not personal:
             raise ValueError("personal: found no layer, which is FedAvg; allowed: at least one")
@@ -328,5 +324,4 @@ class FedPer(ClusteredPersonalisation):
             clusters=1,
             grouping="random",
             personal=personal,
-            max_update_norm=max_update_norm,
         )

@@ -27,12 +27,14 @@ from perennial.strategies.round.context import Aggregator, Around, RoundContext,
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import Arrays, TaskStart, Traits
 
+RECALL_EPOCHS = 1
+"""Over an absent site's digests."""
+
 
 class DigestSynthesis(Wrapper):
     """FedDig: wraps a strategy, and lets the digests of absent sites stand in for them.
 
     base: what combines the updates.
-    recall_epochs: over an absent site's digests.
     server_epochs: over all digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
     weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
     by the samples in its digests.
@@ -47,7 +49,6 @@ class DigestSynthesis(Wrapper):
     def __init__(
         self,
         base: IncrementalStrategy,
-        recall_epochs: int = 1,
         server_epochs: int = 1,
         server_lr: float | None = None,
         guidance_lr: float | None = None,
@@ -62,14 +63,13 @@ class DigestSynthesis(Wrapper):
             )
         rates = {"server_lr": server_lr, "guidance_lr": guidance_lr}
         for name, value, allowed in (
-            ("recall_epochs", recall_epochs, recall_epochs >= 0),
             ("server_epochs", server_epochs, server_epochs >= 0),
             *((name, lr, lr is None or 0 < lr < math.inf) for name, lr in rates.items()),
         ):
             if not allowed:
                 raise ValueError(f"{name}: found {value}, which is out of range")
         self.weights, self.spread = weights, spread
-        self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
+        self.server_epochs = server_epochs
         self.server_lr, self.guidance_lr = server_lr, guidance_lr
         self._whole: DigestSynthesis | None = None
 
@@ -234,7 +234,7 @@ class StandIns(Counted):
             self._model(),
             features,
             labels,
-            self.method.recall_epochs,
+            RECALL_EPOCHS,
             learner.optimizer,
             stream(self._experiment.seed, "recall-batches", site, self.ctx.number),
             request.progress,

@@ -284,8 +284,9 @@ class RunningBounds:
     def round_done(self, replies: Iterable[Admitted]) -> None:
         """Note norms and samples of the replies in a round's model, for later bounds, and who met a bound."""
         replies = list(replies)
+        listed = bool(self.config.in_words)
         for reply in replies:
-            if reply.scaled or reply.capped:
+            if listed or reply.scaled or reply.capped:
                 met = self._met(reply.site)
                 met["scaled"] += reply.scaled
                 met["capped"] += reply.capped

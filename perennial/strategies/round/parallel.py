@@ -168,7 +168,6 @@ class FlowerRounds(FlowerFedAvg):
 
     traits: Traits
     exchange: Exchange
-    max_update_norm: float | None
 
     def __init__(self, **flower: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
@@ -212,7 +211,6 @@ class FlowerRounds(FlowerFedAvg):
             request,
             reference,
             asked=len(messages),
-            max_update_norm=self.max_update_norm,
             by_curriculum=False,
         )
         return messages

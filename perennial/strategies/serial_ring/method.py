@@ -74,10 +74,9 @@ class SerialRing(IncrementalStrategy):
         freeze: int = 0,
         init_noise_std: float = 0.0,
         init_noise_layers: float = 0.5,
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
-        super().__init__(max_update_norm, **flower)
+        super().__init__(**flower)
         if not 1 <= segments <= MOST_SEGMENTS:
             raise ValueError(f"segments: found {segments}, allowed 1 to {MOST_SEGMENTS}")
         if least_segment is not None and least_segment < 1:
@@ -211,7 +210,7 @@ class SerialRing(IncrementalStrategy):
             arrays,
             settings=json.dumps({"turn": turn.model_dump()}),
             held=holds_previous,
-            max_update_norm=self.norm_bound(request),
+            max_update_norm=request.max_update_norm,
             meanwhile=meanwhile,
         )
         if request.running is not None:
