@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.median import Median
-from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.sums.update_file import UpdateFile
 
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from perennial.config.strategies import ASKS
 from perennial.learning.site_method import FedProx as Proximal
-from perennial.models.growth import grown
+from perennial.models.layers import grown
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import Arrays, TaskStart
-from perennial.strategies.sums.parameters import is_statistic, parameter_zeros
+from perennial.strategies.round.request import Arrays, TaskStart, nested, part
+from perennial.strategies.sums.exact_sum import is_statistic, parameter_zeros
 
 MU = 0.01
 MOMENTUM, SCALE = "momentum", "scale"
