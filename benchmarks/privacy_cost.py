@@ -29,7 +29,7 @@ from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.simulation import simulated_site_names
 from perennial.config.site import SitePolicy
 from perennial.data.config import AugmentationConfig, DataConfig
-from perennial.data.digits import load_digits
+from perennial.data.public_sets import load_digits
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.private_training import train_privately

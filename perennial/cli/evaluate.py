@@ -138,7 +138,7 @@ def _verdict(
     """What the gate says, after margins and counts were printed, which no answer has a part in."""
     import numpy as np
 
-    from perennial.server.new_model_gate import Kind, Verdict, compare, read_margins
+    from perennial.server.new_model_gate import Kind, Verdict, compare, read_margins, records_needed
 
     samples, classes, before = outside.samples, outside.saved.classes, other.saved.classes
     labels = samples.y.numpy()
@@ -156,6 +156,13 @@ def _verdict(
     found = read_margins(margins, [name for _, name, _ in groups])
     stated = ", ".join(f"{name or 'all parts'} {100 * margin:g}" for name, margin in found.items())
     console.print(f"margins in points: {stated}; said before any answer is looked at", soft_wrap=True)
+    for kind, name, members in groups:
+        fewest, usual = records_needed(found.get(name, found[""]))
+        console.print(
+            f"  {kind} {name}: {int(members.sum())} records; its margin needs at least {fewest}, and about "
+            f"{usual} where two equally good models differ on a tenth of the records",
+            soft_wrap=True,
+        )
     scored = other.scored()
     approved = np.array([classes.index(name) for name in before])[scored.predicted] == labels
     parts = compare((approved, right), groups, found, outside.patients())

@@ -14,8 +14,7 @@ from perennial.config import charges
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.analytic.statistics import Collector, Statistics
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
-from perennial.models.feature_maps.ball import on_grid
-from perennial.models.feature_maps.content import content_of
+from perennial.models.feature_maps.ball import content_of, on_grid
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.released import Released
 from perennial.protocol.messages import FinishTaskRequest

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from perennial.client.release import data_are_read
 from perennial.client.site import Site
-from perennial.data.record_identity import identities, record_contents
+from perennial.data.splits import identities, record_contents
 from perennial.foundation.record_key import record_key
 from perennial.privacy.record_book import Ids, RecordBook, as_ids
 from perennial.privacy.released import Mechanism

@@ -1,4 +1,4 @@
-"""Image files of any kind and size, as 8-bit arrays of one colour mode and one size."""
+"""Image files of any kind, size and depth, as 8-bit arrays of one colour mode and one size."""
 
 import hashlib
 import json
@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.data.config import DataConfig, UnreadableConfig, Window
-from perennial.data.windows import chosen_frame, eight_bits, full_range
+from perennial.data.config import DataConfig, Window, left_out
+from perennial.data.dicom import chosen_frame, eight_bits, full_range, read_dicom
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 
 if TYPE_CHECKING:
     from PIL import Image
+
 
 Color = Literal["rgb", "gray"]
 Resize = Literal["stretch", "pad", "crop"]
@@ -56,7 +57,7 @@ class ImageReading:
     resize: Resize = "stretch"
     window: Window | None = None
     frame: Frame | None = None
-    unreadable: UnreadableConfig = UnreadableConfig()
+    unreadable: Literal["refuse", "skip"] = "refuse"
 
     @classmethod
     def of(cls, config: DataConfig) -> "ImageReading":
@@ -87,7 +88,7 @@ def read_images(paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
     """
     bad: dict[int, str] = {}
     modes: list[str] = [""] * len(paths)
-    most = MOST_BAD_FILES if reading.unreadable.action == "refuse" else len(paths)
+    most = MOST_BAD_FILES if reading.unreadable == "refuse" else len(paths)
     first = None
     for index, path in enumerate(paths):
         if (first := _read(path, reading, index, bad, modes)) is not None or len(bad) >= most:
@@ -113,12 +114,12 @@ def read_images(paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
     notes = _notes_on_modes(modes, reading.color)
     if not bad:
         return ImagesRead(out, np.arange(len(paths)), notes)
-    left_out = reading.unreadable.left_out(len(bad), len(paths), "images that")
-    if left_out is None:
+    note = left_out(reading.unreadable, len(bad), len(paths), "images that")
+    if note is None:
         raise DataError(_bad_files(sorted(bad.values())))
     rows = np.array([index for index in range(len(paths)) if index not in bad])
     named = "; ".join(sorted(bad.values())[:3])
-    return ImagesRead(out[rows], rows, (*notes, f"{left_out}, left out: {named}"))
+    return ImagesRead(out[rows], rows, (*notes, f"{note}, left out: {named}"))
 
 
 def decoded(cache: Path | None, paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
@@ -189,8 +190,6 @@ def _read(
         if path.stat().st_size == 0:
             raise ValueError("the file is empty (0 bytes)")
         if is_dicom(path):
-            from perennial.data.dicom import read_dicom
-
             image = Image.fromarray(read_dicom(path, reading.window, reading.frame))
             modes[index] = "gray" if image.mode == "L" else "colour"
             array = np.asarray(_conformed(image, reading))

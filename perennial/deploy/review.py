@@ -16,7 +16,7 @@ from perennial.config.document import flat
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig, SitePolicy
 from perennial.data.config import DataConfig
-from perennial.data.registry import Registry, build_registry
+from perennial.data.schedule import Registry, build_registry
 from perennial.deploy.approval import Offer
 from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
 from perennial.foundation.plugins import only
@@ -155,7 +155,7 @@ def _entries(plan: Plan) -> list[Entry]:
     experiment, run = plan.experiment, ""
     found: list[Mechanism] = []
     if experiment.strategy.trains:
-        found += [charges.update(experiment, run)] * (plan.rounds * plan.segments)
+        found += [charges.update(experiment, run)] * _times(plan, "train")
     else:
         found += [charges.sums(experiment, run, task) for task in range(1, len(plan.last_rounds) + 1)]
     if experiment.learner.means == "global":

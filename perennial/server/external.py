@@ -15,10 +15,9 @@ from perennial.data.config import DataConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
 from perennial.data.inputs import strange_columns
-from perennial.data.record_identity import record_contents
 from perennial.data.samples import Samples, fill_missing, joined, stored_as
 from perennial.data.sources import load
-from perennial.data.splits import KeyedHash
+from perennial.data.splits import KeyedHash, record_contents
 from perennial.data.table import table_file
 from perennial.foundation.errors import DataError
 from perennial.foundation.files import make_folder, replace_file

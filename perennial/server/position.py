@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation.streams import stream
 from perennial.learning.device import autocast
 from perennial.models.factory import build_model
@@ -24,8 +23,8 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_previous, save_previous
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_states import Progress
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.previous import PreviousModel
+from perennial.strategies.round.context import RoundOutcome
+from perennial.strategies.round.request import PreviousModel
 
 
 class GlobalModel:

@@ -8,8 +8,7 @@ import torch
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.data.deployed import declared_constants, declared_fill, declared_input_shape
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.learning.privacy_claim import check_claim
@@ -22,8 +21,8 @@ from perennial.server.continuation import registry_of
 from perennial.server.position import GlobalModel
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.run_context import RunContext
 
 
 @dataclass(frozen=True)

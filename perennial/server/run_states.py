@@ -30,8 +30,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation.errors import StateError
 from perennial.foundation.plain import PlainObject
 

@@ -19,7 +19,7 @@ from perennial.deploy import supernode_process
 from perennial.deploy.supernode_process import expire_token, refuse_unapproved_apps, send_whole_replies
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import NOT_APPROVED
-from perennial.strategies.round.queries import describe_error
+from perennial.strategies.round.exchange import describe_error
 
 PARTS = [b"first part", b"second part"]
 

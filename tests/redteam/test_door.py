@@ -73,7 +73,8 @@ def test_other_measurements_layers_and_rounds_than_the_experiments(tmp_path: Pat
     other = train(hospital, settings=json.dumps({"tell": [TRAIN_ACCURACY]}))
     assert "settings.tell: 'train_accuracy'" in refused(hospital, other)
     personal = next(iter(hospital.arrays()))
-    assert "personal: the approved" in refused(hospital, train(hospital, personal=[personal]))
+    kept = train(hospital, settings=json.dumps({"personal": [personal]}))
+    assert "settings.personal: the approved" in refused(hospital, kept)
     assert "round: found 5, allowed 1 to 4" in refused(hospital, train(hospital, round=5))
     assert "task, num_classes: found 1, 5" in refused(hospital, train(hospital, round=3))
     finish = FinishTaskRequest(**hospital.stamp(2), arrays=Tensors(hospital.arrays()))
@@ -88,7 +89,8 @@ def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
 
     def evaluate(value: float, run: str = RUN) -> EvaluateRequest:
         arrays = {name: torch.full_like(tensor, value) for name, tensor in hospital.arrays().items()}
-        return EvaluateRequest(**hospital.stamp(2) | {"run": run}, arrays=Tensors(arrays))
+        stamp: Any = hospital.stamp(2) | {"run": run}
+        return EvaluateRequest(**stamp, arrays=Tensors(arrays))
 
     assert hospital.ask(evaluate(0.1)) is not None and hospital.ask(evaluate(0.2)) is not None
     again = hospital.ask(evaluate(0.1))

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.multi_factor import MultiFactor
-from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
-from perennial.strategies.round.running_bounds import RunningBounds
+from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected, RunningBounds
 from tests.rounds import begun
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=2, round=7, num_classes=2)
@@ -215,7 +215,7 @@ def test_the_largest_claim_counts_as_the_bound_and_is_named() -> None:
 
 def test_a_norm_just_below_the_bound_never_raises_the_bound() -> None:
     """A minority of 2 in 5 that grows by half each round: its bound stays at three honest norms."""
-    bounds = RunningBounds(BoundsConfig(), {})
+    bounds = RunningBounds(BoundsConfig(norm_multiple=3), {})
     honest = [Admitted(f"h{k}", {"w": torch.tensor([1.0])}, 1.0, 10) for k in range(3)]
     bounds.round_done([*honest, Admitted("x", {}, 1.0, 10), Admitted("y", {}, 1.0, 10)])
     length = 2.99
@@ -277,7 +277,7 @@ def test_metrics_beyond_any_use_are_refused_by_their_length() -> None:
     assert "field 'metrics'" in rejected(sent(record))
 
 
-@pytest.mark.parametrize("strategy", [MultiFactor, FedDisco])
+@pytest.mark.parametrize("strategy", [partial(MultiFactor, gamma=0.1), FedDisco])
 @pytest.mark.parametrize(
     "lie",
     [math.nan, math.inf, -1, 10**400, 1e308, "9", None, [1], [10**400, 1], [math.nan, 1], {"a": 1}, True],

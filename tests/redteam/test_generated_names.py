@@ -223,12 +223,7 @@ SITE = {
     "connection": {"superlink": "host:9092"},
 }
 MODEL = {
-    "experiment": {
-        **OTHERS[0],
-        "seed": 1,
-        "model": {"name": "mlp", "hidden": [4]},
-        "digests": {},
-    },
+    "experiment": {**OTHERS[0], "seed": 1, "model": {"name": "mlp", "hidden": [4]}, "digests": {}},
     "classes": ["a", "b"],
     "inputs": {"shape": [2], "stored": "float32", "mean": [0, 0], "std": [1, 1], "columns": {"a": "numeric"}},
     "confidence": {"void": "", "points": {"a": [0.9, 0.1]}},
@@ -246,7 +241,7 @@ def requests(hospital: Hospital) -> Iterator[dict[str, Any]]:
         "tell": ["train_accuracy"],
     }
     for request in (
-        TrainRequest(arrays=arrays, personal=["head"], **stamp),
+        TrainRequest(arrays=arrays, settings=json.dumps({"personal": ["head"]}), **stamp),
         EvaluateRequest(arrays=arrays, **stamp),
         SparsityRequest(arrays=arrays, network="model", channels=[0], layers=1, combine="average", **stamp),
         CompareHeadsRequest(features=SHA, heads=arrays, **stamp),

@@ -23,6 +23,7 @@ from perennial.server.new_model_gate import (
     compare,
     paired_difference,
     read_margins,
+    records_needed,
     write_verdicts,
 )
 
@@ -188,6 +189,21 @@ def test_the_interval_is_that_of_the_constrained_likelihood_and_holds_its_level(
                 [lgamma(units + 1) - sum(lgamma(n + 1) for n in each) for each in counts.tolist()]
             )
             assert np.exp(ways + counts @ logs).sum() < 0.037
+
+
+def test_what_a_margin_needs_and_how_sure_few_records_make_one() -> None:
+    """Of two equally good models that differ on a tenth of records four in five pass at the usual number."""
+    assert records_needed(0.05) == (73, 350) and records_needed(0.1) == (35, 104)
+    draw, passed = np.random.default_rng(0), 0
+    for _ in range(400):
+        lost, gained, _alike = draw.multinomial(350, [0.05, 0.05, 0.9])
+        passed += Part("class", "ill", 350, lost, gained, 0.05).passes
+    assert 0.74 < passed / 400 < 0.88
+    few, one, worse = (
+        Part("class", "ill", 20, lost, gained, 0.1) for lost, gained in ((0, 0), (1, 1), (5, 0))
+    )
+    assert not few.passes and 0.9 < few.probability < 1 and worse.probability < 0.1
+    assert worse.probability < one.probability < few.probability
 
 
 def test_a_patient_counts_once_however_many_records_there_are() -> None:

@@ -10,8 +10,7 @@ from perennial.client.plan import Plan
 from perennial.config.asks import Asks, Between, OneOf
 from perennial.config.experiment import Experiment
 from perennial.config.strategies import ASKS, STRATEGIES, asks_of
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation import plugins
 from perennial.foundation.errors import PolicyRefusal
 
@@ -52,9 +51,7 @@ def test_a_plug_in_never_counts_as_one_whose_sum_is_enough() -> None:
     assert not asks_of("fedavg", {}).single_updates
 
 
-def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(
-    tmp_path: Path,
-) -> None:
+def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(tmp_path: Path) -> None:
     (tmp_path / "curious.py").write_text(
         "from perennial import FedAvg\n"
         "from perennial.config.asks import Asks\n"

@@ -13,11 +13,9 @@ from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.multi_factor import MultiFactor
-from perennial.strategies.round.context import Aggregator
+from perennial.strategies.multi_factor import MultiFactor, mixed, share, water_fill
+from perennial.strategies.round.context import Aggregator, RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.sums.factors import mixed, share, water_fill
 from tests import rounds
 
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)
@@ -40,7 +38,8 @@ def reply(site: str, seed: int, **fields: Any) -> Admitted:
     generator = torch.Generator().manual_seed(seed)
     update = {name: torch.randn(t.shape, generator=generator) for name, t in REFERENCE.items()}
     norm = math.sqrt(sum(float(t.square().sum()) for t in update.values()))
-    return Admitted(site, update, norm, **({"num_examples": 10, "base_round": 4} | fields))
+    known: Any = {"num_examples": 10, "base_round": 4} | fields
+    return Admitted(site, update, norm, **known)
 
 
 def told(accuracy: float, loss: float) -> dict[str, float]:
@@ -75,7 +74,10 @@ def plainly(strategy: MultiFactor, replies: list[Admitted]) -> dict[str, torch.T
 
 def test_by_hand() -> None:
     mix = {"size": 0.5, "inverse_loss": 0.5}
-    values = [{"size": 10.0, "inverse_loss": 1 / 1}, {"size": 30.0, "inverse_loss": 1 / 3}]
+    values: list[dict[str, float | None]] = [
+        {"size": 10.0, "inverse_loss": 1 / 1},
+        {"size": 30.0, "inverse_loss": 1 / 3},
+    ]
     assert share([10.0, 30.0]).of(10.0) == 0.25
     assert share([1.0, 1 / 3]).of(1.0) == pytest.approx(0.75)
     assert weights(mix, values) == pytest.approx([0.5, 0.5])
@@ -151,7 +153,7 @@ def test_folding_one_by_one_is_the_weighted_mean_in_any_order(
 
 
 def test_a_late_reply_weighs_less() -> None:
-    strategy = MultiFactor(alpha=0, beta=1, gamma=0, delta=0, kappa=0.5, max_weight=1.0)
+    strategy = MultiFactor(alpha=0, beta=1, gamma=0, delta=0, max_weight=1.0)
     aggregate(strategy, [reply("now", 1), reply("late", 2, base_round=2)])
     weight = OUTCOMES[strategy].details["weights"]
     assert weight["late"] / weight["now"] == pytest.approx(math.exp(-1.0), rel=1e-4)
@@ -174,18 +176,18 @@ def test_a_late_reply_weighs_less() -> None:
 def test_a_reply_with_an_impossible_figure_is_rejected_and_leaves_no_trace(
     metrics: dict[str, Any], field: str
 ) -> None:
-    round_ = begun(MultiFactor())
+    round_ = begun(MultiFactor(0.7, 0.1, 0.1, 0.1))
     round_.add(reply("honest", 1, metrics=told(0.5, 1.0)))
     with pytest.raises(Rejected, match=field):
         round_.add(reply("liar", 2, metrics=metrics))
     found = round_.result()
-    alone = aggregate(MultiFactor(), [reply("honest", 1, metrics=told(0.5, 1.0))])
+    alone = aggregate(MultiFactor(0.7, 0.1, 0.1, 0.1), [reply("honest", 1, metrics=told(0.5, 1.0))])
     assert all(torch.equal(found[name], alone[name]) for name in REFERENCE)
 
 
 def test_sites_are_asked_for_what_the_weights_need_in_one_message_for_all() -> None:
     request = TrainRequest(**STAMP.stamp_fields, arrays=REFERENCE, settings='{"mu": 1}')  # type: ignore[arg-type]
-    strategy = MultiFactor()
+    strategy = MultiFactor(0.7, 0.1, 0.1, 0.1)
     first, second = strategy.requests(request, ["a", "b"]).values()
     assert first is second
     assert first.settings == '{"mu": 1, "tell": ["held_out_accuracy", "classification_loss"]}'

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError
-from perennial.models.feature_maps.ball import on_grid, unit_rows
+from perennial.models.feature_maps.ball import content_of, on_grid, unit_rows
 from perennial.models.feature_maps.config import (
+    PACKAGES,
     Alternative,
     FeatureMapConfig,
     InputsConfig,
@@ -25,16 +26,11 @@ from perennial.models.feature_maps.config import (
     as_sides,
     choice_names,
 )
-from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.finished_run import FinishedRun, NetworkOf, build_finished_run
-from perennial.models.feature_maps.folded import fold
-from perennial.models.feature_maps.packages import PACKAGES
-from perennial.models.feature_maps.patches import Patches, drawn_filters
-from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels
+from perennial.models.feature_maps.patches import Patches, Symmetric, Tiled, drawn_filters, tile_shape
+from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels, RandomReLU
+from perennial.models.feature_maps.pretrained import fold
 from perennial.models.feature_maps.projection import Projection, build_projection
-from perennial.models.feature_maps.random_relu import RandomReLU
-from perennial.models.feature_maps.symmetry import Symmetric
-from perennial.models.feature_maps.tiled import Tiled, tile_shape
 from perennial.models.incremental import below
 
 
@@ -241,8 +237,7 @@ def _build(
     if isinstance(config, PairsConfig):
         return Pairs(shape), {"weights": "none"}
     if isinstance(config, RandomMapConfig):
-        drawn = f"drawn from the public seed {config.seed}"
-        return RandomReLU(config.width, shape, config.seed), {"weights": drawn}
+        return RandomReLU(config.width, shape), {"weights": "drawn from a public seed"}
     if isinstance(config, ModelMapConfig):
         assert network_of is not None
         return build_finished_run(config, shape, with_weights, network_of)
@@ -261,9 +256,9 @@ def _build(
                 f"model.features: patches of size {config.size} fit {max(cells, 0)} times along images of "
                 f"{height}x{width} pixels; allowed {config.grid} (grid) or more: a smaller size or grid"
             )
-        filters = drawn_filters(config.filters, config.size, shape[0], config.seed)
-        taken = f"patches of two public photographs (CC BY 2.0), drawn from the public seed {config.seed}"
-        patches = Patches(filters, config.grid, config.threshold, sides, config.power)
+        filters = drawn_filters(config.filters, config.size, shape[0])
+        taken = "patches of two public photographs (CC BY 2.0), drawn from a public seed"
+        patches = Patches(filters, config.grid, sides, config.power)
         return _symmetric(patches, config, (height, width)), {"weights": taken}
     from perennial.models.feature_maps.pretrained import build_pretrained
 
