@@ -20,6 +20,8 @@ from perennial.foundation.errors import (
     RecordGone,
     shown,
 )
+from perennial.foundation.record_key import record_key
+from perennial.privacy.record_book import RecordBook
 from perennial.privacy.released import Mechanism, Public, Released
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import Refusal
@@ -204,6 +206,5 @@ def _charge(identity: Identity, released: list[Released[Any]]) -> None:
         if chosen is None or chosen.ids is None:
             ledger.charge(mechanism.entry, limit)
         else:
-            from perennial.client.record_sets import book_of
-
-            book_of(identity.state_dir).charge(ledger, mechanism.entry, limit, chosen.ids, chosen.version)
+            book = RecordBook(identity.state_dir, record_key(identity.state_dir))
+            book.charge(ledger, mechanism.entry, limit, chosen.ids, chosen.version)
