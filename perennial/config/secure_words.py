@@ -53,7 +53,7 @@ class UpdateWords:
     def grid(self) -> SumGrid:
         """The grid on which updates are rounded when sites do not share noise."""
         largest = self.weight(self.experiment.bounds.max_samples)
-        return self.experiment.sums.grid(self.updates, float(largest))
+        return SumGrid(max(1, self.updates), float(largest))
 
     def encode(self, update: Mapping[str, Tensor], weight: int) -> Words:
         """(P + 1,) words of one site, without noise.
