@@ -5,7 +5,11 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="For the operator: a federation's keys, sites and runs.")
+app = typer.Typer(
+    suggest_commands=False,
+    no_args_is_help=True,
+    help="For the operator: a federation's keys, sites and runs.",
+)
 Folder = Annotated[Path, typer.Option("--folder", help="the federation's folder")]
 Site = Annotated[str, typer.Argument(help="the site's name")]
 Run = Annotated[str, typer.Argument(help="the run's name")]

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from perennial.privacy.ledger import Ledger
 
 app = typer.Typer(
-    no_args_is_help=True, help="At a hospital: keys, the operator's bundle, approvals, the SuperNode."
+    suggest_commands=False,
+    no_args_is_help=True,
+    help="At a hospital: keys, the operator's bundle, approvals, the SuperNode.",
 )
 SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
 

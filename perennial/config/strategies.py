@@ -21,6 +21,14 @@ STRATEGIES = {
     "cyclic_weight_transfer": "perennial.baselines.cyclic_weight_transfer:CyclicWeightTransfer",
     "feddisco": "perennial.baselines.feddisco:FedDisco",
     "feddyn": "perennial.strategies.feddyn:FedDyn",
+    "fedprox": "perennial.strategies.server_optimisers:FedProx",
+    "fedavgm": "perennial.strategies.server_optimisers:FedAvgM",
+    "fedadam": "perennial.strategies.server_optimisers:FedAdam",
+    "fedyogi": "perennial.strategies.server_optimisers:FedYogi",
+    "fedadagrad": "perennial.strategies.server_optimisers:FedAdagrad",
+    "krum": "perennial.strategies.krum:Krum",
+    "multi_krum": "perennial.strategies.krum:MultiKrum",
+    "trimmed_mean": "perennial.strategies.krum:TrimmedMean",
     "fednova": "perennial.strategies.fednova:FedNova",
     "scaffold": "perennial.strategies.scaffold:Scaffold",
     "target": "perennial.baselines.target:Target",
@@ -31,9 +39,8 @@ STRATEGIES = {
     "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
 }
 REMOVED = {
-    "fedprox": "use fedavg with learner.correction: {name: fedprox, mu: 0.01}",
     **dict.fromkeys(
-        ("bucketing", "centred_clipping", "geometric_median", "krum", "trimmed_mean"),
+        ("bucketing", "centred_clipping", "geometric_median"),
         "use median (docs/robustness.md)",
     ),
     "glfc": "use fedavg, with the two parts of GLFC in `learner` (experiments/glfc_digits.yaml)",
@@ -69,6 +76,8 @@ def _corrected(name: str) -> dict[str, Between | OneOf | None]:
 
 ASKS: Mapping[str, Asks] = {
     "fedavg": Asks(single_updates=""),
+    "fedprox": Asks(site_half=True, single_updates=""),
+    **dict.fromkeys(("fedavgm", "fedadam", "fedyogi", "fedadagrad"), Asks(single_updates="")),
     "uniform_mean": Asks(counts_alike=True, single_updates=""),
     "analytic": Asks(statistics=True, single_updates=""),
     "fednova": Asks(
@@ -96,6 +105,10 @@ ASKS: Mapping[str, Asks] = {
     "cyclic_weight_transfer": Asks(single_updates=_HANDED_ON),
 }
 """A strategy that is not here asks for nothing beside its updates, each in the clear."""
+LOCAL_STEPS: Mapping[str, Mapping[str, Any]] = {
+    "scaffold": {"name": "sgd", "momentum": 0.0, "schedule": "constant"},
+}
+"""What a strategy needs of `learner.optimizer`: its arithmetic counts steps of plain SGD of one size."""
 
 
 def asks_of(name: str, keys: Mapping[str, Any]) -> Asks:

@@ -184,7 +184,7 @@ class OperatorPages:
             forgotten, status = number(summary.get("forgetting")), "finished"
         else:
             state, _ = self.watch(name)
-            status, accuracy, forgotten = state.status, state.accuracy, state.worst_forgetting
+            status, accuracy, forgotten = state.status, state.accuracy, state.mean_forgetting
             left = state.seconds_left
             progress = f"round {state.round} of {state.rounds_planned}" if state.rounds_planned else "begins"
             if left is not None and status == "running":

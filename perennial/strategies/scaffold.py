@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.errors import ProtocolError
 from perennial.learning.site_method import LocalTurn
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -74,16 +74,8 @@ class Scaffold(Corrected):
         """Size of a local step; None under Flower's own start()."""
 
     def attach(self, run: RunContext) -> None:
-        """Begin a run. Raises ConfigError unless local steps are plain SGD of one size, for option II."""
         super().attach(run)
-        optimizer = run.experiment.learner.optimizer
-        for key, needed in (("name", "sgd"), ("momentum", 0.0), ("schedule", "constant")):
-            found = getattr(optimizer, key)
-            if found != needed:
-                raise ConfigError(
-                    f"learner.optimizer.{key}: found {found!r}; scaffold's control variates allow {needed!r}"
-                )
-        self.local_lr = optimizer.lr
+        self.local_lr = run.experiment.learner.optimizer.lr
 
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
         tensors = {**(request.method or {}), **nested(CONTROL, self.memory)}

@@ -215,7 +215,7 @@ def test_the_largest_claim_counts_as_the_bound_and_is_named() -> None:
 
 def test_a_norm_just_below_the_bound_never_raises_the_bound() -> None:
     """A minority of 2 in 5 that grows by half each round: its bound stays at three honest norms."""
-    bounds = RunningBounds(BoundsConfig(), {})
+    bounds = RunningBounds(BoundsConfig(norm_multiple=3), {})
     honest = [Admitted(f"h{k}", {"w": torch.tensor([1.0])}, 1.0, 10) for k in range(3)]
     bounds.round_done([*honest, Admitted("x", {}, 1.0, 10), Admitted("y", {}, 1.0, 10)])
     length = 2.99

@@ -30,12 +30,12 @@ def unusual(sites: int = 6) -> Tensor:
 
 
 def round_after(rounds: int, sites: int) -> tuple[FedAvg, RoundContext]:
-    """FedAvg with the default bounds, before the round after so many."""
+    """FedAvg with bounds, before the round after so many."""
     set_task_identity()
     strategy = FedAvg()
     former = {NORMS: [20.0] * rounds, COUNTS: {f"site-{k}": 10 for k in range(sites)} if rounds else {}}
     strategy.exchange.names = {number + 1: f"site-{number}" for number in range(sites)}
-    running = RunningBounds(BoundsConfig(), former)
+    running = RunningBounds(BoundsConfig(norm_multiple=3), former)
     return strategy, context({"a": torch.zeros(400)}, stamp=STAMP, replies=sites, running=running)
 
 

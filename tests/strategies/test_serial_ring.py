@@ -44,7 +44,7 @@ def test_with_segments_the_model_goes_round_once_for_each() -> None:
 
 
 def bounded(grid: ScriptedGrid) -> RoundRequest:
-    return replace(request(grid), running=RunningBounds(BoundsConfig(), {}))
+    return replace(request(grid), running=RunningBounds(BoundsConfig(norm_multiple=3), {}))
 
 
 @pytest.mark.parametrize("boosted", ["a", "b", "c", "d"])

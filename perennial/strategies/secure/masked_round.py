@@ -13,6 +13,7 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.secure_words import UpdateWords
 from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.secure.server_session import NotEnough
@@ -112,7 +113,7 @@ class MaskedRound:
 
         Its weight must be one that they can have, and its mean within the strategy's bound.
         """
-        most = survivors * layout.weight(layout.experiment.bounds.max_samples)
+        most = survivors * layout.weight(MAX_SAMPLES)
         if not survivors <= weight <= most:
             raise ValueError(f"the sum of the weights is {weight}; allowed {survivors} to {most}")
         norm = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in total.values())) / weight
