@@ -49,13 +49,7 @@ class MaskedFederation:
         """Sessions of the sites that answer; the peers are all of them."""
         return {
             name: SiteSession.prepare(
-                name,
-                attempt,
-                self.parameters,
-                self.peers,
-                self.cipher[name],
-                self.identity[name],
-                trust_all,
+                name, attempt, self.parameters, self.peers, self.cipher[name], self.identity[name], trust_all
             )
             for name in self.names
             if names is None or name in names
@@ -67,10 +61,7 @@ class MaskedFederation:
 
 
 def run_attempt(
-    federation: MaskedFederation,
-    values: dict[str, Words],
-    number: int,
-    phases: Sequence[Collection[str]],
+    federation: MaskedFederation, values: dict[str, Words], number: int, phases: Sequence[Collection[str]]
 ) -> tuple[Words, list[str]] | str:
     """One attempt in which phases[i] answer phase i (adverts, masked values, signatures, openings).
 
