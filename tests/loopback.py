@@ -77,7 +77,7 @@ class Deployment:
         self.pinned = prefix is not None
         self._prefix = prefix or []
         self.names = sites
-        self.fleet, self.control, self.health, self.pages, *ports = free_ports(4 + len(sites))
+        self.fleet, self.control, self.pages, *ports = free_ports(3 + len(sites))
         self.ports = dict(zip(sites, ports, strict=True))
         self.environment: dict[str, dict[str, str]] = {}
         """Variables beside this process's own, by the name of a process."""
@@ -122,7 +122,7 @@ class Deployment:
         )
         path = self.operator / "deploy.yaml"
         settings = yaml.safe_load(path.read_text())
-        path.write_text(yaml.safe_dump({**settings, "fleet_host": LOOPBACK, "health_port": self.health}))
+        path.write_text(yaml.safe_dump({**settings, "fleet_host": LOOPBACK}))
 
     @property
     def run_folder(self) -> Path:
@@ -215,7 +215,7 @@ class Deployment:
         self.deploy("add-site", name, "--public-key", own / "node.key.pub")
         self.deploy("bundle", name)
         self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", own)
-        self.edit_site(name, connection={"runtime_port": self.ports[name], "any_app": not self.pinned})
+        self.edit_site(name, connection={"runtime_port": self.ports[name]})
         self.open_site(name)
 
     def processes(self) -> list[str]:
@@ -257,13 +257,14 @@ class Deployment:
 
     def wait_for_run(self, name: str, seconds: float = 240) -> str:
         """Flower's final status of a run."""
+        from perennial.deploy.control import list_runs
         from perennial.deploy.federation import OperatorFolder
-        from perennial.deploy.operations import flower_runs, last_run
+        from perennial.deploy.operations import last_run
 
         operator = OperatorFolder(self.operator)
         until, status = time.monotonic() + seconds, "unknown"
         while time.monotonic() < until:
-            status = flower_runs(operator)[last_run(operator, name)].status
+            status = list_runs(operator)[last_run(operator, name)].status
             if status.startswith("finished"):
                 return status
             time.sleep(1)

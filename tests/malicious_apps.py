@@ -23,8 +23,7 @@ import yaml
 from perennial.config.document import DOCUMENT, ENCODER, document_digest
 from perennial.config.experiment import load_experiment
 from perennial.config.site import SiteConfig
-from perennial.deploy.app_archive import LARGEST, MANIFEST
-from perennial.deploy.application import PROJECT, VERSION, project_file
+from perennial.deploy.application import DATE, LARGEST, MANIFEST, PROJECT, VERSION, project_file
 from perennial.deploy.approval import read_offer
 from perennial.deploy.bundle import open_bundle
 from perennial.deploy.review import offer_in_words
@@ -57,7 +56,7 @@ def packed(members: Members, *, listed: bool = True, method: int = zipfile.ZIP_S
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, data in [*members, *([(MANIFEST, manifest(members))] if listed else [])]:
-            info = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            info = zipfile.ZipInfo(name, DATE)
             info.compress_type = method
             archive.writestr(info, data)
     return buffer.getvalue()

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from perennial.deploy.certificates import read_validity
+from perennial.deploy.control import list_runs
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.operations import flower_runs, progress
+from perennial.deploy.operations import progress
 from perennial.deploy.run_book import FlowerRun, RunBook
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
@@ -58,7 +59,7 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
     ends = min(certificate.ends for certificate in served).timestamp()
     superlink = SuperLinkStatus(math.inf, ends, {}) if said is None else said
     superlink = replace(superlink, others=others)
-    listed = ask_flower(folder) if superlink.alive else {}
+    listed = list_runs(folder) if superlink.alive else {}
     ids = book.owners(listed)
     superlink = replace(superlink, unknown=book.unknown(listed))
     states = {name: RunState(runs / name) for name in ids if (runs / name).is_dir()}
@@ -88,11 +89,6 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
         ],
     }
     return facts, ranked(faults)
-
-
-def ask_flower(folder: OperatorFolder) -> dict[str, FlowerRun]:
-    """Flower's runs by id. Raises StateError when it does not answer."""
-    return flower_runs(folder)
 
 
 def _status(listed: dict[str, FlowerRun], started: list[str]) -> str:

@@ -144,7 +144,7 @@ app.command("serve")(serve_site)
 def check(path: SiteFile = Path("site.yaml")) -> None:
     """Check key, certificates, approvals and connection; say what a hostile server could get."""
     from perennial.client.exposure import in_words
-    from perennial.deploy.supernode import check_superlink, ports_in_words, read_setup
+    from perennial.deploy.supernode import check_superlink, port_in_words, read_setup
 
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
@@ -152,11 +152,9 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"authority:   {authority.identified}")
     for approved in setup.apps:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
-    if setup.connection.any_app:
-        typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
-    for line in in_words(setup.config.policy, any_app=setup.connection.any_app):
+    for line in in_words(setup.config.policy):
         typer.echo(line)
-    typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
+    typer.echo(f"supernode:   {port_in_words(setup.connection)}")
     check_superlink(setup)
     address = setup.connection.superlink
     typer.echo(f"superlink:   {address} answers with a certificate that this site trusts, and knows its key")
@@ -208,10 +206,9 @@ def restart_ledger(
 @app.command()
 def health(path: SiteFile = Path("site.yaml")) -> None:
     """Ask the running SuperNode whether it serves (for health checks)."""
-    from perennial.deploy.health import check_health
-    from perennial.deploy.supernode import health_address, read_connection
+    from perennial.deploy.supernode import check_health, read_connection
 
-    check_health(health_address(read_connection(path)))
+    check_health(read_connection(path))
 
 
 def _show(offer: "Offer", site: "SiteConfig") -> None:

@@ -23,10 +23,6 @@ from perennial.privacy.exposure_table import (
     Protection,
 )
 
-ANY_APP = (
-    "a hostile server can recover single images: YES, ALL OF THEM: connection.any_app runs whatever code and "
-    "settings the operator sends, which can read what the SuperNode's user can and ignore this file"
-)
 STRONG = (10.0, 1e-3)
 """The largest epsilon and delta of a budget whose noise attacks were tried against."""
 BITS = 3 * 8
@@ -152,15 +148,9 @@ def in_one_sentence(policy: SitePolicy) -> str:
     )
 
 
-def in_words(policy: SitePolicy, *, any_app: bool = False) -> Iterator[str]:
-    """The lines that `perennial site check` prints.
-
-    any_app: connection.any_app of the same file.
-    """
+def in_words(policy: SitePolicy) -> Iterator[str]:
+    """The lines that `perennial site check` prints."""
     found = [*channels(policy)]
-    if any_app:
-        yield ANY_APP
-        yield "what Perennial's own code would let out, if the operator sends that:"
     yield in_one_sentence(policy)
     by = [channel.name for channel in found if channel.recovers]
     if by:

@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,8 +24,7 @@ from perennial.config.document import DOCUMENT, ENCODER, document_digest, read_d
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import parse_yaml
-from perennial.deploy.app_archive import LARGEST, read_members
-from perennial.deploy.application import MEMBERS, PROJECT, project_file, version_of
+from perennial.deploy.application import LARGEST, PROJECT, app_name, project_file, read_archive, version_of
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
 from perennial.models.encoder_file import content_of
@@ -43,15 +42,14 @@ class ApprovedApp:
 class Offer:
     """An app that was read, in the bytes that were read.
 
-    digest: SHA-256 of data. encoder: the text that came along, or b''.
+    digest: SHA-256 of the file. members: content by name.
     """
 
     fab: Path
-    data: bytes
     digest: str
     experiment: Experiment
     document: str
-    encoder: bytes = b""
+    members: Mapping[str, bytes]
 
 
 def read_offer(fab: Path, site: SiteConfig) -> Offer:
@@ -62,7 +60,7 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
     data = _read(fab)
     digest = hashlib.sha256(data).hexdigest()
     where = str(fab)
-    members = read_members(data, where, MEMBERS)
+    members = read_archive(data, where)
     for name in (PROJECT, DOCUMENT):
         if name not in members:
             raise ConfigError(f"{where}: has no member {name}")
@@ -71,8 +69,7 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: member {DOCUMENT}: no text in UTF-8 ({error.reason})") from error
     experiment = read_document(document, f"{where}: {DOCUMENT}", fab.parent, site.plugins)
-    version, encoder = version_of(members[PROJECT]), members.get(ENCODER, b"")
-    expected = project_file(version, experiment.digest, encoder=ENCODER in members)
+    expected = project_file(version_of(members[PROJECT]), experiment.digest, encoder=ENCODER in members)
     # apps of 0.2.0 had no plug-ins of the server in their run config
     if members[PROJECT].decode("utf-8", "replace") not in (expected, expected.replace('plugins = ""\n', "")):
         raise ConfigError(
@@ -81,7 +78,7 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
         )
     if (experiment.encoder.file is not None) != (ENCODER in members):
         raise ConfigError(f"{where}: an app holds {ENCODER} exactly where digests.encoder.file names it")
-    return Offer(fab, data, digest, experiment, document, encoder)
+    return Offer(fab, digest, experiment, document, members)
 
 
 def require_hash(offer: Offer, expected: str) -> None:
@@ -103,16 +100,12 @@ def prepare_apps(flower_home: Path, approvals: Path) -> None:
 def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     """Unpack an app into the apps folder, and record its experiment in the folder approvals.
 
-    Raises ConfigError when Flower does not take it, its encoder is another one than the experiment names, or
-    it shares the folder's name with another app.
+    Raises ConfigError when its encoder is another one than the experiment names, or it shares the folder's
+    name with another app.
     """
-    import click
-
-    from perennial.deploy.flower_seam import install_from_fab
-
     _refuse_same_folder(offer.digest, approvals)
     approval = Approval(
-        app="",
+        app=app_name(version_of(offer.members[PROJECT]), offer.digest),
         bundle=offer.digest,
         experiment=offer.experiment.digest,
         document=offer.document,
@@ -120,20 +113,17 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     )
     apps = flower_home / "apps"
     apps.mkdir(parents=True, exist_ok=True)
-    if offer.encoder:
+    if ENCODER in offer.members:
         _keep_encoder(offer, approval, approvals)
     os.chmod(apps, 0o755)
-    # Flower keeps what is there, which may be half of an approval that was killed
+    # an approval that was killed may have left half of it
     for folder in apps.glob(f"*.{offer.digest[:8]}"):
         _remove(folder)
-    try:
-        installed = install_from_fab(offer.data, install_dir=flower_home, skip_prompt=True)
-    except (click.ClickException, ValueError) as error:
-        raise ConfigError(f"{offer.fab}: not an app of Flower: {error}") from error
-    finally:
-        _freeze(apps)
-    _write(approval.model_copy(update={"app": installed.name}), approvals)
-    return _describe(installed.name, [approval])
+    for name, content in offer.members.items():
+        replace_file(apps / approval.app / name, content, mode=0o444)
+    _freeze(apps)
+    _write(approval, approvals)
+    return _describe(approval.app, [approval])
 
 
 def approve_installed(experiment: Path, approvals: Path) -> Approval:
@@ -190,8 +180,7 @@ def require_read_only(flower_home: Path, approvals: Path) -> None:
             raise StateError(
                 f"{folder}: {user} can write here, so an app that arrives could be unpacked and run. Run the "
                 "SuperNode as another user than root with this folder read-only, as the compose file and the "
-                "systemd unit do, or set connection.any_app: true in site.yaml to run whatever the operator "
-                "sends, which nothing in that file binds"
+                "systemd unit do"
             )
 
 
@@ -260,7 +249,7 @@ def _keep_encoder(offer: Offer, approval: Approval, approvals: Path) -> None:
         folder = approvals / approval.name.removesuffix(".json")
         folder.mkdir(exist_ok=True)
         os.chmod(folder, 0o755)
-        replace_file(folder / ENCODER, offer.encoder, mode=0o444)
+        replace_file(folder / ENCODER, offer.members[ENCODER], mode=0o444)
         try:
             content_of(folder / ENCODER, offer.experiment.encoder.sha256)
         except ConfigError:

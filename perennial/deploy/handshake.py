@@ -1,16 +1,20 @@
-"""Tries a TLS handshake with the SuperLink, to say what is wrong before Flower retries in silence."""
+"""Whether the operator's gateway lets this site in, and if not, why, before Flower retries in silence."""
 
 import base64
 import datetime
 import http.client
-import os
 import socket
 import ssl
+import urllib.error
+import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from perennial.deploy.certificates import read_validity
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import ConfigError, StateError, shown
 
 EXPIRED, NOT_YET_VALID, WRONG_HOST, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's verification codes (X509_V_ERR_*)."""
@@ -19,6 +23,22 @@ CERTIFICATE_EXPIRED = (
     "the server's certificate has expired; the operator renews it with `perennial deploy rotate`"
 )
 SET_CLOCK = "; set the clock"
+UNREGISTERED = (
+    "this site's key is not registered at the SuperLink; send the operator its .pub file, for `perennial "
+    "deploy add-site` and `perennial deploy register`"
+)
+REVOKED = (
+    "the operator has revoked this site's key, which cannot be registered again; to come back, make a new "
+    "one with `perennial site keygen` and send the operator its .pub file"
+)
+CONNECTED = (
+    "another SuperNode is connected with this key: either this site's own, which ended less than two minutes "
+    "ago (wait so long), or one on another machine (stop it; each site needs a key of its own). If you know "
+    "of none, the key was copied: ask the operator to revoke it"
+)
+CLOCK = "this machine's clock and the SuperLink's differ; set the clock"
+REASONS = (UNREGISTERED, REVOKED, CONNECTED)
+"""Why a site is not let in, with the remedy: the same words at the gateway and at the site."""
 
 
 class Unreachable(StateError):
@@ -42,7 +62,7 @@ def check_handshake(address: str, authority: Path) -> None:
     """
     host, port = split_address(address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["http/1.1"])
     now = datetime.datetime.now(datetime.UTC)
     for certificate in read_validity(authority):
         if now < certificate.begins:
@@ -74,14 +94,59 @@ def check_handshake(address: str, authority: Path) -> None:
         ) from error
 
 
+def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
+    """Headers that prove a node's key, as Flower's SuperNode sends them: a signed time."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, form)
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    return {
+        "flwr-public-key": base64.b64encode(public).decode(),
+        "flwr-signature": base64.b64encode(signature).decode(),
+        "flwr-timestamp": now,
+    }
+
+
+def check_admission(
+    address: str, authority: Path, key: ec.EllipticCurvePrivateKey, connected: bool = False
+) -> None:
+    """Prove to the operator's gateway that this site holds its key, within SECONDS.
+
+    connected: whether this site's own SuperNode runs, so that one is expected to be connected.
+    Raises StateError that says why it would not let the site in, and what to do; Unreachable if it does not
+    answer.
+    """
+    if _ask_gateway("admission", address, authority, key) == "connected" and not connected:
+        raise StateError(f"{address}: {CONNECTED}")
+
+
+def sign_off(address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Tell the gateway that this site's last SuperNode is gone. Raises StateError or Unreachable."""
+    _ask_gateway("sign-off", address, authority, key)
+
+
+def _ask_gateway(what: str, address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> str:
+    context = ssl.create_default_context(cafile=authority)
+    headers = signed_headers(key)
+    request = urllib.request.Request(f"https://{address}/{what}", data=b"", headers=headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS, context=context) as reply:
+            return reply.read(100).decode()
+    except urllib.error.HTTPError as refusal:
+        said = refusal.read(4096).decode(errors="replace").strip()
+        if said in (*REASONS, CLOCK):
+            raise StateError(f"{address}: {said}") from None
+        raise StateError(
+            f"{address}: does not check this site's key as a gateway of Perennial does: {shown(said, 300)}"
+        ) from None
+    except OSError as error:
+        said = shown(str(error), 300)
+        raise Unreachable(f"{address}: no answer about this site's key ({said}).") from error
+
+
 def _proxy_for(host: str) -> str:
-    """URL of the HTTP proxy by which gRPC would reach a host; '' for none."""
-    # gRPC reads these names in lower case alone
-    excluded = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")  # noqa: SIM112
-    if any(host.endswith(entry.strip()) for entry in excluded.split(",") if entry.strip()):
-        return ""
-    names = ("grpc_proxy", "https_proxy", "http_proxy")
-    return next((found for name in names if (found := os.environ.get(name))), "")
+    """URL of the HTTP proxy by which Flower would reach a host; '' for none."""
+    return "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https", "")
 
 
 def _connected(host: str, port: int) -> socket.socket:

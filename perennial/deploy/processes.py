@@ -4,20 +4,31 @@ import ctypes
 import logging
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from threading import Thread
 from types import FrameType
 from typing import BinaryIO
 
-from perennial.deploy.warm import RESTART
+from perennial.deploy.warm import RESTART, SOCKET, write_stand_in
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import make_folder, replace_file
 
 log = logging.getLogger("perennial.deploy")
 ENDED = 70
 """Exit status where a process ended by itself: 'internal software error' of sysexits.h."""
+FLOWER = "1.42"
+"""The version whose commands and HTTP interfaces are used here."""
+MODULES = ("torch", "numpy", "yaml", "safetensors.torch", "httpcore")
+"""What a warm process imports, with the app's own module."""
+LOOK = "0.05"
+"""Seconds between two looks of a SuperExec for a task."""
 EVERY = 5.0
 POLL = 0.2
 GRACE = 20.0
@@ -29,11 +40,53 @@ _TIMED = re.compile(rb"([A-Z]+ )?\d{4}-\d\d-\d\d")
 _ANSWERED = re.compile(rb"uvicorn\.access.* 2\d\d\s*$")
 
 
+def require_flower() -> None:
+    """Raises StateError unless the installed Flower speaks as the gateway does."""
+    found = version("flwr")
+    if found.split(".")[:2] != FLOWER.split("."):
+        raise StateError(
+            f"flwr: found {found}, allowed {FLOWER}.x for `perennial deploy start` and `perennial site "
+            "start`; Flower's own commands run with other versions (docs/stock_flower.md)"
+        )
+
+
+def program(name: str) -> str:
+    """Path of a command of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def warm(
+    folder: Path, home: Path, script: str, app: str
+) -> tuple[dict[str, list[str]], dict[str, str], list[str]]:
+    """The process that forks apps, the environment of all processes, and the options for their secret.
+
+    folder: private to the user, for socket, stand-in and secret. home: Flower's. script: of the apps, such as
+    flwr-clientapp. app: module that is imported ahead.
+    """
+    make_folder(folder)
+    folder.chmod(0o700)
+    secret, socket, binaries = folder / "superexec.secret", folder / "warm", folder / "bin"
+    replace_file(secret, secrets.token_bytes(32), mode=0o600)
+    write_stand_in(binaries, script)
+    own = str(Path(sys.executable).parent)
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": LOOK,
+        SOCKET: str(socket),
+        # the stand-in first, then this environment's own programs
+        "PATH": os.pathsep.join((str(binaries), own, os.environ.get("PATH", ""))),
+    }
+    command = [sys.executable, "-m", "perennial.deploy.warm", str(socket), script, *MODULES, app]
+    name = "the warm ServerApp" if "server" in script else "the warm ClientApp"
+    return {name: command}, environment, ["--superexec-auth-secret-file", str(secret)]
+
+
 def supervise(
     commands: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],
     explain: Callable[[], str],
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> int:
     """Run processes until one of them ends or this one is asked to; then end them all.
 
@@ -72,7 +125,7 @@ def supervise(
     return 0 if asked else ENDED
 
 
-def _repeat(work: Callable[[], None]) -> None:
+def _repeat(work: Callable[[], object]) -> None:
     while True:
         work()
         time.sleep(EVERY)

@@ -188,8 +188,14 @@ def _of_site(state: "HospitalState") -> Iterator[Fault]:
 
 def _obstacle(site: str, state: "HospitalState") -> Fault:
     """Why the SuperLink does not answer, as far as this machine can tell."""
-    from perennial.deploy.handshake import CERTIFICATE_EXPIRED, SET_CLOCK
-    from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
+    from perennial.deploy.handshake import (
+        CERTIFICATE_EXPIRED,
+        CLOCK,
+        CONNECTED,
+        REVOKED,
+        SET_CLOCK,
+        UNREGISTERED,
+    )
 
     words = state.obstacle
     known = {

@@ -159,13 +159,14 @@ class Federation:
             time.sleep(1)
 
     def wait_for_run(self, name: str) -> str:
+        from perennial.deploy.control import list_runs
         from perennial.deploy.federation import OperatorFolder
-        from perennial.deploy.operations import flower_runs, last_run
+        from perennial.deploy.operations import last_run
 
         operator = OperatorFolder(self.operator)
         last = last_run(operator, name)
-        self.wait(lambda: flower_runs(operator)[last].over, f"run {name}", 420)
-        return flower_runs(operator)[last].status
+        self.wait(lambda: list_runs(operator)[last].over, f"run {name}", 420)
+        return list_runs(operator)[last].status
 
     def down(self) -> None:
         for folder in (*(self.folder / name for name in self.networks), self.operator):

@@ -55,7 +55,7 @@ def federation() -> Iterator[Deployment]:
             deployment.edit_site(
                 name,
                 data={"path": str(deployment.folder / "data" / name)},
-                connection={"runtime_port": deployment.ports[name], "any_app": not deployment.pinned},
+                connection={"runtime_port": deployment.ports[name]},
             )
             deployment.open_site(name)
         deployment.start_superlink()

@@ -49,7 +49,7 @@ class Watched:
         self.there.start_superlink()
         for name in SITES:
             self.there.make_site(name)
-            self.there.edit_site(name, data=None, connection={"any_app": False})
+            self.there.edit_site(name, data=None)
             self.there.deploy("register", name)
             self.there.start_site(name)
         runs = self.there.operator / "state" / "runs"

@@ -155,7 +155,7 @@ def test_a_site_without_data_for_an_experiment_says_so_before_a_round(
     hospital.ask(DescribeRequest(version=VERSION, experiment=hospital.experiment.digest))
     words = f"data: site.yaml of graz has no `data`, and experiment hostile {found}; write under `data`"
     assert words in hospital.refusal
-    offer = Offer(hospital.file, b"", "", hospital.experiment, "")
+    offer = Offer(hospital.file, "", hospital.experiment, "", {})
     said = [*offer_in_words(offer, load_site_config(hospital.site_file), None)]
     assert said[-1].startswith(f"this site would refuse it: {words}")
 

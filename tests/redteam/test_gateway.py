@@ -19,12 +19,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from perennial.deploy.control import listed_runs
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.gateway import FLEET, LIST_RUNS, PULL, Gateway
+from perennial.deploy.handshake import (
+    CLOCK,
+    CONNECTED,
+    REVOKED,
+    UNREGISTERED,
+    check_admission,
+    signed_headers,
+)
 from perennial.deploy.keys import make_node_key, public_line
-from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
-from perennial.deploy.stock import check_admission, signed_headers, speaks_http
-from perennial.deploy.wire import listed_runs
 from perennial.foundation.errors import StateError
 
 NAMES = ("graz", "linz", "wels")
@@ -227,8 +233,7 @@ def test_a_clock_that_differs_is_told(world: World, monkeypatch: pytest.MonkeyPa
     assert world.post("/admission").text.strip() == CLOCK
 
 
-def test_a_site_checks_its_key_by_the_same_words(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perennial.deploy.stock.speaks_http", lambda: True)
+def test_a_site_checks_its_key_by_the_same_words(world: World) -> None:
     address = f"127.0.0.1:{world.port}"
     check_admission(address, world.authority, world.keys["graz"], connected=True)
     with pytest.raises(StateError, match="revoked this site's key"):
@@ -310,7 +315,6 @@ def test_runs_are_read_as_flower_writes_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not speaks_http(), reason="Flower 1.39 has no Fleet API over HTTP")
 def test_every_path_of_the_superlinks_own_page_is_refused_to_a_client_without_a_key() -> None:
     """A client that holds the authority's certificate, and no key, against a SuperLink of Flower itself."""
     from tests.loopback import Deployment

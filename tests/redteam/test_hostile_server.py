@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from flwr.app import Context, RecordDict
 
-from perennial.client.exposure import ANY_APP, channels, in_one_sentence, in_words
+from perennial.client.exposure import channels, in_one_sentence, in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
-from tests.attacked_hospital import POLICIES, Hospital, template_policy
+from tests.attacked_hospital import POLICIES, Hospital
 from tests.hostile_server import ATTACKS, attacked, overrides
 
 CHANNEL = {
@@ -104,22 +103,11 @@ def test_a_large_budget_or_delta_is_no_protection() -> None:
         assert any(channel.recovers for channel in channels(policy)) == images
 
 
-def test_a_site_that_runs_any_app_gives_everything_and_is_told(tmp_path: Path) -> None:
-    """Without approval the settings come with the run, so that a policy of defaults is all that is left."""
+def test_a_run_config_that_overrides_the_approved_experiment_gets_nothing(tmp_path: Path) -> None:
     private = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}
-    evaluation = {"federated": False}
-    bound = Hospital(tmp_path / "bound", POLICIES["defaults"], privacy=private, evaluation=evaluation)
+    bound = Hospital(tmp_path, POLICIES["defaults"], privacy=private, evaluation={"federated": False})
     refused = overrides(bound)
     assert refused.recovered == 0 and "run config" in refused.refusal
-    hospital = Hospital(tmp_path / "any", POLICIES["defaults"], privacy=private, evaluation=evaluation)
-    content = yaml.safe_load(hospital.site_file.read_text())
-    content["connection"] = {"superlink": "host:9092", "any_app": True}
-    hospital.site_file.write_text(yaml.safe_dump(content))
-    assert overrides(hospital).recovered > 0
-    policy = SitePolicy.model_validate(template_policy())
-    first, second, third = [*in_words(policy, any_app=True)][:3]
-    assert first == ANY_APP and "YES, ALL OF THEM" in first
-    assert "Perennial's own code" in second and third == next(in_words(policy))
 
 
 def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Path) -> None:
