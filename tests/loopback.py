@@ -152,7 +152,7 @@ class Deployment:
         self.edit_site(name, policy=trusting)
 
     def prepare(self, experiment: Path, edit: Callable[[str], dict[str, Any]]) -> None:
-        """After init(): the SuperLink serves, and every site has approved the experiment and is registered.
+        """After init(): the SuperLink serves, and every site is registered and has approved the experiment.
 
         edit: sections of a site's site.yaml by its name, asked for once every site's folder is there.
         """
@@ -163,7 +163,6 @@ class Deployment:
         for name in self.names:
             self.edit_site(name, **edit(name))
             self.perennial("site", "approve", fab, digest, "--site", self.site_file(name))
-            self.deploy("register", name)
 
     def start_sites(self, seconds: float = 240) -> None:
         """Start every site, and wait until the SuperLink has let them all in."""
@@ -208,13 +207,12 @@ class Deployment:
             time.sleep(0.2)
 
     def make_site(self, name: str) -> None:
-        """A hospital's folder: its own key, added at the operator, its bundle opened. Not yet registered."""
+        """A hospital's folder: its own key, let in at the operator, its bundle opened."""
         own = self.folder / name
         own.mkdir(exist_ok=True)
-        self.perennial("site", "keygen", own / "node.key")
-        self.deploy("add-site", name, "--public-key", own / "node.key.pub")
-        self.deploy("bundle", name)
-        self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", own)
+        self.perennial("site", "open", "--folder", own)
+        self.deploy("add-site", name, own / "node.key.pub")
+        self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", "--folder", own)
         self.edit_site(name, connection={"runtime_port": self.ports[name]})
         self.open_site(name)
 

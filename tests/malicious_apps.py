@@ -437,7 +437,7 @@ def read_app(path: Path) -> str:
 
 def read_bundle(path: Path) -> str:
     """What a hospital is told of a bundle: '' if it was unpacked."""
-    return _told(lambda: open_bundle(path, path.parent / "opened", None))
+    return _told(lambda: open_bundle(path, path.parent / "opened"))
 
 
 def _told(read: Callable[[], object]) -> str:

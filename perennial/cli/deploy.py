@@ -57,51 +57,16 @@ def init(
 @app.command()
 def add_site(
     name: Site,
-    public_key: Annotated[Path | None, typer.Option(help="the .pub file that the site made")] = None,
-    passphrase_file: Annotated[
-        Path | None, typer.Option(help="make the key here, sealed with the passphrase in this file")
+    public_key: Annotated[
+        Path | None, typer.Argument(help="the .pub file that the site made; without it, the one on record")
     ] = None,
     folder: Folder = HERE,
 ) -> None:
-    """Add a site, with the public key that it made, or with one made here and sealed."""
-    from perennial.cli.secret_files import read_bytes, read_text
-    from perennial.deploy.keys import make_node_key, public_line, seal
-    from perennial.foundation.errors import ConfigError
-    from perennial.foundation.files import replace_file
+    """Let a site in, and write the bundle that it receives; said again, write a newer bundle."""
+    from perennial.deploy.operations import add_site as add
 
-    operator = _open(folder)
-    sealed = operator.path / "sites" / f"{name}.sealed"
-    if public_key is not None and passphrase_file is None:
-        mark = operator.add_site(name, read_bytes(public_key))
-        sealed.unlink(missing_ok=True)
-    elif passphrase_file is not None and public_key is None:
-        key = make_node_key()
-        data = seal(key, read_text(passphrase_file).strip())
-        mark = operator.add_site(name, public_line(key))
-        replace_file(sealed, data)
-    else:
-        raise ConfigError(
-            "add-site: give either --public-key (best: the key never travels) or --passphrase-file"
-        )
-    typer.echo(f"{name}: added; key {mark}")
-
-
-@app.command()
-def bundle(name: Site, folder: Folder = HERE) -> None:
-    """Write the archive that the site receives."""
-    from perennial.deploy.bundle import write_bundle
-
-    path = write_bundle(_open(folder), name)
-    typer.echo(f"{path}")
-    typer.echo(path.with_name(f"{path.name}.sha256").read_text(encoding="utf-8").split()[0])
-
-
-@app.command()
-def register(name: Site, folder: Folder = HERE) -> None:
-    """Let a site in. The SuperLink must run."""
-    from perennial.deploy.operations import register as register_site
-
-    typer.echo(f"{name}: registered as node {register_site(_open(folder), name)}")
+    for line in add(_open(folder), name, public_key):
+        typer.echo(line)
 
 
 @app.command()
@@ -110,7 +75,7 @@ def revoke(name: Site, folder: Folder = HERE) -> None:
     from perennial.deploy.operations import revoke as revoke_site
 
     revoke_site(_open(folder), name)
-    typer.echo(f"{name}: revoked; to let it back, give it a new key (add-site) and register that")
+    typer.echo(f"{name}: revoked; to let it back, add-site with a new key")
 
 
 @app.command()

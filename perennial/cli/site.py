@@ -20,20 +20,6 @@ SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
 
 
 @app.command()
-def keygen(
-    path: Annotated[Path, typer.Argument(help="where the private key goes")] = Path("node.key"),
-) -> None:
-    """Make this site's key pair; the .pub file goes to the operator, the other never leaves."""
-    from perennial.deploy.keys import fingerprint, make_node_key, public_line, write_node_key
-
-    key = make_node_key()
-    write_node_key(key, path)
-    typer.echo(f"private key: {path} (stays here)")
-    typer.echo(f"public key:  {path}.pub (send it to the operator)")
-    typer.echo(f"fingerprint: {fingerprint(public_line(key))} (compare by telephone)")
-
-
-@app.command()
 def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
     """This site's signing key, which others pin (policy.peers), or bring to `perennial verify --keys`."""
     from perennial.client.signing import own_key
@@ -48,22 +34,24 @@ def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
 
 @app.command(name="open")
 def open_(
-    bundle: Annotated[Path, typer.Argument(help="NAME.tar.gz from the operator")],
-    folder: Annotated[Path, typer.Argument(help="this site's folder")] = Path(),
-    sealed: Annotated[
-        bool, typer.Option(help="the bundle holds a sealed key: ask for its passphrase")
-    ] = False,
-    passphrase_file: Annotated[Path | None, typer.Option(help="read the passphrase from a file")] = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(help="NAME.tar.gz from the operator; without it, make this site's key")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="this site's folder")] = Path(),
 ) -> None:
-    """Unpack a bundle, after checking its checksums; site.yaml and keys that exist are kept."""
-    from perennial.cli.secret_files import read_text
+    """Make this site's key pair, or unpack the operator's bundle; site.yaml and a key that exist are kept."""
     from perennial.deploy.bundle import open_bundle
     from perennial.deploy.certificates import read_validity
+    from perennial.deploy.keys import fingerprint, make_node_key, public_line, write_node_key
 
-    passphrase = read_text(passphrase_file).strip() if passphrase_file else None
-    if sealed and passphrase is None:
-        passphrase = typer.prompt("passphrase", hide_input=True)
-    for name in open_bundle(bundle, folder, passphrase):
+    if bundle is None:
+        key, path = make_node_key(), folder / "node.key"
+        write_node_key(key, path)
+        typer.echo(f"private key: {path} (stays here)")
+        typer.echo(f"public key:  {path}.pub (send it to the operator)")
+        typer.echo(f"fingerprint: {fingerprint(public_line(key))} (compare by telephone)")
+        return
+    for name in open_bundle(bundle, folder):
         typer.echo(f"{folder / name}")
     for authority in read_validity(folder / "ca.crt"):
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")

@@ -1,4 +1,4 @@
-"""What a hospital receives: one archive with checksums, a guide of one page, and no secret in the clear."""
+"""What a hospital receives: one archive with checksums, a guide of one page, and no secret."""
 
 import gzip
 import hashlib
@@ -14,12 +14,10 @@ from pathlib import Path
 from perennial.deploy.application import VERSION
 from perennial.deploy.approval import prepare_apps
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder, keep_out_of_git
-from perennial.deploy.keys import unseal, write_node_key
 from perennial.foundation.errors import ConfigError, shown
 from perennial.foundation.files import replace_file
 
 TEMPLATES = Path(__file__).parent
-SEALED_KEY = "node.key.sealed"
 SUMS = "SHA256SUMS"
 AUTHORITIES = "ca.crt"
 OFFERED = re.compile(r"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab")
@@ -36,19 +34,15 @@ BLOCK = 512
 def write_bundle(folder: OperatorFolder, name: str) -> Path:
     """Write bundles/NAME.tar.gz for a site that was added, and its SHA-256 to NAME.tar.gz.sha256."""
     folder.site(name)
-    sealed = folder.path / "sites" / f"{name}.sealed"
     facts = {
         "name": folder.federation.name,
         "site": name,
         "project": project_name(name),
         "superlink": folder.fleet_address,
         "version": VERSION,
-        "sealed": "yes" if sealed.exists() else "no",
     }
     files = _rendered("site", facts)
     files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
-    if sealed.exists():
-        files[SEALED_KEY] = sealed.read_bytes()
     for path in sorted(folder.apps.glob("*.fab")):
         files[f"offered/{path.name}"] = path.read_bytes()
     sums = [f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in sorted(files.items())]
@@ -61,30 +55,24 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
     return bundle
 
 
-def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]:
+def open_bundle(bundle: Path, folder: Path) -> list[str]:
     """Unpack a bundle into a site's folder; returns the names of the files that were written.
 
     A bundle's checksums come from whoever made it, so they protect against damage alone. What it may write is
-    a closed list: the templates of a site, ca.crt, a sealed key, and apps on
-    offer, which run only once they are approved. Templates that say what runs
-    (site.yaml, .env, compose.yaml, ...) are kept when they are there already, as keys are, so that a newer
-    bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided. passphrase: opens
-    a sealed key. Raises ConfigError for an archive that is damaged, holds other paths than a bundle's, or
-    whose key does not open; nothing is written then.
+    a closed list: the templates of a site, ca.crt, and apps on offer, which run only once they are approved.
+    Templates that say what runs (site.yaml, .env, compose.yaml, ...) are kept when they are there already, so
+    that a newer bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided.
+    Raises ConfigError for an archive that is damaged or holds other paths than a bundle's; nothing is written
+    then.
     """
     files = _read_archive(bundle)
     _check_sums(files, bundle)
-    key = None
-    if SEALED_KEY in files and not (folder / "node.key").exists():
-        if passphrase is None:
-            raise ConfigError(f"{bundle}: holds a sealed key; give its passphrase")
-        key = unseal(files[SEALED_KEY], passphrase, f"{bundle}: {SEALED_KEY}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     kept = _templates("site").keys() - set(REPLACED)
     written = []
     for path, data in files.items():
         target = folder / path
-        if path == SEALED_KEY or (path in kept and target.exists()):
+        if path in kept and target.exists():
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, data, mode=0o644)
@@ -94,9 +82,6 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
     (folder / "tip").mkdir(exist_ok=True, mode=0o700)
     (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
     prepare_apps(folder / "flower", folder / "approvals")
-    if key is not None:
-        write_node_key(key, folder / "node.key")
-        written.append("node.key")
     return written
 
 
@@ -193,7 +178,7 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
         raise ConfigError(f"{bundle}: more than {LARGEST} bytes, unpacked; this is not a bundle")
     if not unpacking.eof or unpacking.unused_data:
         raise ConfigError(f"{bundle}: not a readable tar.gz: cut, or with bytes after its end")
-    named = {*_templates("site"), AUTHORITIES, SEALED_KEY, SUMS}
+    named = {*_templates("site"), AUTHORITIES, SUMS}
     found, place, site = dict[str, bytes](), 0, ""
     while place + BLOCK <= len(data) and data[place] != 0:
         header = data[place : place + BLOCK]
@@ -201,8 +186,8 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
         site, _, path = name.partition("/")
         if not (path in named or OFFERED.fullmatch(path)) or not size.isdigit() or len(found) == MOST:
             raise ConfigError(
-                f"{bundle}: member {shown(repr(name))}: allowed at most {MOST} plain files below one folder: "
-                f"{', '.join(sorted(named))}, offered/NAME.fab"
+                f"{bundle}: member {shown(repr(name))}: allowed plain files below one folder: "
+                f"{', '.join(sorted(named))}, offered/NAME.fab; {MOST} at most"
             )
         length = int(size, 8) if not size.strip(b"01234567") else LARGEST
         found[path] = data[place + BLOCK : place + BLOCK + length]

@@ -129,7 +129,8 @@ class OperatorFolder:
         """Add a site, or give an unregistered one a new key; returns the key's fingerprint.
 
         public_key: ECDSA P-384, an OpenSSH line. Raises ConfigError when the name or key is not valid, or
-        another site has the key; StateError when the site is registered.
+        another site has the key; StateError when the site is registered with another key, or was shut out
+        with this one.
         """
         if not re.fullmatch(SITE_NAME, name):
             raise ConfigError(
@@ -140,8 +141,15 @@ class OperatorFolder:
         for other in sites:
             if other != name and self.public_key(other).read_bytes().split()[1] == line.split()[1]:
                 raise ConfigError(f"public key of {name}: site {other!r} has this key; each site has its own")
-        if name in sites and sites[name].state == "registered":
-            raise StateError(f"site {name!r}: registered already; revoke it before it gets a new key")
+        if name in sites and sites[name].state != "added":
+            same = self.public_key(name).read_bytes().split()[1] == line.split()[1]
+            if same and sites[name].state == "registered":
+                return fingerprint(line)
+            if same or sites[name].state == "registered":
+                raise StateError(
+                    f"site {name!r}: {sites[name].state} with {'this' if same else 'another'} key; a new key "
+                    "comes in after `perennial deploy revoke`"
+                )
         replace_file(self.public_key(name), line, mode=0o644)
         self.write_site(name, SiteRecord())
         return fingerprint(line)

@@ -24,12 +24,12 @@ CERTIFICATE_EXPIRED = (
 )
 SET_CLOCK = "; set the clock"
 UNREGISTERED = (
-    "this site's key is not registered at the SuperLink; send the operator its .pub file, for `perennial "
-    "deploy add-site` and `perennial deploy register`"
+    "this site's key is not registered at the SuperLink; send the operator node.key.pub, for `perennial "
+    "deploy add-site`"
 )
 REVOKED = (
     "the operator has revoked this site's key, which cannot be registered again; to come back, make a new "
-    "one with `perennial site keygen` and send the operator its .pub file"
+    "one with `perennial site open` (node.key moved away) and send the operator node.key.pub"
 )
 CONNECTED = (
     "another SuperNode is connected with this key: either this site's own, which ended less than two minutes "

@@ -1,14 +1,16 @@
 """What an operator does with a running federation: register and revoke sites; submit, watch and stop runs."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.deploy import control
 from perennial.deploy.application import Application, archive_of, read_application, stage_application
+from perennial.deploy.bundle import write_bundle
 from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owner
 from perennial.deploy.run_book import RunBook
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import one_at_a_time, replace_file
 from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import using
@@ -21,15 +23,28 @@ from perennial.server.control import (
 )
 
 
-def register(folder: OperatorFolder, name: str) -> str:
-    """Register a site with Flower; returns the id of its node. Raises StateError when it is in already."""
+def add_site(folder: OperatorFolder, name: str, public_key: Path | None) -> Iterator[str]:
+    """Add a site, register it with Flower and write its bundle; yields what was done, in words.
+
+    public_key: the site's .pub file; None where it is on record. Raises ConfigError for a bad key, StateError
+    where the site is registered with another one, or the SuperLink does not answer: said again, it goes on.
+    """
+    if public_key is not None:
+        try:
+            given = public_key.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{public_key}: cannot be read: {error.strerror}") from error
+        yield f"{name}: key {folder.add_site(name, given)}"
     record = folder.site(name)
-    if record.state == "registered":
-        raise StateError(f"site {name!r}: registered already, as node {record.node}")
-    node = control.register_node(folder, name)
-    folder.write_site(name, SiteRecord(state="registered", node=node))
-    folder.write_names()
-    return node
+    if record.state == "added":
+        node = control.register_node(folder, name)
+        folder.write_site(name, SiteRecord(state="registered", node=node))
+        folder.write_names()
+        yield f"{name}: registered as node {node}"
+    if record.state == "revoked":
+        raise StateError(f"site {name!r}: revoked; it needs a new key")
+    bundle = write_bundle(folder, name)
+    yield f"{bundle}\n{bundle.with_name(f'{bundle.name}.sha256').read_text(encoding='utf-8').split()[0]}"
 
 
 def revoke(folder: OperatorFolder, name: str) -> None:

@@ -26,7 +26,7 @@ ENDED = 70
 FLOWER = "1.42"
 """The version whose commands and HTTP interfaces are used here."""
 MODULES = ("torch", "numpy", "yaml", "safetensors.torch", "httpcore")
-"""What a warm process imports, with the app's own module."""
+"""What every warm process imports."""
 LOOK = "0.05"
 """Seconds between two looks of a SuperExec for a task."""
 EVERY = 5.0
@@ -56,12 +56,12 @@ def program(name: str) -> str:
 
 
 def warm(
-    folder: Path, home: Path, script: str, app: str
+    folder: Path, home: Path, script: str, *modules: str
 ) -> tuple[dict[str, list[str]], dict[str, str], list[str]]:
     """The process that forks apps, the environment of all processes, and the options for their secret.
 
     folder: private to the user, for socket, stand-in and secret. home: Flower's. script: of the apps, such as
-    flwr-clientapp. app: module that is imported ahead.
+    flwr-clientapp. modules: imported ahead of messages; none may start a thread, which a fork would lack.
     """
     make_folder(folder)
     folder.chmod(0o700)
@@ -77,7 +77,7 @@ def warm(
         # the stand-in first, then this environment's own programs
         "PATH": os.pathsep.join((str(binaries), own, os.environ.get("PATH", ""))),
     }
-    command = [sys.executable, "-m", "perennial.deploy.warm", str(socket), script, *MODULES, app]
+    command = [sys.executable, "-m", "perennial.deploy.warm", str(socket), script, *MODULES, *modules]
     name = "the warm ServerApp" if "server" in script else "the warm ClientApp"
     return {name: command}, environment, ["--superexec-auth-secret-file", str(secret)]
 

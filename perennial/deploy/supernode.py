@@ -157,7 +157,8 @@ def supernode_processes(setup: SiteSetup, site: Path) -> tuple[dict[str, list[st
         setup.config.state_dir / "process",
         setup.path(connection.flower_home),
         "flwr-clientapp",
-        "perennial.client.app",
+        *(f"perennial.client.{module}" for module in ("app", "door", "handlers", "secure_answers", "site")),
+        "perennial.learning.private_training",
     )
     port = str(connection.runtime_port)
     return {

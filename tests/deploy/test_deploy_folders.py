@@ -170,7 +170,7 @@ def test_compose_files_are_hardened(operator: OperatorFolder, tmp_path: Path) ->
     path.write_text(path.read_text().replace("runtime: process", "runtime: compose"))
     write_operator_files(OperatorFolder(operator.path))
     operator.add_site("graz", public_line(make_node_key()))
-    open_bundle(write_bundle(operator, "graz"), tmp_path / "graz", None)
+    open_bundle(write_bundle(operator, "graz"), tmp_path / "graz")
     for folder in (operator.path, tmp_path / "graz"):
         services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
         for name, service in services.items():
@@ -195,7 +195,7 @@ def test_every_name_is_a_project_of_its_own_for_compose(tmp_path: Path) -> None:
         write_operator_files(operator)
         operator.add_site(name, public_line(make_node_key()))
         site = tmp_path / f"site-{index}"
-        open_bundle(write_bundle(operator, name), site, None)
+        open_bundle(write_bundle(operator, name), site)
         assert load_site_config(site / "site.yaml").site == name
         for folder in (operator.path, site):
             project = yaml.safe_load((folder / "compose.yaml").read_text())["name"]
@@ -214,12 +214,12 @@ def test_no_key_enters_a_repository_that_a_folder_is_made_in(tmp_path: Path) -> 
     write_operator_files(operator)
     operator.add_site("graz", public_line(make_node_key()))
     site = tmp_path / "site"
-    open_bundle(write_bundle(operator, "graz"), site, None)
+    open_bundle(write_bundle(operator, "graz"), site)
     write_node_key(make_node_key(), site / "node.key")
     command = ["git", "-C", tmp_path, "add", "--all", "--dry-run"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
     (site / ".gitignore").write_text("node.key\n")
-    open_bundle(write_bundle(operator, "graz"), site, None)
+    open_bundle(write_bundle(operator, "graz"), site)
     assert (site / ".gitignore").read_text() == "node.key\n", "what the hospital wrote stays"
 
 

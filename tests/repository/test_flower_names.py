@@ -8,8 +8,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation", "flwr")
 """The modules that Flower documents; whatever lies deeper is its own."""
 PRIVATE = {
-    # the in-process engine is a runtime of Flower, and strategies of Flower build messages in it; Flower's own
-    # runtimes set this identity, without which Message() raises, and there is no public way to set it
+    # the in-process engine is a runtime of Flower, and strategies of Flower build messages in it; every
+    # runtime sets this identity, without which Message() raises, and there is no public way to set it
     "perennial/engine/grid.py": {"flwr.supercore.task_identity"},
 }
 
