@@ -84,7 +84,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
         shutil.rmtree(staged)
     else:
         staged.rename(folder)
-    fab = apps / f"{app_name(VERSION, digest)}.fab"
+    fab = apps / _fab(digest)
     replace_file(fab, content, mode=0o644)
     return Application(folder, fab, digest)
 
@@ -96,12 +96,17 @@ def read_application(name: str, apps: Path) -> Application:
         known = ", ".join(sorted(path.parent.name for path in apps.glob(f"*/{PROJECT}"))) or "none yet"
         raise StateError(f"run {name!r}: no experiment of this name was submitted; submitted: {known}")
     digest = hashlib.sha256(archive_of(folder)).hexdigest()
-    return Application(folder, apps / f"{app_name(VERSION, digest)}.fab", digest)
+    return Application(folder, apps / _fab(digest), digest)
 
 
 def app_name(version: str, digest: str) -> str:
-    """What Flower calls an app: its file, and the folder that it is unpacked to."""
-    return f"{PUBLISHER}.{NAME}.{version.replace('.', '-')}.{digest[:8]}"
+    """What Flower calls the folder that an app is unpacked to."""
+    return f"{PUBLISHER}.{NAME}.{version}.{digest[:8]}"
+
+
+def _fab(digest: str) -> str:
+    """What Flower calls the file of an app of this version."""
+    return f"{PUBLISHER}.{NAME}.{VERSION.replace('.', '-')}.{digest[:8]}.fab"
 
 
 def build_archive(members: Mapping[str, bytes]) -> bytes:

@@ -1,6 +1,5 @@
 """Several images of one case as one record: what is read, counted, protected, judged and predicted."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,14 @@ from PIL import Image
 from pydantic import ValidationError
 
 from perennial import load_run
-from perennial.cli.export import export_command
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import forget_simulated, simulated_federation
-from perennial.data.cases import sheet
 from perennial.data.config import DataConfig
-from perennial.data.deployed import declared_input_shape, load_site
 from perennial.data.sources import load
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
-from perennial.server.external import Outside, judge, outside_data
 from tests.federations import resolved
 
 SIZE = (12, 16)
@@ -96,12 +91,6 @@ def test_a_case_is_one_record_with_all_of_its_images(tmp_path: Path) -> None:
     assert not record[:, SIZE[0] :].any()
 
 
-def test_of_more_images_than_places_those_that_lie_evenly_count() -> None:
-    x = torch.arange(1, 11, dtype=torch.uint8).view(10, 1, 1, 1)
-    assert sheet(x, 4).flatten().tolist() == [1, 3, 6, 8]
-    assert sheet(x[:3], 4).flatten().tolist() == [1, 2, 3, 0]
-
-
 def test_features_of_a_case_are_the_mean_over_its_images(tmp_path: Path) -> None:
     loaded = load_experiment(experiment(paint(tmp_path / "images")))
     x = load(loaded.data, 0).train.x.float()
@@ -156,21 +145,6 @@ def test_a_model_of_cases_predicts_a_folder_of_images(finished: Path, tmp_path: 
     assert len(model.predict([next(folders[0].iterdir())])) == 1
 
 
-def test_labelled_data_from_outside_are_judged_by_case(finished: Path, tmp_path: Path) -> None:
-    saved = load_run(finished).model.saved
-    measures = judge(
-        Outside.read(saved, outside_data(saved, paint(tmp_path / "other", 20, first=1000), ()), "other")
-    )
-    assert measures.samples == 20
-
-
-def test_what_is_exported_says_how_a_case_lies_in_its_input(finished: Path, tmp_path: Path) -> None:
-    export_command(finished, tmp_path / "exported", False)
-    layout = json.loads((tmp_path / "exported" / "model.json").read_text())["layout"]
-    assert layout.startswith("(batch, 3, 24, 32)")
-    assert "each of 12 rows by 16 columns, lie row by row in 2 rows of 2, black where there is none" in layout
-
-
 def test_noise_on_sums_hides_a_patient_with_all_images(tmp_path: Path) -> None:
     """Without a patient the sums move by one record's features, of length 1/sqrt 2 at most."""
     loaded = load_experiment(experiment(paint(tmp_path / "images")))
@@ -190,14 +164,6 @@ def test_noise_on_sums_hides_a_patient_with_all_images(tmp_path: Path) -> None:
     path = experiment(tmp_path / "images", privacy=noised, data={"validation_fraction": 0})
     summary: Any = run_in_process(RunSettings(str(path), name="n", runs=str(tmp_path / "r"), device="cpu"))
     assert summary["final_accuracy"] is not None
-
-
-def test_a_site_of_its_own_pools_its_own_patients(tmp_path: Path) -> None:
-    loaded = load_experiment(experiment(paint(tmp_path / "images")))
-    without = loaded.data.model_copy(update={"path": None, "classes": ("a", "b"), "patient": None})
-    assert declared_input_shape(without) == (3, 24, 32)
-    site = load_site(loaded.data, ("a", "b"), "here", 0, b"k" * 32)
-    assert len(site.y) == PATIENTS and site.input_shape == (3, 24, 32) and site.patients
 
 
 @pytest.mark.parametrize("layout", ["npz", "manifest"])
@@ -249,10 +215,3 @@ def test_what_cannot_be_pooled_is_refused_by_name(tmp_path: Path) -> None:
     keys = {"source": "npz", "path": str(tmp_path / "t.npz"), "patient": "whose", "pool": {"images": 2}}
     with pytest.raises(DataError, match="no 8-bit images"):
         load(DataConfig.model_validate(keys), 0)
-
-
-def test_an_experiment_without_cases_keeps_its_digest(tmp_path: Path) -> None:
-    loaded = load_experiment(experiment(paint(tmp_path / "images", 4), data={"pool": None}))
-    assert "pool" not in loaded.model_dump()["data"]
-    again = load_experiment(experiment(tmp_path / "images"))
-    assert Experiment.model_validate(yaml.safe_load(again.to_yaml())).digest == again.digest

@@ -8,15 +8,12 @@ import yaml
 from perennial.cli.check import check_command
 from perennial.cli.live import LiveDisplay
 from perennial.config.experiment import load_experiment
-from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
-from perennial.config.run import APP_ROOT, RunSettings
+from perennial.config.run import APP_ROOT
 from perennial.data.config import DataConfig
-from perennial.data.description import describe_data
 from perennial.data.federation import build
 from perennial.data.tasks_config import TasksConfig
 from perennial.engine.expectation import expect
-from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import DataError
 
 ROWS = "age,cp,sex,hospital,diagnosis\n" + "".join(
     f"{'' if i % 4 == 0 else 30 + i},{1 + i % 4},{'fm'[i % 2]},{'north' if i % 3 else 'south'},"
@@ -58,17 +55,6 @@ def test_check_shows_samples_columns_and_what_may_surprise(
         assert words in told, told
 
 
-def test_counts_are_those_of_the_file(tmp_path: Path) -> None:
-    experiment = load_experiment(table(tmp_path))
-    federation = build(experiment.data, experiment.tasks, 1)
-    found = describe_data(federation.sites, federation.classes)
-    assert found.rows == 60 and found.classes == federation.classes
-    assert sum(found.samples["south"]) == 20 and sorted(found.samples["south"]) == [0, 20]
-    age = found.columns[0]
-    assert (age.name, age.kind, sum(age.missing.values())) == ("age", "numeric", 15)
-    assert [column.codes for column in found.columns] == [False, True, False]
-
-
 def test_an_expectation_counts_the_steps_that_a_run_takes(tmp_path: Path) -> None:
     experiment = load_experiment(table(tmp_path))
     expected = expect(experiment)
@@ -76,50 +62,6 @@ def test_an_expectation_counts_the_steps_that_a_run_takes(tmp_path: Path) -> Non
     federation = build(experiment.data, experiment.tasks, 1)
     steps = sum(-(-len(site.train) // 32) * 2 * 2 for site in federation.sites.values())
     assert expected.steps == steps
-
-
-def test_an_expectation_of_fixed_features_counts_samples(tmp_path: Path) -> None:
-    closed = table(
-        tmp_path,
-        strategy="analytic",
-        model={"name": "features", "features": [{"name": "random", "width": 50}]},
-    )
-    expected = expect(load_experiment(closed))
-    assert expected is not None and "60 samples mapped once" in expected.in_words()
-
-
-def test_without_a_learner_there_is_a_default(tmp_path: Path) -> None:
-    assert load_experiment(table(tmp_path)).learner == DEFAULT_LEARNER
-    private = table(
-        tmp_path,
-        privacy={"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1},
-        evaluation={"federated": False},
-    )
-    assert load_experiment(private).learner == SAMPLE_LEVEL_LEARNER
-    wrapped = table(tmp_path, strategy={"name": "contribution", "base": "fedavg"})
-    assert load_experiment(wrapped).learner == DEFAULT_LEARNER
-    again = tmp_path / "again.yaml"
-    again.write_text(load_experiment(table(tmp_path)).to_yaml())
-    assert load_experiment(again).digest == load_experiment(table(tmp_path)).digest
-    longer = load_experiment(table(tmp_path), ["learner.epochs=3"]).learner
-    assert longer == DEFAULT_LEARNER.model_copy(update={"epochs": 3})
-
-
-def test_a_site_file_without_a_name_is_still_a_site_file(tmp_path: Path) -> None:
-    path = tmp_path / "site.yaml"
-    path.write_text("data: {source: folder, path: images}\nstate_dir: state\n")
-    with pytest.raises(ConfigError, match="key 'site' is missing"):
-        check_command(path, None)
-
-
-def test_a_run_without_data_is_refused_once(tmp_path: Path) -> None:
-    path = table(
-        tmp_path,
-        data={"source": "folder", "classes": ["a", "b"], "image_size": 8, "sites": 3},
-        model={"name": "small_cnn"},
-    )
-    with pytest.raises(ConfigError, match="has no data of its own, because deployed sites bring theirs"):
-        run_in_process(RunSettings(experiment=str(path), runs=str(tmp_path / "runs")))
 
 
 def test_an_empty_class_folder_blames_no_key_that_nobody_set(tmp_path: Path) -> None:

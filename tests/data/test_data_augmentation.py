@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.augmentation import augment, to_float
+from perennial.data.augmentation import augment
 from perennial.data.config import AugmentationConfig
 
 
@@ -53,27 +53,3 @@ def test_choices_are_even_and_repeat_with_the_seed(kind: str) -> None:
     outcomes, counts = found.flatten(1).unique(dim=0, return_counts=True)
     assert len(outcomes) == 18
     assert counts.min() > 400 and counts.max() < 600
-
-
-def test_nothing_asked_for_changes_nothing() -> None:
-    x = torch.rand(3, 1, 4, 4)
-    assert torch.equal(augment(x, AugmentationConfig(), np.random.default_rng(0)), x)
-    assert not AugmentationConfig().active
-    assert AugmentationConfig(flip=True).active and AugmentationConfig(crop_padding=1).active
-
-
-def test_bytes_become_standardised_floats() -> None:
-    x = torch.tensor([[[[0, 255]], [[51, 102]]]], dtype=torch.uint8)
-    mean, std = torch.tensor([0.5, 0.2]), torch.tensor([0.25, 0.1])
-    found = to_float(x, mean, std)
-    assert found.dtype == torch.float32
-    assert torch.allclose(found, torch.tensor([[[[-2.0, 2.0]], [[0.0, 2.0]]]]), atol=1e-6)
-    assert x.tolist() == [[[[0, 255]], [[51, 102]]]]
-
-
-def test_numbers_equal_to_the_mean_become_exactly_zero() -> None:
-    x = torch.tensor([[0.1, 7.0], [0.3, 5.0]])
-    found = to_float(x, torch.tensor([0.1, 5.0]), torch.tensor([0.7, 2.0]))
-    assert found[0, 0] == 0 and found[1, 1] == 0
-    assert found[0, 1] == 1
-    assert torch.equal(x, torch.tensor([[0.1, 7.0], [0.3, 5.0]]))

@@ -66,21 +66,3 @@ def test_a_wrong_tasks_block_is_refused_with_its_reason(block: dict[str, Any], w
     with pytest.raises(ValidationError) as caught:
         TasksConfig.model_validate(block)
     assert words in str(caught.value)
-
-
-def test_numbers_in_a_file_may_be_class_names_and_orders() -> None:
-    assert DataConfig.model_validate({**DIGITS, "classes": [3, 1]}).classes == ("3", "1")
-    assert TasksConfig.model_validate({"count": 1, "rounds": 1, "order": 1993}).order == "1993"
-
-
-def test_a_block_reads_back_from_what_it_writes() -> None:
-    written = DataConfig.model_validate({**DIGITS, "partition": {"kind": "dirichlet", "alpha": 0.5}})
-    assert DataConfig.model_validate(written.model_dump(mode="json")) == written
-    tasks = TasksConfig(increments=(2, 3), rounds=(1, 4), order=("a", "b", "c", "d", "e"))
-    assert TasksConfig.model_validate(tasks.model_dump(mode="json")) == tasks
-
-
-def test_image_size_is_height_and_width() -> None:
-    assert DataConfig(source="digits", image_size=16).size == (16, 16)
-    assert DataConfig(source="digits", image_size=(16, 24)).size == (16, 24)
-    assert DataConfig(source="digits").size is None

@@ -1,6 +1,5 @@
 """The simulated federation as a whole: who holds what, what is tested on what, and what is refused."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ from hypothesis import strategies as st
 
 from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
-from perennial.data.site import SiteData
-from perennial.data.sources import load
-from perennial.data.splits import KeyedHash, content_groups
 from perennial.data.tasks_config import TasksConfig
-from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import ConfigError
 from tests.federations import resolved
 
 FIVE_TASKS = TasksConfig(count=5, rounds=2)
@@ -60,56 +56,12 @@ def test_every_sample_is_in_one_part_of_one_site(partition: dict[str, Any], seed
     assert holdings(digits(seed, partition=partition)) == holdings(federation)
 
 
-def test_all_sites_share_one_tensor_of_samples() -> None:
-    federation = digits()
-    assert federation.site_names == ("site-0", "site-1", "site-2", "site-3")
-    assert len({site.x.data_ptr() for site in federation.sites.values()}) == 1
-    assert federation.input_shape == federation.site("site-0").input_shape == (1, 8, 8)
-
-
-def test_labels_are_positions_in_the_class_order() -> None:
-    federation, source = digits(seed=7), load(DataConfig(source="digits"), 7)
-    site = federation.site("site-2")
-    assert torch.equal(site.x, source.train.x)
-    raw = [source.classes[label] for label in source.train.y[site.train].tolist()]
-    assert [federation.classes[label] for label in site.y[site.train].tolist()] == raw
-
-
-def test_tests_follow_the_training_samples_of_a_site() -> None:
-    federation = digits(partition={"kind": "quantity", "ratios": [0.5, 0.25, 0.15, 0.1]})
-    for site, ratio in zip(federation.sites.values(), (0.5, 0.25, 0.15, 0.1), strict=True):
-        assert federation.test is not None
-        assert abs(len(site.test) / len(federation.test.test) - ratio) < 0.02
-    skewed = digits(partition={"kind": "class_subset", "classes_per_site": 1})
-    for site in skewed.sites.values():
-        assert torch.equal(site.counts("test", 10) > 0, site.counts("train", 10) > 0)
-
-
-def test_a_site_answers_by_task_and_by_class() -> None:
-    x = torch.arange(12, dtype=torch.float32).view(6, 2)
-    y = torch.tensor([0, 3, 1, 1, 2, 0])
-    index = torch.tensor([0, 1, 2, 3])
-    keyed = KeyedHash(bytes(32), content_groups(x))
-    site = SiteData("a", x, y, index, index[:0], torch.tensor([4, 5]), torch.zeros(2), torch.ones(2), keyed)
-    assert site.task_indices("train", 1, 4).tolist() == [1, 2, 3]
-    assert site.task_indices("test", 0, 1).tolist() == [5]
-    assert site.counts("train", 3).tolist() == [1, 2, 0]
-    assert site.counts("validation", 2).tolist() == [0, 0]
-    assert site.sample_hash(1) == hashlib.sha256(np.array([2, 3], dtype=np.float32).tobytes()).hexdigest()
-
-
 def test_validation_is_about_a_tenth_of_a_site_s_training_part() -> None:
     for site in digits().sites.values():
         held, share = len(site.validation), 0.1 * (len(site.train) + len(site.validation))
         # five standard deviations of a binomial count
         assert abs(held - share) < 5 * (0.9 * share) ** 0.5
     assert all(len(site.validation) == 0 for site in digits(validation_fraction=0).sites.values())
-
-
-def test_without_a_test_fraction_there_is_no_test_set() -> None:
-    federation = digits(test_fraction=0)
-    assert federation.test is None
-    assert sum(len(site.train) + len(site.validation) for site in federation.sites.values()) == 1797
 
 
 @pytest.mark.parametrize(("samples", "tests"), [(400, 100), (0.25, 0.3)])
@@ -183,14 +135,6 @@ def test_natural_sites_hold_out_their_own_tests(tmp_path: Path) -> None:
         build(config.model_copy(update={"sites": 5}), TasksConfig(count=1, rounds=1), 0)
 
 
-def test_a_natural_site_whose_name_is_none_is_refused(tmp_path: Path) -> None:
-    sites = np.repeat(["Köln Süd", "../../köln"], 10)
-    block = arrays(tmp_path, np.zeros((20, 4, 4), dtype=np.uint8), np.arange(20) % 2, site=sites)
-    config = DataConfig.model_validate({**block, "partition": {"kind": "natural"}})
-    with pytest.raises(DataError, match=r"site: found '\.\./\.\./köln', allowed 1 to 64 printable"):
-        build(config, TasksConfig(count=1, rounds=1), 0)
-
-
 def test_numbers_are_standardised_by_the_training_part(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(50, 8, (100, 1)), np.full((100, 1), 3.0)], axis=1)
@@ -258,29 +202,3 @@ def test_a_site_without_samples_takes_no_part_and_is_noted(tmp_path: Path) -> No
         "class '1': 2 samples, so only 2 of 5 sites hold it",
         "site 'site-4' holds no training sample and takes no part",
     )
-
-
-def test_a_class_without_any_sample_is_an_error(tmp_path: Path) -> None:
-    x, y = np.zeros((9, 4, 4), dtype=np.uint8), np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
-    block = {**arrays(tmp_path, x, y), "sites": 2}
-    with pytest.raises(DataError, match="training set has no sample of '3'"):
-        classes = ["0", "1", "2", "3"]
-        build(DataConfig.model_validate({**block, "classes": classes}), TasksConfig(count=1, rounds=1), 0)
-    whole = DataConfig.model_validate({**block, "test_fraction": 0})
-    assert build(whole, TasksConfig(count=1, rounds=1), 0).classes
-
-
-def test_a_missing_number_of_sites_and_a_wrong_name_are_errors() -> None:
-    with pytest.raises(ConfigError, match=r"data\.sites: missing"):
-        digits(sites=None)
-    with pytest.raises(ConfigError, match="no site 'site4' in the data .did you mean 'site-"):
-        digits().site("site4")
-
-
-def test_generated_groups_bring_their_own_tests() -> None:
-    config = DataConfig.model_validate({"source": "synth_groups", "partition": {"kind": "natural"}})
-    federation = build(config, TasksConfig(count=1, rounds=1), 0)
-    assert len(federation.sites) == 16
-    for site in federation.sites.values():
-        assert (len(site.train) + len(site.validation), len(site.test)) == (30, 100)
-    assert (federation.mean.tolist(), federation.std.tolist()) == ([0], [1])

@@ -10,7 +10,7 @@ import torch
 from perennial.data.config import DataConfig
 from perennial.data.samples import Source
 from perennial.data.sources import load
-from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import DataError
 
 
 def read(**block: Any) -> Source:
@@ -120,19 +120,6 @@ def test_an_npz_that_cannot_be_used_says_why(
     assert "bad.npz" in str(caught.value)
 
 
-def test_an_npz_that_is_missing_or_is_none_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.npz: cannot be read"):
-        read(source="npz", path=str(tmp_path / "gone.npz"))
-    for content in (b"", b"hello", b"PK\x03\x04 cut short"):
-        (tmp_path / "bad.npz").write_bytes(content)
-        with pytest.raises(DataError, match=r"bad.npz: not an .npz file"):
-            read(source="npz", path=str(tmp_path / "bad.npz"))
-    np.save(tmp_path / "bad.npy", X)
-    (tmp_path / "bad.npy").rename(tmp_path / "bad.npz")
-    with pytest.raises(DataError, match=r"bad.npz: one array without a name, as .npy files hold"):
-        read(source="npz", path=str(tmp_path / "bad.npz"))
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_a_damaged_npz_is_named_or_read_whatever_byte_is_wrong(tmp_path: Path, save: Any) -> None:
     path = tmp_path / "bad.npz"
@@ -147,24 +134,3 @@ def test_a_damaged_npz_is_named_or_read_whatever_byte_is_wrong(tmp_path: Path, s
             assert str(path) in str(error)
             refused += 1
     assert refused > len(whole) / 2
-
-
-def test_npz_float_images_of_either_layout_become_channels_first(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).random((3, 4, 5, 3))
-    path = save_arrays(tmp_path / "a.npz", x=x, y=Y)
-    assert np.array_equal(read(source="npz", path=path).train.x, x.transpose(0, 3, 1, 2).astype(np.float32))
-    path = save_arrays(tmp_path / "a.npz", x=x.transpose(0, 3, 1, 2), y=Y)
-    assert np.array_equal(read(source="npz", path=path).train.x, x.transpose(0, 3, 1, 2).astype(np.float32))
-
-
-def test_npz_names_in_bytes_are_read_as_utf_8(tmp_path: Path) -> None:
-    names = np.array(["nævus".encode(), b"mel"])
-    path = save_arrays(tmp_path / "a.npz", x=X, y=names[[0, 1, 0]])
-    assert read(source="npz", path=path).classes == ("mel", "nævus")
-
-
-def test_constants_must_fit_the_channels(tmp_path: Path) -> None:
-    path = save_arrays(tmp_path / "a.npz", x=X, y=Y)
-    assert read(source="npz", path=path, normalise={"mean": [1, 2], "std": 3}).std.tolist() == [3, 3]
-    with pytest.raises(ConfigError, match=r"normalise\.mean: 3 values, but the data has 2 features"):
-        read(source="npz", path=path, normalise={"mean": [1, 2, 3], "std": 1})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perennial.data.apportion import apportion
-from perennial.data.partition import Partition, group_holders, group_of_site, partition, share_out
+from perennial.data.partition import Partition, group_holders, group_of_site, partition
 from perennial.data.partition_config import PartitionConfig
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
@@ -97,18 +97,6 @@ def test_dirichlet_gives_every_site_its_least_in_every_task() -> None:
         assert counts[:, 3:].sum(axis=1).min() >= 12
 
 
-def test_a_balanced_dirichlet_gives_nothing_to_a_site_that_is_full() -> None:
-    labels = some_labels([50] * 5)
-    options = {"kind": "dirichlet", "alpha": 0.3, "min_samples": 0}
-    for seed in range(10):
-        plain = class_counts(divide(options, labels, 4, seed), labels)[:, :3].sum(axis=1)
-        capped = class_counts(divide({**options, "balance": True}, labels, 4, seed), labels)[:, :3]
-        before_last = np.cumsum(capped, axis=1)
-        full = before_last[:, :2] >= 150 / 4
-        assert not (capped[:, 1:][full] > 0).any()
-        assert capped.sum() == plain.sum() == 150
-
-
 def test_an_impossible_dirichlet_names_alpha_and_min_samples() -> None:
     labels = some_labels([60] * 5)
     with pytest.raises(ConfigError, match=r"alpha 0\.001 and min_samples 30: none of 1000 draws"):
@@ -154,29 +142,6 @@ def test_impossible_subsets_say_what_is_possible() -> None:
         divide({"kind": "class_subset", "classes_per_site": "disjoint"}, labels, 4)
 
 
-def test_quantities_follow_their_ratios_in_every_class() -> None:
-    labels = some_labels([100] * 5)
-    counts = class_counts(divide({"kind": "quantity", "ratios": (0.9, 0.1)}, labels, 2), labels)
-    assert counts.tolist() == [[90] * 5, [10] * 5]
-    with pytest.raises(ConfigError, match="2 entries for 3 sites"):
-        divide({"kind": "quantity", "ratios": (0.9, 0.1)}, labels, 3)
-
-
-def test_a_class_too_small_for_its_holders_goes_to_fewer_with_a_note() -> None:
-    labels = some_labels([20, 20, 2, 20, 20])
-    found = divide({"kind": "iid"}, labels, 4)
-    assert found.notes == ("class 'c': 2 samples, so only 2 of 4 sites hold it",)
-    assert np.array_equal(np.sort(np.concatenate(found.indices)), np.arange(len(labels)))
-
-
-def test_a_natural_division_is_what_the_data_says() -> None:
-    labels, site_of = some_labels([4] * 5), np.arange(20) % 3
-    found = partition(PartitionConfig(kind="natural"), labels, 3, 0, BOUNDARIES, names=NAMES, site_of=site_of)
-    assert [rows.tolist() for rows in found.indices] == [list(range(site, 20, 3)) for site in range(3)]
-    with pytest.raises(ConfigError, match="does not say which site"):
-        partition(PartitionConfig(kind="natural"), labels, 3, 0, BOUNDARIES, names=NAMES)
-
-
 @settings(deadline=None)
 @given(
     totals=st.lists(st.integers(0, 1000), min_size=1, max_size=5),
@@ -187,24 +152,6 @@ def test_apportioned_numbers_sum_exactly_and_stay_within_one(totals: list[int], 
     exact = np.outer(totals, np.array(shares) / sum(shares))
     assert found.sum(axis=1).tolist() == totals
     assert np.abs(found - exact).max() < 1 + 1e-6
-
-
-def test_apportion_by_hand() -> None:
-    assert apportion(np.array([10, 1]), np.array([[0.45, 0.34, 0.21], [1, 1, 1]])).tolist() == [
-        [5, 3, 2],
-        [1, 0, 0],
-    ]
-
-
-def test_a_central_test_set_follows_the_training_samples() -> None:
-    labels, rows = np.array([0, 0, 0, 0, 1, 1, 2, 2]), np.arange(100, 108)
-    held = np.array([[3, 1], [0, 5], [0, 0]])
-    shares = share_out(labels, rows, held, NAMES, seed=1)
-    assert np.array_equal(np.sort(np.concatenate(shares)), rows)
-    assert [np.bincount(labels[share - 100], minlength=3).tolist() for share in shares] == [
-        [3, 0, 1],
-        [1, 2, 1],
-    ]
 
 
 def test_sites_of_a_group_share_its_classes_and_every_class_is_held() -> None:

@@ -1,14 +1,11 @@
 """Class order, tasks, and what a continued run keeps of both."""
 
-import hashlib
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.registry import Registry, build_registry
-from perennial.data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
+from perennial.data.registry import build_registry
+from perennial.data.schedule import TaskSchedule, build_schedule, class_order
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError
 from tests.forks import run_code
@@ -25,16 +22,6 @@ def test_an_order_is_a_permutation_that_its_seed_decides(order: str, count: int,
     assert found == class_order(order, NAMES[:count], seed)
 
 
-def test_the_three_named_orders() -> None:
-    assert class_order("natural", NAMES, 5) == tuple(range(12))
-    assert class_order("1993", NAMES, 5) == tuple(np.random.RandomState(1993).permutation(12).tolist())
-    assert len({class_order("seeded", NAMES, seed) for seed in range(20)}) == 20
-
-
-def test_an_explicit_order_is_taken_as_it_is() -> None:
-    assert class_order(("c", "a", "b"), ("a", "b", "c"), 0) == (2, 0, 1)
-
-
 @pytest.mark.parametrize(
     ("order", "words"),
     [
@@ -46,13 +33,6 @@ def test_an_explicit_order_is_taken_as_it_is() -> None:
 def test_an_explicit_order_must_be_a_permutation(order: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         class_order(order, ("a", "b", "c"), 0)
-
-
-def test_the_hash_is_of_names_in_order() -> None:
-    expected = hashlib.sha256(b"cat,ant,bee").hexdigest()
-    assert class_order_hash(("ant", "bee", "cat"), (2, 0, 1)) == expected
-    assert class_order_hash(("bee", "cat", "ant"), (1, 2, 0)) == expected
-    assert class_order_hash(("ant", "bee", "cat"), (0, 1, 2)) != expected
 
 
 def test_two_processes_agree_on_the_hash() -> None:
@@ -110,18 +90,6 @@ def test_a_cut_that_does_not_fit_is_refused(tasks: TasksConfig, words: str) -> N
         build_schedule(tasks, 10)
 
 
-def test_a_schedule_answers_by_task() -> None:
-    schedule = TaskSchedule((0, 2, 5), (4, 1))
-    assert (schedule.count, schedule.num_classes(1), schedule.num_classes(2)) == (2, 2, 5)
-    assert schedule.classes_of(2) == range(2, 5)
-    for task in (0, 3):
-        with pytest.raises(ValueError, match=f"task {task} is not one of 1..2"):
-            schedule.num_classes(task)
-    for boundaries in ((0,), (1, 2), (0, 2, 2)):
-        with pytest.raises(ConfigError, match="boundaries must start at 0 and increase"):
-            TaskSchedule(boundaries, (1,) * (len(boundaries) - 1))
-
-
 @settings(deadline=None)
 @given(order=orders, known=st.integers(1, 11), seed=st.integers(0, 1000), shuffled=st.permutations(NAMES))
 def test_a_continued_run_keeps_its_order_and_tasks_as_a_prefix(
@@ -166,18 +134,3 @@ def test_a_continuation_that_contradicts_the_past_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         build_schedule(tasks, classes, TaskSchedule((0, 4, 6), (3, 3)))
-
-
-def test_a_continuation_must_keep_the_earlier_classes_and_their_order() -> None:
-    earlier = build_registry(("a", "b"), TasksConfig(count=1, rounds=1, order="natural"), 0)
-    with pytest.raises(ConfigError, match="b belonged to the earlier tasks"):
-        build_registry(("a", "c", "d"), TasksConfig(count=2, rounds=1), 0, earlier)
-    with pytest.raises(ConfigError, match="must start with the order of the earlier tasks: a, b"):
-        build_registry(("a", "b", "c"), TasksConfig(count=2, rounds=1, order=("b", "a", "c")), 0, earlier)
-
-
-def test_a_registry_fits_its_schedule() -> None:
-    with pytest.raises(ConfigError, match="3 classes, but 2 in the schedule"):
-        Registry(("a", "b", "c"), TaskSchedule((0, 2), (1,)))
-    with pytest.raises(ConfigError, match="occurs twice"):
-        Registry(("a", "a"), TaskSchedule((0, 2), (1,)))

@@ -4,8 +4,6 @@ import hashlib
 import io
 import json
 import struct
-import subprocess
-import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -20,7 +18,6 @@ from perennial.data.config import DataConfig
 from perennial.data.images import conform
 from perennial.data.samples import Source
 from perennial.data.sources import load
-from perennial.data.torchvision_source import _DATASETS
 from perennial.foundation.errors import DataError
 
 BENCHMARKS = Path(__file__).parents[3] / "shared" / "data"
@@ -43,17 +40,6 @@ def test_digits_are_those_of_scikit_learn() -> None:
     scaled = source.train.x.float() / 255
     assert abs(scaled.mean() - source.mean[0]) < 1e-3
     assert abs(scaled.std() - source.std[0]) < 1e-3
-
-
-def test_nothing_heavy_is_imported_before_it_is_used() -> None:
-    program = (
-        "import sys; from perennial.data import augmentation, federation, folder, npz, pack, table;"
-        "from perennial.data.config import DataConfig; from perennial.data.tasks_config import TasksConfig;"
-        "federation.build(DataConfig(source='digits', sites=3), TasksConfig(count=5, rounds=1), 1);"
-        "heavy = {'sklearn', 'torchvision', 'PIL', 'pandas', 'scipy', 'flwr'} & set(sys.modules);"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_benchmark_gives_the_classes_that_are_listed() -> None:
@@ -214,23 +200,6 @@ def test_torchvision_reads_a_local_root(tmp_path: Path, dataset: str, folder: st
     assert len(source.classes) == 10
 
 
-def test_emnist_letters_stand_upright(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(0, 256, (4, 28, 28), dtype=np.uint8)
-    raw = tmp_path / "EMNIST" / "raw"
-    for part in ("train", "test"):
-        write_idx(raw / f"emnist-byclass-{part}-images-idx3-ubyte", x)
-        write_idx(raw / f"emnist-byclass-{part}-labels-idx1-ubyte", np.array([0, 10, 61, 36], dtype=np.uint8))
-    source = read(source="torchvision", dataset="emnist", path=str(tmp_path))
-    assert np.array_equal(source.train.x[:, 0].numpy(), x.transpose(0, 2, 1))
-    assert [source.classes[label] for label in source.train.y.tolist()] == ["0", "A", "z", "a"]
-
-
-def test_torchvision_downloads_only_when_asked(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"CIFAR10 cannot be read from there.*set data.download: true"):
-        read(source="torchvision", dataset="cifar10", path=str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_groups_are_generated_as_described() -> None:
     config = DataConfig.model_validate({"source": "synth_groups", "partition": {"kind": "natural"}})
     source = load(config, seed=3)
@@ -249,16 +218,3 @@ def test_groups_are_generated_as_described() -> None:
         assert len(labels[(site == index) & ~own].unique()) == 1
     assert torch.equal(load(config, seed=3).train.x, source.train.x)
     assert not torch.equal(load(config, seed=4).train.x, source.train.x)
-
-
-def test_an_experiment_without_data_says_so_when_data_is_asked_for() -> None:
-    with pytest.raises(DataError, match=r"data\.path: missing"):
-        read(source="folder", classes=["a", "b"])
-
-
-def test_the_constants_of_the_standard_data_sets_can_be_those_of_their_pixels() -> None:
-    """Pixels lie in 0..1, and so does a mean m; a standard deviation is at most the root of m(1 - m)."""
-    for name, dataset in _DATASETS.items():
-        assert len(dataset.mean) == len(dataset.std) == (3 if name.startswith("cifar") else 1)
-        for mean, std in zip(dataset.mean, dataset.std, strict=True):
-            assert 0 < mean < 1 and 0 < std < (mean * (1 - mean)) ** 0.5, name

@@ -184,17 +184,6 @@ def test_one_record_of_a_benchmark_moves_no_other(block: dict[str, Any]) -> None
         }
 
 
-def test_a_cap_of_a_number_moves_few_and_a_share_none() -> None:
-    groups = content_groups(torch.arange(2000)[:, None])
-    keyed, rows = KeyedHash(KEY, groups), np.arange(2000)
-    for limit, most in ((0.4, 0), (800, 3)):
-        whole = set(keyed.cap(rows, limit, "samples-limit").tolist())
-        without = set(keyed.cap(rows[1:], limit, "samples-limit").tolist())
-        assert len((whole - {0}) ^ without) <= most
-        assert abs(len(whole) - 800) < 110
-    assert np.array_equal(keyed.cap(rows, 3000, "samples-limit"), rows)
-
-
 def test_values_are_the_hash_that_is_stated() -> None:
     groups = content_groups(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8))
     assert groups[1].tobytes() == hashlib.sha256(b"content:\x03\x04").digest()

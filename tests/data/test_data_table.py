@@ -1,6 +1,5 @@
 """Tables: columns, missing values, separators, and the lines of what is wrong."""
 
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +88,6 @@ def test_a_category_called_other_and_a_column_called_as_an_indicator_have_their_
     assert declared_constants(declared)[0].tolist() == federation.mean.tolist()
 
 
-def test_one_long_cell_does_not_widen_every_row(tmp_path: Path) -> None:
-    rows = "".join(f"{index},{'ab'[index % 2]},x\n" for index in range(2000))
-    path = write(tmp_path, f"size,label,note\n{rows}1,a,{'long ' * 20_000}\n")
-    tracemalloc.start()
-    source = read(path, columns={"size": "numeric"})
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(source.train) == 2001
-    assert most < 50 * path.stat().st_size
-
-
-def test_columns_are_discovered_from_what_is_there(tmp_path: Path) -> None:
-    source = read(write(tmp_path, PATIENTS), site_column="site")
-    assert source.columns == {"age": "numeric", "sex": ("f", "m", "x")}
-
-
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_the_separator_is_that_of_the_header(tmp_path: Path, separator: str) -> None:
     text = PATIENTS.replace(",", separator)
@@ -128,13 +111,6 @@ def test_the_experiment_s_constants_are_used_by_column_name(tmp_path: Path) -> N
     two = {"age": "numeric", "age2": "numeric"}
     with pytest.raises(ConfigError, match="the numeric column 'age2' is missing"):
         read(write(tmp_path, "age,age2,label\n1,2,x\n"), columns=two, normalise=normalise)
-
-
-def test_numbers_as_labels_are_ordered_by_value(tmp_path: Path) -> None:
-    text = "a,label\n" + "".join(f"0,{label}\n" for label in (10, 2, 1, 10))
-    source = read(write(tmp_path, text))
-    assert source.classes == ("1", "2", "10")
-    assert source.train.y.tolist() == [2, 1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -170,12 +146,6 @@ def test_numbers_as_labels_are_ordered_by_value(tmp_path: Path) -> None:
 def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         read(write(tmp_path, text), **options)
-
-
-def test_a_text_for_missing_labels_is_a_class_where_somebody_says_so(tmp_path: Path) -> None:
-    path = write(tmp_path, "a,label\n1,x\n2,None\n")
-    assert read(path, classes=["None", "x"]).train.y.tolist() == [1, 0]
-    assert read(path, classes=["healthy", "x"], labels={"None": "healthy"}).train.y.tolist() == [1, 0]
 
 
 def test_a_file_that_is_no_table_says_so(tmp_path: Path) -> None:

@@ -57,20 +57,6 @@ def test_a_verdict_is_signed_in_an_empty_home(
     assert [path.name for path in (tmp_path / "home").rglob("judge.key")] == ["judge.key"]
 
 
-def test_sites_are_judged_by_what_the_run_chose(run: Path) -> None:
-    summary = json.loads((run / "summary.json").read_text())
-    chosen = summary["cross_site"]
-    assert chosen["features"] < 20, "random features that were not chosen judge nobody"
-    for name, row in chosen["sites"].items():
-        assert row["skill"] > 0.1 and row["marked"] is None, name
-
-
-def test_the_card_of_a_table_names_its_columns_and_speaks_of_rows(run: Path) -> None:
-    invoke("card", run)
-    card = (run / "card.md").read_text()
-    assert "rows of 3 columns (age, chol, sex)" in card and "image" not in card
-
-
 def test_the_onnx_file_says_that_it_takes_raw_rows_and_names_each_number(run: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.client.learnt import read_noted
-from perennial.foundation.errors import PerennialError, StateError
 
 MEMORY = {"selection": "random", "per_class": 4}
 
@@ -177,17 +176,6 @@ def test_a_correction_comes_with_a_new_class_and_a_new_site_too(tmp_path: Path) 
     assert stored["analytic"]["sums_sha256"] == summary(tmp_path / "runs" / "anew")["analytic"]["sums_sha256"]
 
 
-def test_where_no_site_s_part_can_be_taken_out_it_is_said(tmp_path: Path) -> None:
-    run = closed_form(tmp_path, keep_sites=False)
-    images(tmp_path / "images" / "A", "a", 20, first=30)
-    for command in ("check", "run"):
-        told = invoke(command, "--resume", run)
-        assert "nothing is learnt; no site's part can be taken out of these sums" in told
-    images(tmp_path / "images" / "A", "e", 30)
-    told = invoke("check", "--resume", run)
-    assert "would learn task 2: e" in told and "new records of known classes would not be learnt: no" in told
-
-
 def test_old_data_are_not_needed_where_nothing_is_replayed(tmp_path: Path) -> None:
     run = start(tmp_path, distillation={"weight": 1.0, "temperature": 2.0})
     before = summary(run)
@@ -201,15 +189,6 @@ def test_old_data_are_not_needed_where_nothing_is_replayed(tmp_path: Path) -> No
     assert after["classes"][:4] == before["classes"] and after["classes"][4:] == ["e", "f"]
     assert after["accuracy_matrix"][2][:2] == [None, None], "what has no sample is not measured"
     assert after["accuracy_matrix"][2][2] is not None
-
-
-def test_exemplars_that_are_gone_are_missed_with_a_true_sentence(tmp_path: Path) -> None:
-    run = start(tmp_path, memory=MEMORY)
-    shutil.rmtree(tmp_path / "images" / "a")
-    images(tmp_path / "images", "e", 30)
-    for command in ("check", "run"):
-        with pytest.raises(StateError, match=r"any more of a, whose exemplars learner\.memory replays"):
-            invoke(command, "--resume", run)
 
 
 def test_a_table_that_grew_is_read_as_it_was(tmp_path: Path) -> None:
@@ -236,19 +215,3 @@ def test_a_table_that_grew_is_read_as_it_was(tmp_path: Path) -> None:
     assert stored["data"]["normalise"]["mean"]["age"] == pytest.approx(np.mean(ages), rel=0.02)
     assert stored["tasks"]["learnt"] == 2
     assert summary(run)["tasks"][-1] == ["e"]
-
-
-def test_a_run_that_is_not_finished_does_not_grow(tmp_path: Path) -> None:
-    run = start(tmp_path)
-    path = tmp_path / "growing.yaml"
-    content = yaml.safe_load(path.read_text())
-    shutil.rmtree(run)
-    content["rounds"] = {"quorum": 3, "join_timeout": 0.1, "max_skipped": 1}
-    path.write_text(yaml.safe_dump(content))
-    with pytest.raises(PerennialError):
-        invoke("run", path, "--runs", tmp_path / "runs")
-    more = ["data.classes=[a, b, c, d, e]", "tasks.count=3"]
-    images(tmp_path / "images", "e", 30)
-    if (run / "checkpoint" / "latest.safetensors").exists():
-        with pytest.raises(StateError, match="has not finished the tasks that it began with"):
-            invoke("run", "--resume", run, *[part for key in more for part in ("--set", key)])

@@ -78,20 +78,6 @@ def test_decimal_commas_and_latin_1_are_recognised_and_noted(tmp_path: Path) -> 
     assert said.notes == () and torch.equal(said.train.x, source.train.x)
 
 
-def test_a_point_among_decimal_commas_is_named(tmp_path: Path) -> None:
-    rows = "".join(f"{index},5;x\n" for index in range(20))
-    with pytest.raises(DataError, match="line 22: '1.234' is not a number"):
-        read(write(tmp_path, f"a;label\n{rows}1.234;x\n"))
-
-
-def test_a_comma_inside_quotes_is_no_decimal_comma_where_commas_separate(tmp_path: Path) -> None:
-    path = write(tmp_path, 'a,label\n"1,234",x\n"2,500",y\n')
-    with pytest.raises(DataError, match="holds numbers with a comma such as '1,234'.*data.decimal"):
-        read(path)
-    assert read(path, column_kinds={"a": "category"}).columns == {"a": ("1,234", "2,500")}
-    assert read(path, decimal=",").train.x[:, 0].tolist() == pytest.approx([1.234, 2.5])
-
-
 @pytest.mark.parametrize("dates", [("2024-03-01", "2024-03-02"), ("01.03.2024", "2.3.2024")])
 def test_dates_are_days_and_noted(tmp_path: Path, dates: tuple[str, str]) -> None:
     source = read(write(tmp_path, f"visit,label\n{dates[0]},x\n{dates[1]},y\n,x\n"))
@@ -106,16 +92,6 @@ def test_dates_that_can_be_read_in_two_ways_are_refused_with_the_remedy(tmp_path
     with pytest.raises(DataError, match=r"'03/04/2024', in which day and month .* write them as 2024-12-31"):
         read(path)
     assert read(path, column_kinds={"visit": "ignore"}).columns == {"age": "numeric"}
-
-
-def test_codes_can_be_categories_and_are_compared_as_numbers(tmp_path: Path) -> None:
-    path = write(tmp_path, "thal,label\n3.0,x\n6.0,y\n7,x\n10,x\n")
-    assert read(path).columns == {"thal": "numeric"}
-    source = read(path, column_kinds={"thal": "category"})
-    assert source.columns == {"thal": ("3", "6", "7", "10")}
-    assert source.train.x.tolist() == [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0]]
-    with pytest.raises(DataError, match="no column 'tall' .did you mean 'thal'"):
-        read(path, column_kinds={"tall": "category"})
 
 
 GAPS = "a,b,label\n1,10,x\n2,,x\n3,30,y\n,40,y\n100,50,x\n"
@@ -163,13 +139,6 @@ def test_a_site_alone_takes_constants_and_no_medians(tmp_path: Path) -> None:
         read(write(tmp_path, GAPS), imputation={"a": 1, "b": 2, "c": 3})
 
 
-def test_discovered_categories_count_as_taken_from_the_data(tmp_path: Path) -> None:
-    path = write(tmp_path, "sex,label\nf,x\nm,y\nf,y\n")
-    assert build(config(path, sites=1, test_fraction=0), ONE_TASK, 1).estimated_constants
-    listed = config(path, sites=1, test_fraction=0, columns={"sex": ["f", "m"]})
-    assert not build(listed, ONE_TASK, 1).estimated_constants
-
-
 def test_the_model_s_rows_are_filled_and_read_as_in_training(tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("b;a\n1,5;\n;2\n")
     fill = torch.tensor([7.0, 0.0, 8.0, 0.0])
@@ -191,12 +160,6 @@ def test_the_model_s_rows_are_filled_and_read_as_in_training(tmp_path: Path) -> 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, block: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config(tmp_path / "table.csv", **block)
-
-
-def test_constants_for_missing_numbers_are_part_of_what_an_experiment_says(tmp_path: Path) -> None:
-    block = config(write(tmp_path, GAPS), sites=1, imputation={"a": 7, "b": 8})
-    assert block.model_dump(mode="json")["imputation"] == {"a": 7, "b": 8}
-    assert "imputation" not in block.model_copy(update={"imputation": "mean"}).model_dump(mode="json")
 
 
 def test_inputs_of_several_batches_come_with_their_names(tmp_path: Path) -> None:

@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn import datasets
-from typer.testing import CliRunner
 
-from perennial.cli.init import init_command
-from perennial.cli.main import app
-from perennial.data.csv_file import read_csv
-from perennial.data.leaks import is_outcome, rank_columns
+from perennial.data.leaks import is_outcome
 from perennial.data.survey import survey
 
 ROWS = 500
@@ -47,13 +43,6 @@ def test_a_column_that_is_filled_for_the_ill_alone_is_asked_about(tmp_path: Path
     cells = [f"{draw.normal(0, 1):.2f}" if each else "" for each in filled]
     found = asked(write(tmp_path / "t.csv", {"biopsy score": cells, **table}))
     assert len(found) == 1 and "'biopsy score' is filled for 'ill' and mostly empty for 'well'" in found[0]
-
-
-def test_a_column_that_is_right_in_95_of_100_rows_is_asked_about(tmp_path: Path) -> None:
-    table, ill, draw = honest()
-    code = np.where(draw.random(ROWS) < 0.95, ill, ~ill)
-    found = asked(write(tmp_path / "t.csv", {"pathway": np.where(code, "4b", "2a").tolist(), **table}))
-    assert len(found) == 1 and "'pathway' alone tells the class" in found[0]
 
 
 @pytest.mark.parametrize("kind", ["difference", "product"])
@@ -110,17 +99,3 @@ def tidy_tables() -> dict[str, dict[str, Sequence[Any]]]:
 @pytest.mark.parametrize("name", list(tidy_tables()))
 def test_a_tidy_table_is_asked_about_nothing(tmp_path: Path, name: str) -> None:
     assert asked(write(tmp_path / "t.csv", tidy_tables()[name])) == []
-
-
-def test_check_ranks_all_columns(tmp_path: Path) -> None:
-    table, ill, _ = honest()
-    path = write(tmp_path / "t.csv", {"filled": ["1" if each else "" for each in ill], **table})
-    names = [name for name in table if name != "diagnosis"]
-    ranked = rank_columns(read_csv(path), "diagnosis", dict.fromkeys(["filled", *names], "numeric"))
-    assert [told.name for told in ranked][:2] == ["lab 4", "lab 3"]
-    assert next(told.filled for told in ranked if told.name == "filled") == {"ill": 1.0, "well": 0.0}
-    init_command(path, tmp_path / "out", "", ask=lambda question, allowed: "no")
-    done = CliRunner().invoke(app, ["check", str(tmp_path / "out" / "experiment.yaml")])
-    assert done.exit_code == 0, done.output
-    assert "columns by how well each alone tells the class" in done.output and "lab 4 0." in done.output
-    assert "filled for ill 100 %, well 0 %" in done.output

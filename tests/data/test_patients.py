@@ -17,9 +17,7 @@ from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
-from perennial.data.partition import kept_whole
 from perennial.data.splits import text_groups
-from perennial.data.survey import survey
 from perennial.data.tasks_config import TasksConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError
@@ -93,18 +91,6 @@ def test_a_patient_is_in_one_part_of_one_site(write: Any, block: dict[str, Any],
     assert len(found) > 30
     assert all(len(where) == 1 for where in found.values())
     assert {part for where in found.values() for _, part in where} == {"train", "validation", "test"}
-
-
-def test_a_natural_site_keeps_its_patients(tmp_path: Path) -> None:
-    block = arrays(tmp_path, partition={"kind": "natural"})
-    found = places(build(DataConfig.model_validate(block), ONE_TASK, 2))
-    assert len(found) == 60 and all(len(where) == 1 for where in found.values())
-
-
-def test_a_patient_goes_to_the_site_that_had_most_of_his_samples() -> None:
-    shares = [np.array([0, 1, 3]), np.array([2, 4, 5])]
-    whole = kept_whole(shares, np.array([0, 0, 0, 1, 1, 1]), seed=1)
-    assert [share.tolist() for share in whole] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_exemplars_by_share_keep_patients_whole(tmp_path: Path) -> None:
@@ -267,16 +253,3 @@ def test_a_dicom_file_without_a_patient_is_named_and_other_files_too(tmp_path: P
     Image.new("L", (4, 4)).save(path / "a" / "photo.png")
     with pytest.raises(DataError, match=r"photo\.png: data\.patient: PatientID is an element of DICOM"):
         build(DataConfig.model_validate(block), ONE_TASK, 1)
-
-
-def test_init_takes_the_patients_of_dicom_files(tmp_path: Path) -> None:
-    path = scans(tmp_path / "scans")
-    assert survey(path).patient == "PatientID"
-    for file in path.rglob("IM*"):
-        file.unlink()
-    from tests.data.test_hospital_images import write_dicom
-
-    for index in range(8):
-        anonymous = np.full((4, 4), index, np.uint8)
-        write_dicom(path / "ab"[index % 2] / f"IM{index}", anonymous, PatientID="ANON")
-    assert survey(path).patient is None

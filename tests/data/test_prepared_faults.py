@@ -390,10 +390,6 @@ def test_a_file_s_or_folder_s_fault_is_named(name: str, tmp_path: Path) -> None:
     assert re.search(expected, found), found
 
 
-def test_there_are_sixty_and_more() -> None:
-    assert len(TABLES) + len(OTHERS) >= 60
-
-
 def test_tidy_data_are_asked_about_nothing(tmp_path: Path) -> None:
     sets = [
         write(tmp_path / "tidy.csv", tidy()),

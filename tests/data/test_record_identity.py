@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from perennial.data.config import DataConfig
 from perennial.data.deployed import load_site, site_config
-from perennial.data.record_identity import identities, record_contents
+from perennial.data.record_identity import identities
 from perennial.foundation.errors import StateError
 from perennial.foundation.record_key import BOOK, record_key
 
@@ -40,13 +39,6 @@ def test_a_row_is_the_same_whatever_its_label_its_text_and_the_order_of_columns(
     assert same(first, again) == [True, True, True]
     changed = table(tmp_path, "age,sex,label\n31,m,ill\n43,m,well\n,f,ill\n", columns)
     assert same(first, changed) == [False, False, True]
-
-
-def test_pixels_count_with_their_shape_and_without_anything_else() -> None:
-    flat, square = torch.arange(16, dtype=torch.uint8), torch.arange(16, dtype=torch.uint8).view(1, 4, 4)
-    wide = record_contents(flat.view(1, 1, 2, 8))
-    assert not same(record_contents(square[None]), wide)[0]
-    assert same(record_contents(square[None]), record_contents(square[None].clone()))[0]
 
 
 def test_identities_need_the_key_which_stays_and_is_private(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from perennial.config.run import APP_ROOT
 from perennial.config.site import SiteConfig
 from perennial.data.config import DataConfig
 from perennial.data.survey import survey
-from perennial.foundation.errors import ConfigError, DataError, PerennialError
+from perennial.foundation.errors import DataError, PerennialError
 
 PAGES = [(APP_ROOT.parent / "docs" / name).read_text() for name in ("your_data.md", "data_files.md")]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", "".join(PAGES), re.DOTALL)
@@ -69,10 +69,6 @@ def call(*arguments: str) -> str:
     return result.output
 
 
-def test_the_page_is_short() -> None:
-    assert len(PAGES[0].split()) <= 1000
-
-
 @pytest.mark.slow
 def test_the_page_s_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pydicom", reason="the extra dicom is not installed")
@@ -104,19 +100,6 @@ def test_the_page_s_blocks_are_what_the_program_reads(text: str) -> None:
         SiteConfig.model_validate(content)
     else:
         DataConfig.model_validate(content["data"])
-
-
-def test_init_looks_at_a_folder_of_sites(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    call("init", str(tmp_path / "clinics"), "--output", str(tmp_path / "out"))
-    experiment = load_experiment(tmp_path / "out" / "experiment.yaml")
-    assert experiment.data.partition.kind == "natural" and experiment.data.size == (12, 16)
-    assert experiment.strategy.name == "analytic"
-    trained = (tmp_path / "out" / "experiment_trained.yaml").read_text()
-    assert "learner:" not in trained and "# patient: ^" in trained
-    assert yaml.safe_load((tmp_path / "out" / "site.yaml").read_text())["site"] == "clinic-0"
-    with pytest.raises(ConfigError, match=r"experiment\.yaml: exists already, and is kept"):
-        call("init", str(tmp_path / "clinics"), "--output", str(tmp_path / "out"))
 
 
 def test_init_looks_at_a_table(tmp_path: Path) -> None:
@@ -166,14 +149,6 @@ def test_few_small_whole_numbers_are_taken_for_codes(tmp_path: Path, values: lis
     cells = [values[row % len(values)] for row in range(40)]
     path = table(tmp_path, {"grade": cells, "label": ["a", "b"] * 20})
     assert survey(path).codes == (("grade",) if code else ())
-
-
-def test_a_table_s_samples_are_counted_by_class_and_by_site(tmp_path: Path) -> None:
-    columns = {"size": [1.5, 2.5, 3.5], "label": ["a", "b", "a"]}
-    assert survey(table(tmp_path, columns)).sites == {}
-    found = survey(table(tmp_path, columns | {"site": ["wien", "graz", "graz"]}))
-    assert (found.samples, found.sites) == ({"a": 2, "b": 1}, {"graz": 2, "wien": 1})
-    assert found.options == {"label_column": "label", "site_column": "site"}
 
 
 def test_decimal_commas_are_numbers_and_no_codes(tmp_path: Path) -> None:

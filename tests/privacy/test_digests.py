@@ -73,13 +73,6 @@ def test_within_class_mixes_no_two_classes_and_names_those_that_are_too_small() 
     assert digests.short_classes == (1,)
 
 
-def test_given_weights_are_used() -> None:
-    x, _ = samples()
-    digests, _ = made(DigestConfig(per_digest=2, weights=(0.75, 0.25)))
-    first, second = digests.groups[3]
-    assert torch.allclose(digests.features[3], 0.75 * x[first] + 0.25 * x[second])
-
-
 @pytest.mark.parametrize("place", [0, 9, 21])
 def test_replacing_a_sample_changes_one_row_by_no_more_than_the_sensitivity(place: int) -> None:
     config = DigestConfig(largest=1.0)
@@ -145,12 +138,6 @@ def test_the_guess_heuristic() -> None:
     assert 10 ** guess_log10(1, 4, 3) == pytest.approx((1 / 3 + 1 / 6 + 1 / 10 + 1 / 15) / 4)
     assert guess_log10(256, 2**32, 2) == pytest.approx(-2118.6, abs=6)
     assert guess_log10(256, 2**32, 4) < guess_log10(256, 2**32, 3) < guess_log10(256, 2**32, 2)
-
-
-def test_soft_cross_entropy_of_a_one_hot_target_is_cross_entropy() -> None:
-    logits, labels = torch.randn(5, M), torch.tensor([0, 1, 2, 1, 0])
-    soft = F.cross_entropy(logits, F.one_hot(labels, M).float())
-    assert torch.allclose(soft, F.cross_entropy(logits, labels))
 
 
 def test_too_few_samples_are_refused_and_impossible_features_count_as_zero() -> None:

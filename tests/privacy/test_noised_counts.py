@@ -149,11 +149,6 @@ def test_noise_that_would_hide_nothing_is_refused_by_name(changes: dict[str, Any
         Experiment.model_validate(BASE | changes)
 
 
-def test_an_experiment_without_the_keys_is_known_by_the_digest_that_it_had() -> None:
-    plain = load({"mode": "none"}, evaluation={"federated": True})
-    assert not {"noise_multiplier", "clip_counts"} & plain.model_dump(mode="json")["evaluation"].keys()
-
-
 # one site, over the messages
 
 

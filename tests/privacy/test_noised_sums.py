@@ -317,13 +317,6 @@ def test_a_class_of_which_nothing_was_released_is_never_predicted() -> None:
     assert not (noised_gaussian(part).scores(features).argmax(dim=1) == 1).any()
 
 
-def test_noise_that_leaves_no_samples_makes_no_head() -> None:
-    nothing = torch.zeros(2, dtype=torch.float64)
-    sums = NoisedSums(None, torch.zeros(2, 3).double(), nothing - 1, 0.0, nothing + 1, nothing + 1)
-    with pytest.raises(DataError, match="leaves no samples"):
-        noised_gaussian(sums)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,9 +1,6 @@
 """Epsilon against published anchors, against dp-accounting, and against what must hold of any accountant."""
 
 import itertools
-import math
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
@@ -103,18 +100,6 @@ def test_the_light_import_gives_the_figures_of_the_whole_of_opacus() -> None:
             assert epsilon(name, setting) == pytest.approx(original.get_epsilon(1e-5), rel=1e-6)
 
 
-def test_accounting_leaves_the_rest_of_opacus_alone() -> None:
-    code = (
-        "import sys; from perennial.privacy.accountants import make_accountant; "
-        "print(make_accountant('prv', [(4.0, 1.0, 50)]).epsilon(1e-5)); "
-        "print('opacus' in sys.modules, 'torch.distributed.tensor' in sys.modules)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    figure, loaded = run.stdout.splitlines()
-    assert float(figure) == pytest.approx(8.606, rel=0.01)
-    assert loaded == "False False"
-
-
 noises = st.floats(0.5, 20.0)
 step_counts = st.integers(1, 5000)
 
@@ -126,13 +111,6 @@ def test_epsilon_is_monotone(noise: float, steps: int, more: int, factor: float)
     assert epsilon("rdp", (noise, 1.0, steps + more)) > base
     assert epsilon("rdp", (noise * factor, 1.0, steps)) < base
     assert epsilon("rdp", (noise, 1.0, steps), delta=1e-6) > base
-
-
-@pytest.mark.parametrize("name", ["rdp", "prv"])
-def test_a_lower_rate_costs_less(name: str) -> None:
-    costs = [epsilon(name, (1.0, rate, 20)) for rate in (0.02, 0.2, 1.0)]
-    assert costs == sorted(costs)
-    assert costs[0] < costs[-1] / 5
 
 
 def test_site_noise_counts_half() -> None:
@@ -151,26 +129,6 @@ def test_the_cost_goes_on_over_tasks_and_restarts(name: str) -> None:
     restarted.step(4.0, steps=20)
     assert restarted.history() == [(4.0, 1.0, 40)]
     assert restarted.epsilon(1e-5) == epsilon(name, (4.0, 1.0, 40)) > first_task
-
-
-def test_the_order_of_releases_does_not_matter() -> None:
-    history = [(1.0, 0.1, 5), (2.0, 1.0, 3), (1.0, 0.1, 7)]
-    assert epsilon("prv", *history) == epsilon("prv", *reversed(history))
-
-
-@pytest.mark.parametrize("name", ["rdp", "prv"])
-def test_ends_of_the_scale(name: str) -> None:
-    assert epsilon(name) == 0.0
-    assert epsilon(name, (0.0, 1.0, 1)) == math.inf
-    assert epsilon(name, (1.0, 0.1, 10), (0.0, 0.1, 1)) == math.inf
-    # 1 / z = 20 standard deviations apart, 50 times: far beyond any grid, still finite and still a bound
-    assert 10_000 < epsilon(name, (0.05, 1.0, 50)) < math.inf
-    assert 0 <= epsilon(name, (1000.0, 0.01, 1)) < 0.02
-
-
-def test_prv_is_never_above_rdp() -> None:
-    for setting in [(0.5, 0.5, 2), (1.0, 1.0, 1), (0.7, 0.001, 100)]:
-        assert epsilon("prv", setting) <= epsilon("rdp", setting)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +150,3 @@ def test_impossible_releases_are_refused(values: tuple[float, float, int], reaso
 def test_impossible_deltas_are_refused(delta: float) -> None:
     with pytest.raises(PrivacyError, match="delta"):
         make_accountant("rdp").epsilon(delta)
-
-
-def test_a_misspelt_accountant_is_named() -> None:
-    with pytest.raises(PrivacyError, match="did you mean 'prv'"):
-        make_accountant("prvs")

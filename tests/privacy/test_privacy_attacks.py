@@ -12,7 +12,7 @@ from perennial.foundation.streams import stream
 from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
 from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gradient
 from perennial.privacy.attacks.linkage import Layers, align, link_models, match_neurons, reorder_inputs
-from perennial.privacy.attacks.membership import likelihood_ratio, logit_confidence, loss_threshold, strength
+from perennial.privacy.attacks.membership import likelihood_ratio, loss_threshold, strength
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
@@ -66,23 +66,6 @@ class TestSimilarity:
         noise = torch.rand(2, 50, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         assert abs(structural_similarity(noise[0], noise[1]).mean().item()) < 0.02
 
-    def test_symmetry_and_falling_with_noise(self, digits: tuple[Tensor, Tensor]) -> None:
-        images = digits[0][:20]
-        noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
-        found = [
-            structural_similarity(images, images + std * noise).mean().item() for std in (0.02, 0.1, 0.5)
-        ]
-        assert found == sorted(found, reverse=True)
-        assert torch.allclose(
-            structural_similarity(images, images + noise), structural_similarity(images + noise, images)
-        )
-
-    def test_constant_images_by_hand(self) -> None:
-        """No contrast: the luminance term alone, (2 a b + c) / (a^2 + b^2 + c), c = 1e-4."""
-        first, second = torch.full((1, 1, 16, 16), 0.2), torch.full((1, 1, 16, 16), 0.6)
-        expected = (2 * 0.2 * 0.6 + 1e-4) / (0.04 + 0.36 + 1e-4)
-        assert structural_similarity(first, second).item() == pytest.approx(expected, rel=1e-4)
-
     def test_different_shapes_are_refused(self) -> None:
         with pytest.raises(ValueError, match="expected equal"):
             structural_similarity(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))
@@ -127,17 +110,6 @@ class TestGradientInversion:
         inversion = invert_gradient(model, gradient, (1, 8, 8), generator, steps=150)
         return structural_similarity(inversion.images, x).item(), bool((inversion.labels == y).all())
 
-    def test_more_restarts_never_end_worse(self, digits: tuple[Tensor, Tensor]) -> None:
-        gradient = gradient_of(SmallCnn(), digits[0][:1], digits[1][:1])
-
-        def distance(restarts: int) -> float:
-            generator = torch.Generator().manual_seed(7)
-            return invert_gradient(
-                SmallCnn(), gradient, (1, 8, 8), generator, steps=10, restarts=restarts
-            ).distance
-
-        assert distance(3) <= distance(1)
-
 
 class TestDigestReconstruction:
     encoder = nn.Sequential(
@@ -178,19 +150,6 @@ class TestMembership:
         found = strength(torch.tensor([3.0, 2.0, 0.5]), torch.tensor([2.0, 1.0]))
         assert found.auc == pytest.approx((2 + 1.5 + 0) / 6)
         assert found.tpr_at_1_percent_fpr == pytest.approx(1 / 3)
-
-    def test_equal_scores_tell_nothing(self) -> None:
-        found = strength(torch.zeros(50), torch.zeros(50))
-        assert (found.auc, found.tpr_at_1_percent_fpr) == (0.5, 0.0)
-
-    def test_nobody_to_compare_with_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="at least one"):
-            strength(torch.zeros(3), torch.zeros(0))
-
-    def test_logit_confidence(self) -> None:
-        logits, labels = torch.tensor([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 2])
-        p = logits.softmax(dim=1)[torch.arange(2), labels]
-        assert torch.allclose(logit_confidence(logits, labels), (p / (1 - p)).log(), atol=1e-6)
 
     def test_an_overfitted_model_gives_its_members_away(self, digits: tuple[Tensor, Tensor]) -> None:
         x, y = digits[0].flatten(1), digits[1]
@@ -266,14 +225,6 @@ class TestLinkage:
         layers = self.model(0)
         aligned = align(layers, self.permuted(layers, seed=9, drift=0.0))
         assert all(torch.equal(one, other) for one, other in zip(layers, aligned, strict=True))
-
-    def test_reordering_keeps_the_function(self) -> None:
-        first, second = torch.randn(6, 3, dtype=torch.float64), torch.randn(4, 12, dtype=torch.float64)
-        order = torch.tensor([5, 2, 0, 1, 4, 3])
-        x = torch.randn(7, 3, dtype=torch.float64)
-        hidden = (x @ first.T).repeat_interleave(2, dim=1)
-        moved = (x @ first[order].T).repeat_interleave(2, dim=1)
-        assert torch.allclose(hidden @ second.T, moved @ reorder_inputs(second, order).T)
 
     def test_successive_models_are_linked_although_relabelled(self) -> None:
         before = [self.model(seed) for seed in range(4)]

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,15 +86,6 @@ def test_true_claims_pass(privacy: PrivacyConfig, changes: dict[str, Any]) -> No
     refuse_false_claims(privacy, **settings(**changes))
 
 
-def test_all_reasons_are_told_at_once() -> None:
-    with pytest.raises(PrivacyError) as refusal:
-        refuse_false_claims(
-            SAMPLE, **settings(norm="batch", memory_selection="herding", balanced_replay=True)
-        )
-    for part in ("BatchNorm", "herding", "class-balanced"):
-        assert part in str(refusal.value)
-
-
 def updates(privacy: PrivacyConfig, rounds: int) -> list[Entry]:
     """In mode sample of one step each, at a rate of 0.1."""
     entry = Entry.of_update(privacy, run="r", experiment="e", recipient="server", sample_rate=0.1)
@@ -144,19 +134,6 @@ def test_warnings() -> None:
     for part in ("seed", "noise_multiplier is 0", "outside the guarantee", "1 / 1000"):
         assert part in warnings
     assert describe(LOCAL, updates(LOCAL, 5), units=10).warnings == ()
-
-
-def test_seeded_noise_is_a_warning_beside_what_the_secure_source_would_give() -> None:
-    secure, one = describe(SAMPLE, updates(SAMPLE, 5)), updates(SAMPLE, 5)
-    seeded = describe(SAMPLE, [*one[:-1], replace(one[-1], seeded=True)])
-    assert seeded.epsilon == secure.epsilon < math.inf
-    assert [("seed" in warning) for warning in seeded.warnings] == [True]
-    assert secure.warnings == ()
-
-
-def test_the_typical_record_stands_beside_the_worst_case() -> None:
-    statement = describe(PLANNED, updates(PLANNED, 20), bayesian_epsilon=1.234)
-    assert statement.epsilon > 1.234 == statement.bayesian_epsilon
 
 
 def test_a_sample_that_digests_hide_from_replacement_is_claimed_so_at_their_cost_too() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from perennial.privacy.config import AdaptiveClippingConfig, BayesianConfig, PrivacyConfig
+from perennial.privacy.config import PrivacyConfig
 
 LOCAL: dict[str, Any] = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
 CENTRAL = LOCAL | {"mode": "client_central"}
@@ -65,28 +65,3 @@ SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.1}
 def test_what_cannot_be_kept_is_refused(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         PrivacyConfig.model_validate(values)
-
-
-def test_nothing_is_protected_by_default() -> None:
-    privacy = PrivacyConfig()
-    assert not privacy.enabled
-    assert privacy.hidden_unit is None
-
-
-def test_headline_defaults() -> None:
-    privacy = PrivacyConfig.model_validate(LOCAL)
-    assert (privacy.delta, privacy.accountant, privacy.noise_source) == (1e-5, "prv", "secure")
-    assert not privacy.allow_unaccounted_metrics
-
-
-@pytest.mark.parametrize(("values", "unit"), [(LOCAL, "site"), (CENTRAL, "site"), (SAMPLE, "sample")])
-def test_unit_of_each_mode(values: dict[str, Any], unit: str) -> None:
-    assert PrivacyConfig.model_validate(values).hidden_unit == unit
-
-
-def test_optional_blocks() -> None:
-    privacy = PrivacyConfig.model_validate(CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 4.0}})
-    assert privacy.adaptive_clipping == AdaptiveClippingConfig(count_noise_multiplier=4.0)
-    assert PrivacyConfig.model_validate(privacy.model_dump(mode="json")) == privacy
-    bayesian = PrivacyConfig.model_validate(CENTRAL | {"bayesian": {"pairs": 10, "planned_rounds": 30}})
-    assert bayesian.bayesian == BayesianConfig(pairs=10, planned_rounds=30)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.privacy.secure.graph import Graph, regular
-from perennial.privacy.secure.keys import agree, derive, fingerprint, new_secret
+from perennial.privacy.secure.keys import agree, derive, new_secret
 from perennial.privacy.secure.masks import Words, add_masks
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Peer, peers_hash, roster_hash
@@ -408,14 +408,6 @@ def test_after_the_opening_any_colluders_and_the_server_see_a_site_s_value_unifo
     assert (alone == 7).all() and not _uniform(np.bincount(alone & 15, minlength=16))
 
 
-def test_masks_are_the_streams_of_their_seeds():
-    vector = np.arange(100_000, dtype=np.uint64)
-    add_masks(vector, [b"1" * 32, b"2" * 32])
-    add_masks(vector, [b"2" * 32], subtract=True)
-    add_masks(vector, [b"1" * 32], subtract=True)
-    assert np.array_equal(vector, np.arange(100_000, dtype=np.uint64))
-
-
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 def test_mask_is_aes_256_in_counter_mode_over_its_whole_length(dtype: type):
     """Beside the plain counter mode of the cipher, over several pieces and an end within a block."""
@@ -423,7 +415,3 @@ def test_mask_is_aes_256_in_counter_mode_over_its_whole_length(dtype: type):
     add_masks(vector, [b"k" * 32])
     counter = Cipher(algorithms.AES(b"k" * 32), modes.CTR(bytes(15) + b"\x02")).encryptor()
     assert vector.tobytes() == counter.update(bytes(vector.nbytes))
-
-
-def test_fingerprints_can_be_read_aloud():
-    assert fingerprint("00" * 32).count(":") == 7

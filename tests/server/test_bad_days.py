@@ -101,12 +101,6 @@ def test_a_bad_reply_is_dropped_and_the_run_goes_on(tmp_path: Path, fault: Fault
     assert summary["final_accuracy"] >= 0
 
 
-def test_a_silent_site_is_absent_and_the_others_go_on(tmp_path: Path) -> None:
-    _, rounds = run(tmp_path, {3}, silence, rounds={"deadline": 0.5})
-    assert len(rounds) == 3
-    assert all(event["absent"] == ["site-2"] and not event["skipped"] for event in rounds)
-
-
 def test_when_all_fail_the_model_stays_and_the_run_stops_with_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"2 times in a row.*site-0.*NaN.*can be resumed"):
         run(tmp_path, {1, 2, 3}, poison)

@@ -6,7 +6,6 @@ import pytest
 
 from perennial.foundation.errors import StateError
 from perennial.server.report.compare import compare
-from perennial.server.report.comparison import Spread
 from tests.run_folders import HOSTILE, Page, write_run
 
 
@@ -61,17 +60,6 @@ def test_classes_of_very_different_size_are_compared_by_balanced_accuracy_first(
     assert "Best final balanced accuracy: fair, 50.0 %" in Page(comparison.page).text
 
 
-def test_a_comparison_as_text_is_markdown(tmp_path: Path) -> None:
-    runs = [*seeds(tmp_path, "a|b<i>", {1: 0.8, 2: 0.9}), *seeds(tmp_path, "plain", {1: 0.3})]
-    lines = str(compare(runs, tmp_path / "page.html")).splitlines()
-    assert lines[0].startswith("| experiment | seeds | final accuracy | average incremental accuracy |")
-    assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
-    assert lines[2].startswith(r"| a\|b&lt;i> | 2 | 85.0 ± 7.1 | 76.7 ± 0.0 | 25.0 ± 0.0 | ")
-    assert "±" not in lines[3]
-    assert r"| a\|b&lt;i> > plain | final accuracy | 1 of 1 | +50.0 |" in lines
-    assert lines[-1] == f"page: {tmp_path / 'page.html'}"
-
-
 def test_the_comparison_page_shows_bands_only_over_several_seeds(tmp_path: Path) -> None:
     runs = [*seeds(tmp_path, HOSTILE.replace("/", "-"), {1: 0.8, 2: 0.9}), *seeds(tmp_path, "once", {1: 0.3})]
     page = Page(compare(runs, tmp_path).page)
@@ -94,71 +82,11 @@ def test_runs_of_one_name_with_other_settings_are_rows_of_their_own(tmp_path: Pa
     ]
 
 
-def test_where_a_file_lies_makes_no_other_experiment(tmp_path: Path) -> None:
-    here = "data: {source: npz, path: /here.npz}\ndigests: {encoder: {file: /here.safetensors}}\n"
-    runs = [
-        *seeds(tmp_path / "here", "small", {1: 0.5}, here),
-        *seeds(tmp_path / "there", "small", {2: 0.6}, here.replace("/here", "/mnt/there")),
-    ]
-    (row,) = compare(runs, tmp_path).rows
-    assert (row.experiment, sorted(row.runs)) == ("small", [1, 2])
-    other = seeds(tmp_path / "other", "small", {3: 0.7}, here.replace("npz,", "csv,"))
-    names = [row.experiment for row in compare([*runs, *other], tmp_path).rows]
-    assert names == ["small (data.source=csv)", "small (data.source=npz)"]
-
-
-def test_equal_results_are_no_claim_of_better(tmp_path: Path) -> None:
-    one = seeds(tmp_path, "one", {1: 0.5, 2: 0.6 + 0.1})
-    two = seeds(tmp_path, "two", {1: 0.6 + 0.1, 2: 0.5})
-    same = seeds(tmp_path, "same", {9: 0.9})
-    lines = str(compare([*one, *two, *same], tmp_path)).splitlines()
-    assert "| one = two | final accuracy | 1 of 2 | +0.0 |" in lines
-    assert "| one = two | average incremental accuracy | 0 of 2 | +0.0 |" in lines
-    assert not any("one > two" in line or "two > one" in line for line in lines)
-
-
-def test_runs_that_measured_nothing_come_last(tmp_path: Path) -> None:
-    zero = seeds(tmp_path, "zero", {1: 0.0})
-    unseen = write_run(
-        tmp_path / "unseen",
-        events=[],
-        experiment="unseen",
-        final_accuracy=None,
-        average_accuracy=[None, None, None],
-        accuracy_matrix=[[None], [None, None], [None, None, None]],
-        average_incremental_accuracy=None,
-        forgetting=None,
-        backward_transfer=None,
-    )
-    comparison = compare([unseen, *zero], tmp_path)
-    assert [row.experiment for row in comparison.rows] == ["zero", "unseen"]
-    assert comparison.differences == []
-    compare([unseen], tmp_path)
-    assert "No run measured its final accuracy." in Page(tmp_path / "compare.html").text
-
-
-def test_a_run_made_again_is_shown_once(tmp_path: Path) -> None:
-    (first,) = seeds(tmp_path / "one", "small", {1: 0.5})
-    (again,) = seeds(tmp_path / "two", "small", {1: 0.5})
-    (row,) = compare([first, again], tmp_path).rows
-    assert [*row.runs] == [1]
-
-
 def test_the_same_seed_twice_with_other_results_is_refused(tmp_path: Path) -> None:
     (first,) = seeds(tmp_path / "one", "small", {1: 0.5})
     (again,) = seeds(tmp_path / "two", "small", {1: 0.6})
     with pytest.raises(StateError, match=r"two.*seed 1 is also in .*one"):
         compare([first, again], tmp_path)
-
-
-def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="nothing to compare"):
-        compare([], tmp_path)
-
-
-def test_a_spread_leaves_out_what_was_not_measured() -> None:
-    assert Spread.of([None, 0.5]) == Spread(0.5, None)
-    assert str(Spread.of([None])) == "\N{EN DASH}"
 
 
 def test_sites_are_compared_where_they_have_models_of_their_own(tmp_path: Path) -> None:
@@ -220,17 +148,3 @@ def test_nothing_is_claimed_of_runs_that_were_measured_on_other_samples(tmp_path
     assert [pair[2] for pair in compare([digits, fewer], tmp_path).unlike] == [
         "their models know different classes"
     ]
-
-
-def test_a_mean_over_tasks_is_claimed_only_over_as_many_tasks(tmp_path: Path) -> None:
-    three = write_run(tmp_path / "three", [], experiment="three", final_accuracy=0.7)
-    one = write_run(
-        tmp_path / "one",
-        [],
-        experiment="one",
-        accuracy_matrix=[[0.9]],
-        average_accuracy=[0.9],
-        final_accuracy=0.9,
-    )
-    claims = compare([three, one], tmp_path).differences
-    assert [claim.measure for claim in claims] == ["final accuracy"]

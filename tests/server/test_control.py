@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from perennial.foundation.errors import StateError
 from perennial.server import attendance
 from perennial.server.control import RunStopped, clear_request, read_request, write_request
 from tests.live_pages import until
@@ -70,15 +69,6 @@ def test_a_stop_ends_the_round_at_once_and_can_be_resumed(tmp_path: Path, undist
     assert run.finish("yes")["model_sha256"] == undisturbed
 
 
-def test_a_request_for_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="no such run"):
-        write_request(tmp_path / "none", "pause")
-    (tmp_path / ".control").mkdir()
-    for content in (b"", b"[]", b'{"request": "dance"}', b"[" * 100_000, b"\xff"):
-        (tmp_path / ".control" / "run.json").write_bytes(content)
-        assert read_request(tmp_path / "run") is None
-
-
 def test_a_round_that_nobody_serves_is_asked_again_and_the_run_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: str
 ) -> None:
@@ -115,14 +105,3 @@ def test_errors_that_the_superlink_makes_are_blamed_on_the_site_that_was_asked(t
     last = run.events("round")[-1]
     assert [fault["site"] for fault in last["dropped"]] == ["site-1"]
     assert run.summary["sites"].keys() == {"site-0", "site-1", "site-2"}, "and no phantom is counted"
-
-
-def test_a_simulation_that_nobody_serves_ends(tmp_path: Path) -> None:
-    run = SwitchedRun(tmp_path, rounds={"max_skipped": 2})
-    run.grid.lingering = True
-    run.grid.delay = 0.05
-    thread = run.start()
-    until(lambda: run.events("round"))
-    run.grid.off = {1, 2, 3}
-    thread.join(60)
-    assert isinstance(run.error, StateError) and "2 times in a row" in str(run.error)

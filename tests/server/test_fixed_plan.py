@@ -16,7 +16,7 @@ from perennial.cli.main import app
 from perennial.config import simulation
 from perennial.config.run import RunSettings
 from perennial.engine.run import resumed_settings, run_in_process
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import StateError
 from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, load_checkpoint
 from perennial.server.journal import read_events
 from perennial.server.run_states import State
@@ -126,22 +126,6 @@ def test_classes_that_came_are_learnt_after_the_run_is_finished_and_not_before(t
     assert resumed(runs / "own")["tasks"] == [*first["tasks"], ["g", "h"]], "now it was finished"
 
 
-def test_a_continuation_that_was_said_is_kept_through_a_kill(tmp_path: Path) -> None:
-    """Two tasks of one class each, as the operator's file says, and not one of two as a default would."""
-    path = experiment(tmp_path)
-    first: dict[str, Any] = run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs")))
-    folder = tmp_path / "runs" / "own"
-    images(tmp_path / "images", "gh")
-    order = [name for task in first["tasks"] for name in task] + ["h", "g"]
-    more = experiment(tmp_path, tasks={"increments": [2, 2, 2, 1, 1], "order": order, "rounds": 2})
-    simulation.forget_simulated()
-    # at `resumed` nothing has begun, so the file is needed again; at the next line the plan is the run's
-    settings = resumed_settings(more, [], None, folder, "cpu")
-    assert killed_at(settings, 2)
-    assert load_checkpoint(folder / CHECKPOINT)[0].progress.state is State.BETWEEN
-    assert resumed(folder)["tasks"] == [*first["tasks"], ["h"], ["g"]]
-
-
 def test_too_few_answers_end_a_simulation_with_an_error_and_use_up_no_round(tmp_path: Path) -> None:
     """Every site refuses: exit status 1, and after the reason is gone the whole plan is trained."""
     policy = {"preset": "none", "memory": {"selection": "random", "per_class": 3}, "optimizer": {"lr": 1e30}}
@@ -154,35 +138,6 @@ def test_too_few_answers_end_a_simulation_with_an_error_and_use_up_no_round(tmp_
     assert (progress.task, progress.round, progress.state) == (1, 0, State.BETWEEN)
     assert not any(event["event"] == "run_finished" for event in read_events(folder))
     assert not (folder / "summary.json").exists()
-
-
-def test_events_happen_in_their_states_alone(tmp_path: Path) -> None:
-    path = experiment(tmp_path)
-    run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs")))
-    progress = load_checkpoint(tmp_path / "runs" / "own" / CHECKPOINT)[0].progress
-    registry = progress.registry
-    assert progress.state is State.FINISHED
-    for event in (
-        progress.aggregated,
-        lambda: progress.task_learnt("", []),
-        lambda: progress.planned(registry),
-    ):
-        with pytest.raises(StateError, match="the run is finished; allowed: "):
-            event()
-    with pytest.raises((StateError, ConfigError)):
-        progress.continued(type(registry)(registry.classes[::-1], registry.schedule))
-    assert json.loads(json.dumps(progress.plan)) == progress.plan
-
-
-def test_killed_before_anything_began_a_resume_starts_over(tmp_path: Path) -> None:
-    path = experiment(tmp_path)
-    folder = tmp_path / "runs" / "own"
-    folder.mkdir(parents=True)
-    with pytest.raises(StateError, match="no run to resume here"):
-        run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs"), resume="yes"))
-    settings = RunSettings(str(path), runs=str(tmp_path / "runs"))
-    (folder / "experiment.yaml").write_text(settings.load().to_yaml())
-    assert resumed(folder)["rounds"] == 6
 
 
 def test_a_checkpoint_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:

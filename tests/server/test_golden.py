@@ -92,13 +92,3 @@ def test_messages_keep_their_fields_until_the_protocol_gets_another_version() ->
     kept = [json.loads((release / "messages.json").read_text()) for release in RELEASES]
     same = [one for one in kept if one["version"] == messages()["version"]]
     assert all(one == messages() for one in same) and (same or messages()["version"] > kept[-1]["version"])
-
-
-def test_a_checkpoint_of_another_schema_is_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unpacked(RELEASES[-1], "replay", tmp_path / "run")
-    path = write_experiment("replay", tmp_path)
-    monkeypatch.setattr("perennial.server.checkpoint.SCHEMA", 5)
-    with pytest.raises(StateError, match="finish the run with the version that began it, or begin anew"):
-        run_in_process(RunSettings(str(path), runs=str(tmp_path), resume="yes"))

@@ -8,8 +8,6 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score, confusion_matrix, roc_auc_score
 
-from perennial.config.experiment import load_experiment
-from perennial.config.run import APP_ROOT
 from perennial.learning.analytic.solve import Sums, gaussian, ridge
 from perennial.learning.analytic.statistics import Collector
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
@@ -19,7 +17,6 @@ from perennial.learning.evaluation_tables import (
     SCORE_EDGES,
     TEMPERATURES,
     EvaluationTables,
-    as_probability,
     score_bin_lower,
 )
 from perennial.learning.scored import Scored, bin_logits, likelihoods, score_logits
@@ -42,11 +39,9 @@ from perennial.server.measures.calibration import (
 )
 from perennial.server.measures.conformal import least_samples, threshold, thresholds
 from perennial.server.measures.curves import auprc, auroc, precision_recall_areas
-from perennial.server.measures.figure import Figure, mean_of, wilson
+from perennial.server.measures.figure import Figure, wilson
 from perennial.server.measures.headline import headline
 from perennial.server.measures.record import Calibration, ClassMeasures, Measures, PartMeasures
-from perennial.server.run_measures import task_measures
-from perennial.server.site_counts import SiteCounts
 
 
 def scored(
@@ -64,16 +59,6 @@ def noisy(seed: int, samples: int, classes: int, sharpness: float) -> tuple[torc
     logits = torch.randn(samples, classes, generator=generator)
     logits[torch.arange(samples), labels] += 1.5
     return logits * sharpness, labels
-
-
-def test_wilsons_interval() -> None:
-    # 8 of 10: centre (0.8 + 3.8415/20) / 1.38415 = 0.71672, half 1.96 sqrt(0.016 + 3.8415/400) / 1.38415
-    found = wilson(8, 10)
-    assert found.value == 0.8
-    assert (found.low, found.high) == pytest.approx((0.49016, 0.94332), abs=1e-5)
-    # none of 10: up to z^2 / (n + z^2)
-    assert (wilson(0, 10).low, wilson(0, 10).high) == pytest.approx((0.0, 3.84146 / 13.84146), abs=1e-5)
-    assert wilson(0, 0) == Figure()
 
 
 def test_shares_of_a_confusion_matrix_worked_out_by_hand() -> None:
@@ -112,36 +97,10 @@ def test_tables_count_what_the_probabilities_say() -> None:
         EvaluationTables.from_vector(tables.vector()[:-1], 4)
 
 
-def test_only_impossible_classes_and_one_that_is_alone_fall_into_the_outermost_bins() -> None:
-    logits = torch.tensor([[1000.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]])
-    found = Scored(*bin_logits(logits, torch.tensor([0, 1])))
-    sure, unlikely, never = found.score[0].tolist()
-    assert never == 0 < unlikely < sure < SCORE_BINS - 1
-    assert found.confidence[0].tolist() == [CONFIDENCE_BINS - 1] * 2
-    alone = Scored(*bin_logits(torch.zeros(2, 1), torch.tensor([0, 0])))
-    assert alone.score.tolist() == [[SCORE_BINS - 1]] * 2
-    middle = score_bin_lower(SCORE_BINS // 2, 4)
-    assert (as_probability(score_bin_lower(0, 4)), as_probability(middle)) == (0, pytest.approx(0.25))
-
-
 def test_a_sample_without_an_answer_is_as_far_from_every_class_as_can_be() -> None:
     found = Scored(*bin_logits(torch.full((1, 3), torch.nan), torch.tensor([1])))
     assert found.score.tolist() == [[0, 0, 0]]
     assert found.confidence.tolist() == [[0, 0]]
-
-
-def test_scoring_keeps_no_graph() -> None:
-    layer, asked = torch.nn.Linear(2, 3), []
-
-    def classify(inputs: torch.Tensor) -> torch.Tensor:
-        logits = layer(inputs)
-        asked.append(logits.requires_grad)
-        return logits
-
-    x = torch.zeros(5, 2)
-    constants = (torch.zeros(2), torch.ones(2))
-    score_logits(classify, TrainingSet(x, torch.zeros(5, dtype=torch.int64), *constants), 3)
-    assert asked == [False]
 
 
 def test_every_sample_is_scored_in_batches_too() -> None:
@@ -163,17 +122,6 @@ def test_areas_agree_with_another_implementation() -> None:
         # within a bin the class's samples stand evenly among the others
         assert precision.value == pytest.approx(average_precision_score(own, shares[:, label]), abs=0.004)
         assert area.low is not None and area.high is not None and area.low < area.value < area.high
-
-
-def test_an_area_worked_out_by_hand() -> None:
-    # scores: of the class 1, 3, 3; of others 1, 2. Wins: 1 ties 1 (0.5); each 3 beats both (4): 4.5 of 6
-    positive, negative = np.array([0, 1, 0, 2]), np.array([0, 1, 1, 0])
-    assert auroc(positive, negative).value == pytest.approx(4.5 / 6)
-    # from the top: precision 1 twice; then the third sits beside half of its bin's other and below one
-    assert auprc(positive, negative).value == pytest.approx(2 / 3 + 1 / 3 * 3 / 4.5)
-    assert auroc(positive, np.zeros(4, dtype=int)).value is None
-    perfect = auroc(np.array([0, 5]), np.array([5, 0]))
-    assert perfect.value == 1 and perfect.low is not None and perfect.low < 0.7
 
 
 def test_delongs_interval_against_all_pairs() -> None:
@@ -224,18 +172,6 @@ def test_the_temperature_is_that_of_the_least_loss_and_mends_overconfidence() ->
     assert chosen_temperature(tables) is None
 
 
-def test_validation_samples_that_are_all_right_ask_for_no_certainty() -> None:
-    labels = torch.arange(30) % 3
-    logits = torch.nn.functional.one_hot(labels, 3).double() * 5000
-    temperature = fitted(logits, labels)
-    stated = float((logits / temperature).softmax(dim=1).max())
-    # thirty of thirty, and one more that is half right: wrong in half of one of 31
-    assert 0.96 < stated < 0.99 and not at_an_end(temperature)
-    # classes that are far away from all samples change nothing
-    far = torch.cat([logits, torch.full((30, 5), -90_000.0, dtype=torch.float64)], dim=1)
-    assert fitted(far, labels) == temperature
-
-
 def test_the_error_of_true_probabilities_is_that_of_chance() -> None:
     confidence = np.zeros((2, CONFIDENCE_BINS), dtype=np.int64)
     confidence[:, 75] = 10, 9
@@ -256,15 +192,6 @@ def test_an_error_that_chance_explains_is_no_headline() -> None:
     assert "wrong by 20 points" in headline(measures([0.9, 0.8], calibration=wrong))[0]
     chance = wrong.model_copy(update={"by_chance": Figure(value=0.15, high=0.3)})
     assert len(headline(measures([0.9, 0.8], calibration=chance))) == 1
-
-
-def test_the_end_of_the_temperatures_is_said() -> None:
-    counts = SiteCounts({}, temperature=TEMPERATURES[-1])
-    counts.tables.total = EvaluationTables.empty(2)
-    counts.tables.total.confusion[...] = [[5, 1], [1, 5]]
-    experiment = load_experiment(APP_ROOT / "experiments" / "quickstart.yaml")
-    found = task_measures(experiment, 1, ["a", "b"], None, None, counts)
-    assert found is not None and any("the end of those that were tried" in note for note in found.notes)
 
 
 HEADS = {
@@ -362,15 +289,6 @@ def test_drawing_patients_widens_intervals_where_a_patient_has_several_samples()
     )
     assert drawn[1] - drawn[0] > 2 * (naive.high - naive.low)
     assert drawn[1] - drawn[0] == pytest.approx(alone.high - alone.low, rel=0.2)
-
-
-def test_a_mean_of_dependent_figures_is_not_too_narrow() -> None:
-    one = Figure(value=0.8, low=0.7, high=0.9)
-    same = mean_of([one, one])
-    assert (same.value, same.low, same.high) == pytest.approx((0.8, 0.7, 0.9))
-    found = mean_of([one, Figure(value=0.6, low=0.5, high=0.7)])
-    assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.6, 0.8))
-    assert mean_of([one, Figure()]) == Figure()
 
 
 def test_a_site_that_is_served_worse_is_marked_and_one_that_is_unlucky_is_not() -> None:

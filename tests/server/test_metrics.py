@@ -3,22 +3,13 @@
 import json
 
 import pytest
-import torch
 
-from perennial.learning.batches import TrainingSet
-from perennial.models.config import ModelConfig
-from perennial.models.factory import build_model
-from perennial.server.evaluation import evaluate_centrally
 from perennial.server.history import History
 from perennial.server.metrics import (
     average_accuracy,
     average_incremental_accuracy,
     backward_transfer,
-    balanced_accuracy,
     forgetting,
-    overall_accuracy,
-    task_accuracies,
-    unbalanced,
 )
 from perennial.server.summary import measured_rounds
 from perennial.strategies.round.gate import Admitted
@@ -37,21 +28,6 @@ def test_the_hand_case() -> None:
     assert backward_transfer([[0.5]]) is None
 
 
-def test_sizes_weigh() -> None:
-    assert average_accuracy([1.0, 0.0], [30, 10]) == pytest.approx(0.75)
-    assert task_accuracies([3, 1, 0], [4, 4, 2], [0, 2, 3]) == ([0.5, 0.0], [8, 2])
-    assert balanced_accuracy([3, 0, 0], [4, 0, 2]) == pytest.approx(0.375)
-
-
-def test_what_has_no_samples_is_not_measured() -> None:
-    assert task_accuracies([3, 0], [4, 0], [0, 1, 2]) == ([0.75, None], [4, 0])
-    assert average_accuracy([0.75, None], [4, 0]) is None
-    assert average_incremental_accuracy([0.9, None, 0.7]) is None
-    assert overall_accuracy([3, 0], [4, 0], [0, 1, 2]) is None
-    assert overall_accuracy([3, 0], [4, 0], [0, 2]) == 0.75
-    assert balanced_accuracy([0], [0]) is None
-
-
 def test_a_hole_reaches_the_measures_that_need_it_and_no_other() -> None:
     at_the_end = [[0.9], [0.6, 0.8], [None, None, None]]
     assert (forgetting(at_the_end), backward_transfer(at_the_end)) == (None, None)
@@ -62,16 +38,6 @@ def test_a_hole_reaches_the_measures_that_need_it_and_no_other() -> None:
     between = [[0.9], [None, 0.8], [0.5, 0.7, 0.9]]
     assert forgetting(between) is None
     assert backward_transfer(between) == pytest.approx(-0.25)
-
-
-@pytest.mark.parametrize(
-    ("total", "expected"),
-    [([10, 30], False), ([10, 31], True), ([0, 30, 30], False), ([None, 5, 50], True), ([0, 0], False)],
-)
-def test_balanced_accuracy_is_reported_where_one_class_outweighs_another(
-    total: list[int | None], expected: bool
-) -> None:
-    assert unbalanced(total) is expected
 
 
 def test_what_rounds_measured_stands_in_the_journal_and_not_in_the_checkpoint() -> None:
@@ -91,14 +57,3 @@ def test_what_rounds_measured_stands_in_the_journal_and_not_in_the_checkpoint() 
         {"event": "round", "accuracy": 0.7, "bytes_up": 1, "bytes_down": 1},
     ]
     assert measured_rounds(events) == [(0.5, 14), (0.7, 16)]
-
-
-def test_the_server_measures_the_classes_seen_so_far() -> None:
-    model = build_model(ModelConfig.model_validate({"name": "mlp"}), (3,), 4, 1)
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn((50, 3), generator=draw), torch.randint(0, 4, (50,), generator=draw)
-    test = TrainingSet(x, y, torch.zeros(3), torch.ones(3))
-    correct, total = evaluate_centrally(model, test, 2)
-    answers = model(x).argmax(dim=1)
-    assert total == [int((y == label).sum()) for label in (0, 1)]
-    assert correct == [int(((y == label) & (answers == label)).sum()) for label in (0, 1)]

@@ -154,17 +154,6 @@ def test_what_cannot_be_compared_is_refused_by_name(runs: Path) -> None:
     assert isinstance(done.exception, ConfigError) and "belong together" in str(done.exception)
 
 
-def test_a_part_with_few_records_passes_by_a_wider_margin_that_was_stated_alone(runs: Path) -> None:
-    rows = (runs / "outside.csv").read_text().splitlines()
-    few = [row for row in rows if not row.endswith("malignant")]
-    few += [row for row in rows if row.endswith("malignant")][:12]
-    (runs / "few.csv").write_text("\n".join(few) + "\n")
-    done = gate(runs, "update", data="few.csv")
-    assert done.exit_code == 1 and "of 12, margin 8; at least 45 are needed" in " ".join(done.output.split())
-    wider = gate(runs, "update", "--margin", 0.08, "--margin", "malignant=0.3", data="few.csv")
-    assert wider.exit_code == 0, wider.output
-
-
 def test_the_interval_is_that_of_the_constrained_likelihood_and_holds_its_level() -> None:
     def by_maximum(lost: int, gained: int, units: int, difference: float) -> float:
         def loss(share: float) -> float:

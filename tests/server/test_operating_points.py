@@ -15,9 +15,7 @@ from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored, bin_logits
-from perennial.models.exported import Exported
-from perennial.models.prediction import answers
-from perennial.models.saved import Confidence, load_saved
+from perennial.models.saved import load_saved
 from perennial.server.measures.operating import at_prevalence, operating_points, worst_parts
 from perennial.server.measures.record import ClassMeasures, Measures, PartMeasures, read_measures
 
@@ -161,23 +159,6 @@ def test_a_run_keeps_its_operating_point_for_predict_evaluate_and_export(run: Pa
     assert "Where 30 % of patients are ill" in invoke("report", run, "--prevalence", "ill=0.3")
     done = CliRunner().invoke(app, ["evaluate", str(run), str(new), "--prevalence", "il=0.02"])
     assert isinstance(done.exception, ConfigError) and "did you mean 'ill'" in str(done.exception)
-
-
-def test_an_exported_model_says_whether_the_point_is_reached(run: Path) -> None:
-    saved = load_saved(run / "model.safetensors")
-    width = saved.inputs.shape[0]
-    x = torch.randn(40, width, generator=torch.Generator().manual_seed(0)) * 3
-    probabilities, _, reached = Exported(saved)(x)
-    least = saved.confidence.points["ill"][1]
-    own = probabilities[:, saved.classes.index("ill")].double()
-    assert reached.shape == (40, 1) and 0 < reached.sum() < 40
-    assert torch.equal(reached[:, 0], (own / (1 - own)).log() >= least)
-
-
-def test_answers_reach_the_point_of_each_class_by_name() -> None:
-    logits = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
-    found = answers(logits, Confidence(points={"c": (0.9, -2.5), "b": (0.8, 0.5)}), ("a", "b", "c"))
-    assert found.reached["b"].tolist() == [True, False] and found.reached["c"].tolist() == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from perennial import load_run
 from perennial.cli.main import app
-from perennial.learning.analytic.personal import FEDERATED, OWN, fit_personal_head
+from perennial.learning.analytic.personal import FEDERATED, fit_personal_head
 from perennial.learning.analytic.solve import LinearHead
 from perennial.models.saved import PERSONAL_MODEL
 from tests.data.test_first_hour import heart
@@ -43,19 +43,6 @@ def test_a_site_like_the_others_stays_near_them_and_another_one_keeps_its_own() 
     assert share(federated(), judged) < 0.4
     assert share(other.personal, judged) > share(other.own, judged) - 0.01 > 0.75
     assert other.penalty < FEDERATED
-
-
-def test_a_class_that_the_site_lacks_is_still_found_and_few_validation_records_choose_nothing() -> None:
-    x, y = records(400, 1, 0.3)
-    kept = y != 2
-    found = fit_personal_head(federated(), (x[kept], y[kept]), records(100, 2, 0.3))
-    judged = records(4000, 3, 0.3)
-    ill = judged[1] == 2
-    assert found.missing == [2] and set(found.errors) > {OWN, FEDERATED}
-    assert (found.personal.scores(judged[0][ill]).argmax(dim=1) == 2).any()
-    assert not (found.own.scores(judged[0]).argmax(dim=1) == 2).any()
-    few = fit_personal_head(federated(), (x, y), records(5, 2, 0.3))
-    assert few.penalty == FEDERATED
 
 
 @pytest.fixture(scope="module")

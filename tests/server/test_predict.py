@@ -1,6 +1,5 @@
 """A finished model is used: on images, on rows of a table, on arrays; and what cannot be used is named."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,16 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from safetensors import safe_open
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.config.experiment import Experiment
-from perennial.data.augmentation import to_float
 from perennial.data.config import DataConfig
 from perennial.data.deployed import declared_constants
 from perennial.data.samples import stored_as
 from perennial.data.sources import load
-from perennial.foundation.errors import DataError, PerennialError
-from perennial.models.saved import Inputs, load_saved
+from perennial.foundation.errors import DataError
+from perennial.models.saved import load_saved
 from perennial.server.preflight import data_facts
 
 COMMON = {
@@ -124,60 +121,6 @@ def test_images_and_arrays_of_images(tmp_path: Path) -> None:
         lines(run, tmp_path / "scaled.npz")
 
 
-def shades(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(48, 1, size, size) uint8 images whose brightness tells the class, and the (48,) labels."""
-    y = np.arange(48) % 4
-    x = generator.normal(np.array([40, 90, 160, 220])[y][:, None, None, None], 6, (48, 1, size, size))
-    return np.clip(x, 0, 255).astype(np.uint8), y
-
-
-@torch.no_grad()
-def as_trained(run: Path, data: dict[str, Any]) -> list[list[str]]:
-    """(class, confidence) of each training sample of a run, read as its training read it."""
-    saved, x = load_saved(run / "model.safetensors"), load(DataConfig.model_validate(data), 1).train.x
-    logits = saved.model(to_float(x, saved.inputs.mean, saved.inputs.std))
-    sure, label = (logits / (saved.confidence.temperature or 1)).softmax(dim=1).max(dim=1)
-    return [
-        [saved.classes[index], f"{share:.4f}"]
-        for index, share in zip(label.tolist(), sure.tolist(), strict=True)
-    ]
-
-
-def test_the_arrays_of_training_are_read_again_in_the_size_of_the_experiment(tmp_path: Path) -> None:
-    x, y = shades(np.random.default_rng(5), 12)
-    np.savez(tmp_path / "a.npz", x=x.repeat(3, axis=1), y=y)
-    data = {"source": "npz", "path": str(tmp_path / "a.npz"), "image_size": 8, "color": "gray", "sites": 2}
-    run = trained(tmp_path, data, {"name": "small_cnn"})
-    assert [fields[1:] for fields in lines(run, tmp_path / "a.npz")] == as_trained(run, data)
-
-
-def test_a_model_of_float_images_takes_no_pixels_of_another_scale(tmp_path: Path) -> None:
-    x, y = shades(np.random.default_rng(5), 8)
-    np.savez(tmp_path / "a.npz", x=x.astype(np.float32), y=y)
-    data = {"source": "npz", "path": str(tmp_path / "a.npz"), "sites": 2}
-    run = trained(tmp_path, data, {"name": "small_cnn"})
-    assert [fields[1:] for fields in lines(run, tmp_path / "a.npz")] == as_trained(run, data)
-    Image.fromarray(x[3, 0]).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"a\.png: an image file has 8-bit pixels; this model takes float32"):
-        lines(run, tmp_path / "a.png")
-    np.savez(tmp_path / "b.npz", x=x)
-    with pytest.raises(DataError, match=r"b\.npz: x becomes uint8; this model takes float32"):
-        lines(run, tmp_path / "b.npz")
-
-
-def test_vectors_without_names_come_as_arrays(tmp_path: Path) -> None:
-    generator = np.random.default_rng(7)
-    y = np.arange(80) % 4
-    x = generator.normal(size=(80, 6)) + 4 * np.eye(6)[y]
-    np.savez(tmp_path / "genes.npz", x=x, y=y)
-    data = {"source": "npz", "path": str(tmp_path / "genes.npz"), "sites": 2}
-    run = trained(tmp_path, data, {"name": "mlp", "hidden": [8]})
-    assert len(lines(run, tmp_path / "genes.npz")) == 80
-    (tmp_path / "genes.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match=r"genes\.csv: this model takes rows without column names"):
-        lines(run, tmp_path / "genes.csv")
-
-
 def test_a_server_without_data_knows_the_same_inputs_as_its_sites(table: Path) -> None:
     columns = {"mark": "numeric", "group": ["a", "b"]}
     normalise = {"mean": {"mark": 7.0}, "std": {"mark": 5.0}}
@@ -197,20 +140,3 @@ def test_a_server_without_data_knows_the_same_inputs_as_its_sites(table: Path) -
     )
     assert [len(values) for values in declared_constants(images)] == [3, 3]
     assert data_facts(experiment.model_copy(update={"data": images})).inputs.stored == "uint8"
-
-
-def test_what_a_model_takes_is_read_back_also_from_older_files() -> None:
-    inputs = Inputs((1, 8, 8), "float32", torch.zeros(1), torch.ones(1))
-    written = inputs.to_json()
-    assert Inputs.from_json(written).stored == "float32"
-    del written["stored"]
-    assert Inputs.from_json(written).stored == "uint8"
-    assert Inputs.from_json({**written, "shape": [1]}).stored == "float32"
-
-
-def test_a_model_file_that_is_none_is_named(tmp_path: Path, table: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 40)
-    with pytest.raises(PerennialError, match=r"model\.safetensors: missing, damaged"):
-        lines(tmp_path, tmp_path / "a.png")
-    with safe_open(table / "runs" / "small" / "model.safetensors", framework="pt") as file:
-        assert json.loads(file.metadata()["inputs"])["shape"] == [5]

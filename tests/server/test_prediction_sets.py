@@ -15,8 +15,6 @@ from perennial.learning.analytic.statistics import Collector
 from perennial.learning.evaluation_tables import least_score_bin
 from perennial.learning.scored import Scored, bin_logits
 from perennial.models.feature_maps.ball import on_grid
-from perennial.models.prediction import LEAST, answers
-from perennial.models.saved import Confidence, load_saved
 from perennial.server.measures.conformal import thresholds
 from perennial.server.measures.record import read_measures
 from perennial.server.report.card import write_card
@@ -86,21 +84,6 @@ def test_a_class_with_few_records_is_in_every_set_and_pages_say_why(finished: Pa
     benign = found["benign"].covered.value
     assert benign is not None
     assert f"{100 * benign:.0f} % [" in card.split("calibration samples | set holds")[1]
-
-
-def test_a_probability_is_0_for_a_class_without_records_alone_and_the_page_says_why(finished: Path) -> None:
-    saved = load_saved(finished / "model.safetensors")
-    with torch.no_grad():
-        logits = saved.classifier(torch.tensor([[4.0, 3.0, 0.0, 0.0], [-5.0, 1.0, 0.0, 0.0]]))
-    # at the second temperature the softmax in doubles has zeros for known classes too
-    unseen = saved.classes.index("unseen")
-    known = [label for label in range(5) if label != unseen]
-    assert ((logits.double() / 1e-4).softmax(dim=1)[:, known] == 0).any()
-    for confidence in (saved.confidence, Confidence(1e-4)):
-        stated = answers(logits, confidence).probabilities
-        assert (stated[:, known] >= LEAST).all() and (stated[:, unseen] == 0).all()
-    said = "The model learnt from no record of unseen: no site had one to train with"
-    assert said in Page(finished / "report.html").text and said in write_card(finished).read_text()
 
 
 def test_sets_of_digits_reach_the_coverage_from_few_records_of_each_class() -> None:

@@ -4,18 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from perennial.client.training_samples import balanced_choice
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
-from perennial.foundation.streams import stream
 
 EXPERIMENT = {
     "name": "pre",
@@ -36,40 +30,6 @@ def run(folder: Path, **changes: object) -> tuple[dict[str, Any], list[dict[str,
     summary = run_in_process(RunSettings(str(path), runs=str(folder / "runs")))
     lines = (folder / "runs" / "pre" / "events.jsonl").read_text().splitlines()
     return summary, [event for event in map(json.loads, lines) if event["event"] == "round"]
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 100), st.data())
-def test_classes_are_as_even_as_their_samples_allow(sizes: list[int], seed: int, data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, sum(sizes)))
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    labels = labels[torch.from_numpy(np.random.default_rng(seed).permutation(len(labels)))]
-    chosen = balanced_choice(labels, count, stream(seed, "pretraining", "a"))
-    assert len(chosen.unique()) == count
-    taken = torch.bincount(labels[chosen], minlength=len(sizes)).tolist()
-    for one, size in zip(taken, sizes, strict=True):
-        # a class that gives less than another by more than one has no more to give
-        assert one == size or one >= max(taken) - 1
-    assert torch.equal(chosen, balanced_choice(labels, count, stream(seed, "pretraining", "a")))
-
-
-def test_more_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="allowed 1 to 3"):
-        balanced_choice(torch.zeros(3, dtype=torch.int64), 4, stream(1, "pretraining", "a"))
-
-
-def test_its_rounds_come_first_and_average_plainly(tmp_path: Path) -> None:
-    summary, rounds = run(tmp_path)
-    assert [(event["task"], event["round"]) for event in rounds] == [
-        (1, 1),
-        (1, 2),
-        (1, 3),
-        (1, 4),
-        (2, 5),
-        (2, 6),
-    ]
-    assert ["details" in event for event in rounds] == [False, False, True, True, True, True]
-    assert summary["rounds"] == 6
 
 
 @pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "multi_factor", "serial_ring", "uniform_mean"])

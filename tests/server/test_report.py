@@ -12,15 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
-from perennial.server.charts.cells import MOST_COLUMNS, MOST_ROWS
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
-from perennial.server.report.markup import Picture, duration, element, escape, percent, points, size
+from perennial.server.report.markup import Picture, escape
 from perennial.server.report.method_blocks import BLOCKS
-from perennial.server.report.task_figures import forgetting_after
 from perennial.server.report.write import write_report
 from tests.run_folders import HOSTILE, PIXEL, Page, every_block, round_event, write_run
 
@@ -130,11 +126,6 @@ def test_no_text_can_leave_the_chart_that_shows_it(name: str, told: str) -> None
     assert not {"<", ">", '"', "'"} & set(escape(told))
 
 
-def test_a_lone_surrogate_in_a_name_does_not_stop_the_report(tmp_path: Path) -> None:
-    page = report(write_run(tmp_path / "run", sites={"\ud800": {"samples": 1}}))
-    assert "sites" in page.sections
-
-
 def test_ids_are_unique_and_charts_have_words(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run", **every_block("north")))
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -167,11 +158,6 @@ def test_the_accuracy_charts_hold_the_matrix_and_the_forgetting_of_each_task(tmp
     ]
 
 
-def test_forgetting_is_unknown_where_the_matrix_has_holes() -> None:
-    assert forgetting_after([[0.9], [None, 0.8], [0.5, 0.7, 0.9]]) == [None, None, None]
-    assert forgetting_after([]) == []
-
-
 def test_a_hole_in_the_matrix_is_explained(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "accuracy_matrix": [[0.9], [None, None], [0.5, 0.7, 0.9]],
@@ -190,21 +176,6 @@ def test_a_matrix_that_is_no_triangle_is_refused(tmp_path: Path) -> None:
         write_report(folder)
 
 
-def test_traffic_tells_rounds_from_the_ends_of_tasks(tmp_path: Path) -> None:
-    def text(folder: Path) -> str:
-        return report(folder).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
-
-    counted = text(write_run(tmp_path / "counted", task_end_bytes_up=500_000, task_end_bytes_down=11_000_000))
-    assert (
-        "In the rounds, 6.0 MB from the sites and 3.0 MB to them; at the ends of tasks, 500.0 kB and"
-        in counted
-    )
-    assert "6.5 MB from the sites, 14.0 MB to them" in counted
-    older = text(write_run(tmp_path / "older"))
-    assert "In the rounds, 6.0 MB from the sites and 3.0 MB to them. " in older
-    assert "6.0 MB from the sites, 3.0 MB to them (rounds alone)" in older
-
-
 def test_charts_over_rounds(tmp_path: Path) -> None:
     charts = report(write_run(tmp_path / "run")).charts
     assert charts["train-loss"].tells == ["round 1: 1", "round 2: 0.5"]
@@ -221,47 +192,6 @@ def test_charts_over_rounds(tmp_path: Path) -> None:
     ]
 
 
-def test_participation_of_many_sites_and_rounds_stays_a_page(tmp_path: Path) -> None:
-    sites = [f"site-{n}" for n in range(MOST_ROWS + 50)]
-    events = [
-        round_event(n, 1, participants=sites[50:], absent=sites[:50], dropped=[], refused=[])
-        for n in range(1, MOST_COLUMNS * 2 + 1)
-    ]
-    counted = {site: {"samples": 1, "rounds": 1, "rejected": 0, "refused": 0} for site in sites}
-    path = write_report(write_run(tmp_path / "run", events=events, sites=counted))
-    chart = Page(path).charts["participation"]
-    assert len(chart.tells) == MOST_ROWS
-    assert chart.tells[0] == f"site-0, rounds 1 to {MOST_COLUMNS * 2}: absent"
-    assert chart.tells[-1].endswith(f"rounds 1 to {MOST_COLUMNS * 2}: took part")
-    assert f"The {MOST_ROWS} sites that were away" in chart.description
-    assert path.stat().st_size < 1_500_000
-
-
-def test_accuracy_by_round_appears_only_when_it_was_measured(tmp_path: Path) -> None:
-    charts = report(write_run(tmp_path / "run", events=[round_event(1, 1)])).charts
-    assert "accuracy-by-round" not in charts
-
-
-def test_sites_that_only_the_journal_names_are_shown(tmp_path: Path) -> None:
-    page = report(write_run(tmp_path / "run", events=[round_event(1, 1, absent=["ghost"])]))
-    assert [text for text in page.charts["participation"].texts if text.isalpha()] == [
-        *("round", "north", "south", "ghost")
-    ]
-
-
-def test_a_site_named_like_a_number_stays_a_name(tmp_path: Path) -> None:
-    epsilon = {
-        "value": 2.0,
-        "unit": "sample",
-        "delta": 1e-5,
-        "accountant": "rdp",
-        "per_site": {"3": 1.0, "1e2": 2},
-    }
-    chart = report(write_run(tmp_path / "run", epsilon=epsilon)).charts["epsilon"]
-    assert chart.tells == ["3: 1", "1e2: 2"]
-    assert {"3", "1e2"} <= {*chart.texts}
-
-
 def test_epsilon_is_shown_with_its_unit_and_delta(tmp_path: Path) -> None:
     epsilon = {
         "value": 6.4213,
@@ -276,18 +206,6 @@ def test_epsilon_is_shown_with_its_unit_and_delta(tmp_path: Path) -> None:
     assert "prv accountant" in page.text
     assert page.charts["epsilon"].tells == ["north: 6.42"]
     assert "No formal privacy" not in page.text
-
-
-def test_a_run_of_one_task_without_rounds_in_the_journal(tmp_path: Path) -> None:
-    changes = {
-        "accuracy_matrix": [[0.9]],
-        "average_accuracy": [0.9],
-        "forgetting": None,
-        "backward_transfer": None,
-    }
-    page = report(write_run(tmp_path / "run", events=[], **changes))
-    assert page.sections == ["accuracy", "sites", "privacy", "experiment"]
-    assert page.charts.keys() == {"accuracy-matrix", "accuracy-over-tasks"}
 
 
 def test_each_block_brings_its_section_and_none_appears_without(tmp_path: Path) -> None:
@@ -335,12 +253,6 @@ def test_other_pictures_are_refused(tmp_path: Path, image: str) -> None:
         write_report(folder)
 
 
-def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
-    events = [round_event(1, 1), round_event(2, 1, train_loss=9.0), round_event(2, 1, train_loss=0.25)]
-    charts = report(write_run(tmp_path / "run", events=events)).charts
-    assert charts["train-loss"].tells == ["round 1: 1", "round 2: 0.25"]
-
-
 def test_writing_a_report_imports_neither_torch_nor_flower(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     program = (
@@ -356,30 +268,3 @@ def test_writing_a_report_imports_neither_torch_nor_flower(tmp_path: Path) -> No
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_numbers_read_well() -> None:
-    assert percent(0.8634) == "86.3\N{NARROW NO-BREAK SPACE}%"
-    assert percent(None) == "\N{EN DASH}"
-    assert (points(0.0321), points(-0.0321), points(-0.00001)) == ("+3.2", "\N{MINUS SIGN}3.2", "+0.0")
-    spaced = [size(999), size(1_500), size(12_340_000), duration(0.25), duration(59.96), duration(192)]
-    plain = [text.replace("\N{NARROW NO-BREAK SPACE}", " ") for text in spaced]
-    assert plain == ["999 bytes", "1.5 kB", "12.3 MB", "0.25 s", "1 min 0 s", "3 min 12 s"]
-    assert duration(7500).replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 h 05 min"
-
-
-def test_a_sum_of_markup_is_markup_and_words_are_explained_in_elements(tmp_path: Path) -> None:
-    assert escape(element("b", "x") + element("i", "y")) == "<b>x</b><i>y</i>"
-    assert element("b", "x") + "<" == "<b>x</b>&lt;" and "<" + element("b", "x") == "&lt;<b>x</b>"
-    run_in_process(RunSettings(_small(tmp_path), runs=str(tmp_path)))
-    page = (tmp_path / "words" / "report.html").read_text()
-    assert "<dt>sensitivity</dt>" in page.lower() and "&lt;dt" not in page and "&lt;dd" not in page
-
-
-def _small(folder: Path) -> str:
-    path = folder / "words.yaml"
-    path.write_text(
-        "name: words\ndata: {source: digits, sites: 2, samples_limit: 120}\ntasks: {count: 2, rounds: 1}\n"
-        "model: {name: mlp, hidden: [8]}\nlearner: {preset: none, optimizer: {lr: 0.05}}\n"
-    )
-    return str(path)

@@ -22,11 +22,6 @@ def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> N
         write_report(folder)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="nowhere: no such run folder"):
-        write_report(tmp_path / "nowhere")
-
-
 def test_a_summary_that_is_cut_short_or_lacks_a_key_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     whole = (folder / "summary.json").read_text()

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import resource
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,37 +62,6 @@ def test_a_run_that_is_not_finished_keeps_its_plan(tmp_path: Path) -> None:
     assert resumed["model_sha256"] == undisturbed(tmp_path, tasks=tasks)["model_sha256"]
 
 
-def test_a_renamed_class_is_refused(tmp_path: Path) -> None:
-    settings, folder = stopped(tmp_path, 3, tasks={"count": 2, "rounds": 2, "order": NAMES})
-    with pytest.raises(StateError, match="class 4 is '4' in the run's plan and '9'"):
-        write(tmp_path, tasks={"count": 2, "rounds": 2, "order": [*NAMES[:4], "9", *NAMES[5:9], "4"]})
-        run_in_process(settings)
-    assert noted_rounds(folder)[:2] == [1, 2], "nothing was lost by asking"
-
-
-def test_a_clock_that_was_set_back_costs_no_model(tmp_path: Path) -> None:
-    tasks = {"count": 3, "rounds": 1}
-    settings, folder = stopped(tmp_path, 3, tasks=tasks)
-    tomorrow = time.time() + 86400
-    kept = sorted((folder / "checkpoint").glob("previous-*"))
-    assert len(kept) == 2
-    for path in kept:
-        os.utime(path, (tomorrow, tomorrow))
-    first = run_in_process(settings)
-    assert run_in_process(settings)["model_sha256"] == first["model_sha256"]
-    assert len(list((folder / "checkpoint").glob("previous-*"))) == 2, "older ones go"
-
-
-def test_a_damaged_model_of_the_task_before_is_named(tmp_path: Path) -> None:
-    settings, folder = stopped(tmp_path, 4)
-    (path,) = (folder / "checkpoint").glob("previous-*")
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(StateError, match=rf"{path.name}: damaged"):
-        run_in_process(settings)
-
-
 @pytest.mark.parametrize("left", ["half a line", "nothing", "no file"])
 def test_a_journal_that_lost_lines_goes_on_after_the_last_whole_one(tmp_path: Path, left: str) -> None:
     settings, folder = stopped(tmp_path, 4)
@@ -142,50 +110,6 @@ def test_the_journal_is_on_the_disk_before_the_checkpoint_that_counts_on_it(
     assert flushes == len(seen), "once for what is new, and not otherwise"
 
 
-def test_the_checkpoint_before_is_enough(tmp_path: Path) -> None:
-    settings, folder = stopped(tmp_path, 4)
-    (folder / "checkpoint" / LATEST).unlink()
-    resumed = run_in_process(settings)
-    assert resumed["model_sha256"] == undisturbed(tmp_path)["model_sha256"]
-    assert noted_rounds(folder) == [1, 2, 3, 4]
-    events = [event["event"] for event in read_events(folder)]
-    assert events.count("run_started") == 1 and "resumed" in events, "it was not started over"
-
-
-def test_a_damaged_checkpoint_does_not_take_the_place_of_the_sound_one(tmp_path: Path) -> None:
-    changes = {"tasks": {"count": 1, "rounds": 5}}
-    settings, folder = stopped(tmp_path, 4, **changes)
-    latest = folder / "checkpoint" / LATEST
-    latest.write_bytes(b"nonsense")
-    with pytest.raises(Stop):
-        run_in_process(settings, listener=stop_at(4))
-    # once more, now in the file that the resumed run wrote
-    latest.write_bytes(b"nonsense")
-    resumed = run_in_process(settings)
-    assert resumed["model_sha256"] == undisturbed(tmp_path, **changes)["model_sha256"]
-
-
-@pytest.mark.parametrize("refused", ["link", "replace"])
-def test_a_file_system_without_hard_links_keeps_both_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
-) -> None:
-    usual = getattr(os, refused)
-
-    def refuse(source: Any, target: Any) -> None:
-        if refused == "link" or Path(source).suffix == ".link":
-            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        usual(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, refused, refuse)
-        settings, folder = stopped(tmp_path, 4)
-    names = {path.name for path in (folder / "checkpoint").iterdir() if not path.name.startswith("previous-")}
-    assert names == {LATEST, BEFORE}, "and nothing half-made"
-    (folder / "checkpoint" / LATEST).write_bytes(b"nonsense")
-    assert run_in_process(settings)["model_sha256"] == undisturbed(tmp_path)["model_sha256"]
-    assert noted_rounds(folder) == [1, 2, 3, 4]
-
-
 def test_a_checkpoint_that_cannot_be_kept_ends_the_run_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,14 +123,6 @@ def test_a_checkpoint_that_cannot_be_kept_ends_the_run_in_words(
             run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
     resumed = run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs"), resume="yes"))
     assert resumed["model_sha256"] == undisturbed(tmp_path)["model_sha256"]
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "small"
-    folder.mkdir(parents=True)
-    (folder / "checkpoint").write_text("in the way")
-    with pytest.raises(StateError, match="checkpoint: no folder, and none can be made here"):
-        run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
 
 
 def test_a_journal_without_room_keeps_whole_lines_and_closes(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from flwr.app import Context, Message, RecordDict
 from perennial.engine.grid import InProcessGrid
 from perennial.protocol.messages import DescribeReply
 from perennial.protocol.stamp import VERSION
-from perennial.server import roster as module
-from perennial.server.roster import Roster, canonical
+from perennial.server.roster import Roster
 
 
 class Nodes(InProcessGrid):
@@ -47,13 +46,6 @@ def test_a_node_whose_name_is_none_is_turned_away_and_the_others_take_part(name:
     assert len(notes[0]) < 300 and "\n" not in notes[0]
 
 
-def test_names_of_data_are_names_too_and_every_name_has_its_place() -> None:
-    nodes = Nodes({1: "Köln Süd", 2: "site-10", 3: "site-2", 4: "site-²", 5: "9" * 64})
-    connected = Roster(nodes, "e" * 64, lambda note: None).connected()
-    assert list(connected) == ["9" * 64, "Köln Süd", "site-2", "site-10", "site-²"]
-    assert canonical("9") < canonical("10") < canonical("²")
-
-
 def test_a_site_back_under_a_new_node_takes_part_as_soon_as_its_old_one_is_gone() -> None:
     notes: list[str] = []
     nodes = Nodes({1: "site-a", 2: "site-a"})
@@ -67,12 +59,3 @@ def test_a_site_back_under_a_new_node_takes_part_as_soon_as_its_old_one_is_gone(
     assert notes == ["node 2: takes no part: site name 'site-a' is already taken by connected node 1"]
     nodes.online = {2}
     assert roster.connected() == {"site-a": 2}
-
-
-def test_a_node_that_gave_a_name_of_another_may_correct_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
-    nodes = Nodes({1: "site-a", 2: "site-a"})
-    roster = Roster(nodes, "e" * 64, lambda note: None)
-    assert roster.connected() == {"site-a": 1}
-    nodes.names[2] = "site-b"
-    assert roster.connected() == {"site-a": 1, "site-b": 2}

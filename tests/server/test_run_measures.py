@@ -14,18 +14,17 @@ from perennial.client.handlers import answer_evaluate
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import DataError, ProtocolError, StateError
+from perennial.foundation.errors import ProtocolError
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.measures.record import Measures, read_measures
-from perennial.server.report.write import write_report
 from perennial.server.run_measures import task_measures
 from perennial.server.site_counts import SiteCounts
 from perennial.server.site_tables import check_tables, tables_of
 from tests.client.test_site_demands import arrays, hospital, stamp
-from tests.run_folders import Page, write_run
+from tests.run_folders import Page
 from tests.strategies.test_secure_runs import SMALL, write
 
 NOT_SECURE = {"secure": None}
@@ -71,22 +70,6 @@ def test_prediction_sets_reach_the_model_file_and_the_report(tmp_path: Path) -> 
     assert "Prediction sets, coverage 70" in page.text
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["measures"]["headline"] == found.headline
-
-
-def test_calibration_samples_are_taken_from_training_and_change_nothing_when_there_are_none() -> None:
-    with pytest.raises(ValueError, match="data.calibration_fraction: missing"):
-        Experiment.model_validate(SMALL | NOT_SECURE | {"evaluation": {"coverage": 0.9}})
-    with pytest.raises(ValueError, match="evaluation.coverage: sites hold"):
-        Experiment.model_validate(
-            SMALL
-            | NOT_SECURE
-            | {
-                "data": data(calibration_fraction=0.1),
-                "evaluation": {"coverage": 0.9, "measures": False},
-            }
-        )
-    plain = Experiment.model_validate(SMALL)
-    assert "calibration_fraction" not in plain.model_dump(mode="json")["data"]
 
 
 def evaluate(
@@ -158,32 +141,6 @@ def test_suppressed_counts_void_the_stated_coverage(tmp_path: Path) -> None:
     assert "not guaranteed" in found.prediction_sets.void
 
 
-def test_a_report_of_five_thousand_sites_stays_small(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    counts = SiteCounts({})
-    counts.tables.total = EvaluationTables.empty(5)
-    for number in range(5000):
-        right = generator.integers(1, 9, 5)
-        counts.tables.by_site[f"site-{number}"] = np.stack([np.full(5, 10), right, np.full(5, 10)], axis=1)
-        counts.tables.total.confusion[range(5), range(5)] += right
-        counts.tables.total.confusion[range(5), [1, 2, 3, 4, 0]] += 10 - right
-    experiment = Experiment.model_validate(SMALL | NOT_SECURE)
-    found = task_measures(experiment, 1, list("abcde"), None, None, counts)
-    assert found is not None and len(found.sites) == 5000
-    folder = write_run(tmp_path / "run", classes=list("abcde"))
-    plain = write_report(folder).stat().st_size
-    (folder / "measures.json").write_text(found.model_dump_json())
-    page = write_report(folder)
-    assert page.stat().st_size - plain < 100_000
-    assert "30 of 5,000" in page.read_text()
-
-
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    (tmp_path / "measures.json").write_text('{"source": "server"')
-    with pytest.raises(StateError, match=r"measures\.json: damaged"):
-        read_measures(tmp_path)
-
-
 def patients(path: Path) -> dict[str, Any]:
     """A table in which the mark tells the class of women and nothing of men; `sex` has a third value, too."""
     generator = np.random.default_rng(4)
@@ -232,12 +189,3 @@ def test_a_floor_keeps_small_cells_of_a_subgroup(tmp_path: Path) -> None:
     cells = tables_of(told, 2).subgroups[:, :, 0]
     assert ((cells == 0) | (cells >= least)).all() and (cells == 0).sum() >= 1
     check_tables(told, 2, asked=True)
-
-
-def test_a_subgroup_needs_a_column(tmp_path: Path) -> None:
-    data = patients(tmp_path / "patients.csv") | {"subgroup": {"column": "gender", "values": ["f"]}}
-    with pytest.raises(DataError, match="no column 'gender'"):
-        measured(tmp_path, data=data, secure=None)
-    of_digits = SMALL["data"] | {"subgroup": {"column": "a", "values": ["b"]}}
-    with pytest.raises(ValueError, match="subgroup belongs to source folder or csv"):
-        Experiment.model_validate(SMALL | {"data": of_digits})

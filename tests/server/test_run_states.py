@@ -11,7 +11,6 @@ import pytest
 from perennial.data.registry import Registry
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import StateError
-from perennial.server import run_states
 from perennial.server.run_states import LEADS, Progress, State
 
 NAMES = "abcdefgh"
@@ -129,26 +128,3 @@ def test_what_the_page_of_states_forbids_raises_and_changes_nothing() -> None:
             assert progress == before
             tried += 1
     assert tried > 100
-
-
-def test_a_continuation_keeps_what_was_learnt() -> None:
-    finished = next(found for disk in reachable() if (found := restored(disk)).state is State.FINISHED)
-    for other in (
-        registry((1, 2, 1, 2), (2, 1, 2, 2)),
-        registry((2, 1, 1, 2), (2, 2, 2, 2)),
-        registry((2, 1), (2, 1)),
-        Registry(tuple("badcef"), MORE.schedule),
-    ):
-        before = copy.deepcopy(finished)
-        with pytest.raises(StateError, match="of a run that continues begin with"):
-            finished.continued(other)
-        assert finished == before
-
-
-def test_the_tables_of_the_page_are_those_of_the_code() -> None:
-    text = run_states.__doc__ or ""
-    for state in State:
-        assert f"| {state.name} |" in text
-    for event, sources in LEADS.items():
-        (line,) = [row for row in text.splitlines() if row.startswith("|") and event in row.split("|")[1]]
-        assert {name.strip() for name in line.split("|")[2].split(",")} == {s.name for s in sources}

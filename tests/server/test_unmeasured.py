@@ -7,8 +7,6 @@ import pytest
 import yaml
 
 from perennial.cli.run import run_command
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
 from perennial.server.history import History
 from perennial.server.site_counts import SiteCounts
 from tests.run_folders import Page
@@ -52,13 +50,6 @@ def test_without_test_samples_and_without_counts_nothing_is_reported(
     assert not {"accuracy-matrix", "accuracy-over-tasks"} & page.charts.keys()
 
 
-def test_a_measured_run_has_its_charts_and_no_word_of_holes(tmp_path: Path) -> None:
-    run_in_process(RunSettings(str(write(tmp_path)), runs=str(tmp_path)))
-    page = Page(tmp_path / "unseen" / "report.html")
-    assert "not measured" not in page.text
-    assert {"accuracy-matrix", "accuracy-over-tasks"} <= page.charts.keys()
-
-
 def test_an_evaluation_that_no_site_answers_leaves_a_hole() -> None:
     history = History({})
     history.task_done([0, 1], None, SiteCounts({"north": ([9], [10])}))
@@ -66,13 +57,3 @@ def test_an_evaluation_that_no_site_answers_leaves_a_hole() -> None:
     assert facts["accuracy"] == history.data["central"][1] == [None, None]
     assert facts["average_accuracy"] is None
     assert history.data["average"] == history.data["federated"] == [0.9, None]
-
-
-def test_an_average_keeps_the_weights_of_its_own_evaluation() -> None:
-    history = History({})
-    history.task_done([0, 1], None, SiteCounts({"north": ([10], [100])}))
-    facts = history.task_done([0, 1, 2], None, SiteCounts({"north": ([60, 80], [100, 100])}))
-    assert facts["average_accuracy"] == pytest.approx(0.7)
-    history.task_done([0, 1, 2, 3], None, SiteCounts({"north": ([5, 63, 90], [10, 90, 100])}))
-    for averages in (history.data["average"], history.data["federated"]):
-        assert averages == pytest.approx([0.1, 0.7, 158 / 200])

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,9 @@ from perennial.cli.main import app
 from perennial.data.augmentation import to_float
 from perennial.data.images import ImageReading, read_images
 from perennial.foundation.errors import DataError, PerennialError
-from perennial.learning.evaluation_tables import TEMPERATURES, as_probability, score_bin_lower
-from perennial.models.prediction import NONE_OF_THE_KNOWN, answers
-from perennial.models.saved import Confidence, load_saved
+from perennial.learning.evaluation_tables import TEMPERATURES
+from perennial.models.prediction import NONE_OF_THE_KNOWN
+from perennial.models.saved import load_saved
 from perennial.server.measures.record import read_measures
 
 LEARNER = {"preset": "none", "epochs": 8, "batch_size": 16, "optimizer": {"lr": 0.05}}
@@ -99,19 +98,6 @@ def test_what_cannot_be_predicted_is_named_and_leaves_no_file(images: Path) -> N
     assert not list(images.glob("*none*"))
 
 
-def test_a_set_holds_the_classes_that_reach_their_thresholds() -> None:
-    logits = torch.tensor([[0.0, 0.0, -40.0], [3.0, 0.0, 0.0]])
-    lower = score_bin_lower(250, 3)
-    found = answers(logits, Confidence(2.0, 0.9, (0.0, lower, -math.inf)))
-    shares = (logits.double() / 2).softmax(dim=1)
-    assert found.probabilities.tolist() == shares.tolist()
-    # thresholds are log odds of the scaled probabilities; -inf is met always
-    assert found.sets is not None
-    expected = shares >= torch.tensor([0.5, as_probability(lower), 0.0])
-    assert found.sets.tolist() == expected.tolist() == [[False, True, True], [True, False, True]]
-    assert answers(logits, Confidence()).sets is None
-
-
 def test_an_onnx_file_has_everything_inside(images: Path) -> None:
     onnx = pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
@@ -171,17 +157,6 @@ def test_data_that_the_model_learnt_from_are_not_taken_for_outside_data(images: 
     notes.rename(run / "sites")
     found = read_measures(run / "evaluations" / "train")
     assert found is not None and "data of the run itself" in found.headline[0] and found.samples == 180
-
-
-def test_outside_data_of_an_unknown_class_or_kind_are_refused(images: Path) -> None:
-    run = images / "runs" / "shades"
-    odd = shades(images / "odd", 2, seed=3)
-    (odd / "light").rename(odd / "purple")
-    with pytest.raises(DataError, match="purple"):
-        invoke("evaluate", run, odd)
-    invoke("evaluate", run, odd, "--set", "labels={purple: light}")
-    with pytest.raises(DataError, match="an image alone has no label"):
-        invoke("evaluate", run, odd / "dark" / "p0-0.png")
 
 
 def test_a_card_tells_of_evaluations_outside_and_denies_none(images: Path) -> None:

@@ -15,7 +15,6 @@ from perennial.server.opened_run import OpenedRun
 from perennial.server.verification import verify
 from perennial.server.withdrawal import until_resumed, withdraw
 from tests.strategies.test_analytic_runs import run
-from tests.strategies.test_secure_runs import run as secure_run
 
 DATA = {"partition": {"kind": "iid"}, "validation_fraction": 0.0}
 TASKS = {"count": 2, "rounds": 1}
@@ -107,12 +106,6 @@ def test_a_withdrawal_that_was_stopped_is_completed(runs: Path, monkeypatch: pyt
     assert summary(runs / "whole")["model_sha256"] == summary(runs / "without")["model_sha256"]
 
 
-def test_two_sites_are_withdrawn_one_after_the_other(runs: Path) -> None:
-    withdraw(runs / "whole", "site-2")
-    verify(withdraw(runs / "whole", "site-0"))
-    assert summary(runs / "whole")["analytic"]["withdrawn"] == ["site-0", "site-2"]
-
-
 def test_a_class_that_only_the_site_held_is_named_and_never_predicted(tmp_path: Path) -> None:
     groups = {"kind": "class_subset", "classes_per_site": 1}
     run(tmp_path, "subset", data={"partition": groups, "validation_fraction": 0.0, "sites": 4})
@@ -181,31 +174,3 @@ def test_a_head_that_samples_chose_is_chosen_again_without_the_site(
     assert "nothing was changed" in " ".join(until_resumed(folder, "site-2"))
     with pytest.raises(StateError, match="its sums are in no task"):
         withdraw(folder, "site-9")
-
-
-def test_a_withdrawal_after_which_too_few_are_left_says_so(tmp_path: Path) -> None:
-    said = {"data": CHOOSES, "tasks": TASKS, "strategy": {"head": "auto", "shrinkage": None}}
-    run(tmp_path, "run", rounds={"quorum": 4}, **said)
-    folder = tmp_path / "runs" / "run"
-    assert withdraw(folder, "site-0") is None
-    assert "rounds.quorum is 4, and 3 sites are left: begin a new run" in " ".join(
-        until_resumed(folder, "site-0")
-    )
-
-
-def test_nobody_is_left_or_the_run_has_not_finished(tmp_path: Path) -> None:
-    said = {"data": CHOOSES | {"sites": 1}, "tasks": TASKS, "strategy": {"head": "auto", "shrinkage": None}}
-    run(tmp_path, "one", **said)
-    with pytest.raises(StateError, match="the only site"):
-        withdraw(tmp_path / "runs" / "one", "site-0")
-
-
-def test_from_a_run_under_masks_nobody_is_withdrawn(tmp_path: Path) -> None:
-    secure_run(tmp_path)
-    with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
-        withdraw(tmp_path / "runs" / "secure", "site-1")
-
-
-def test_a_site_that_is_in_no_task_is_refused(runs: Path) -> None:
-    with pytest.raises(StateError, match="in no task"):
-        withdraw(runs / "whole", "site-9")

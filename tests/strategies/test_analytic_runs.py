@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from flwr.app import Message
 from safetensors.torch import load_file
 
 from perennial.cli.check import check_command
@@ -16,7 +15,6 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.models.saved import load_saved
-from perennial.protocol.messages import StatisticsReply
 
 EXPERIMENT: dict[str, Any] = {
     "name": "analytic",
@@ -157,42 +155,6 @@ def test_a_finished_run_goes_on_with_new_classes(tmp_path: Path, central: dict[s
     longer = run(tmp_path, "longer", resume="yes", data=data, tasks=order)
     whole = run(tmp_path, "whole", data=data, tasks=order)
     assert sums_of(longer) == sums_of(whole)
-
-
-def test_forgetting_is_no_more_than_that_of_the_joint_model(tmp_path: Path, central: dict[str, Any]) -> None:
-    joint = run(tmp_path, "joint", tasks={"count": 1, "rounds": 1})
-    assert joint["final_accuracy"] == pytest.approx(central["final_accuracy"])
-
-
-def test_a_message_is_as_long_as_it_is_said_to_be(tmp_path: Path, central: dict[str, Any]) -> None:
-    """(D (D + 1) / 2 + C D + C) x 8 bytes and 2 % at most, headers and all."""
-    width, classes = 1000, 10
-    reply = StatisticsReply(
-        run="0" * 16,
-        experiment="0" * 64,
-        class_order="0" * 64,
-        task=1,
-        round=1,
-        num_classes=classes,
-        of_task=1,
-        features="0" * 64,
-        statistics=_tensors(width, classes),
-    )
-    message = Message(reply.to_record(), 1, "query.statistics")
-    arrays = message.content.array_records["statistics"]
-    sent = sum(len(array.data) for array in arrays.values())
-    assert sent <= 1.02 * 8 * (width * (width + 1) // 2 + classes * width + classes)
-    assert central["analytic"]["message_bytes"] == 8 * (61 * 62 // 2 + 2 * 61 + 2)
-
-
-def _tensors(width: int, classes: int) -> Any:
-    from perennial.protocol.tensors import Tensors
-
-    return Tensors(
-        gram=torch.zeros(width * (width + 1) // 2, dtype=torch.int64),
-        sums=torch.zeros(classes, width, dtype=torch.int64),
-        counts=torch.zeros(classes, dtype=torch.int64),
-    )
 
 
 def test_the_saved_model_is_an_ordinary_one(tmp_path: Path, central: dict[str, Any]) -> None:

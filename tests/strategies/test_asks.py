@@ -1,56 +1,26 @@
 """What methods ask of sites: said once, as data, which every reader takes from the same place."""
 
-import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from perennial.client.plan import Plan
-from perennial.config.asks import Asks, Between, Measurement, OneOf
+from perennial.config.asks import Asks, Between, OneOf
 from perennial.config.experiment import Experiment
 from perennial.config.strategies import ASKS, STRATEGIES, asks_of
 from perennial.data.registry import Registry
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation import plugins
 from perennial.foundation.errors import PolicyRefusal
-from perennial.protocol.measurements import MEASUREMENTS
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "perennial"
-ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "learning", "client", "server")
-START = ("engine", "deploy", "live", "cli", "perennial")
-WORDS = {"median", "target", "contribution", "analytic"}
-"""Names that are also ordinary words, columns or blocks of a summary."""
 CONTENT: dict[str, Any] = {
     "name": "asked",
     "data": {"source": "digits", "sites": 2, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
 }
-CORRECTIONS = "client/corrections.py"
-"""The local corrections are parts of a site, which orders name: they have the names of their methods."""
-REMOVED = "config/removed.py"
-"""Keys that strategies of earlier releases had, under the strategies' names."""
-
-
-def literals(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def test_no_strategy_is_known_by_name_outside_its_room_and_the_registry() -> None:
-    names = set(STRATEGIES) - WORDS - {"fedavg"}
-    found = []
-    for room in (*ROOMS, *START):
-        for path in sorted((PACKAGE / room).rglob("*.py")):
-            where = path.relative_to(PACKAGE).as_posix()
-            if where not in ("config/strategies.py", CORRECTIONS, REMOVED):
-                found += [f"{where}: {word}" for word in literals(path) if word in names]
-    assert found == []
 
 
 @pytest.mark.parametrize("name", sorted(ASKS))
@@ -58,10 +28,6 @@ def test_a_strategy_reads_what_the_registry_says(name: str) -> None:
     strategy = plugins.load_ours(STRATEGIES[name])
     declared = strategy.asks.model_copy(update={"single_updates": "", "counts_alike": False})
     assert declared == ASKS[name].model_copy(update={"single_updates": "", "counts_alike": False})
-
-
-def test_the_measurements_are_those_that_a_request_can_name() -> None:
-    assert set(get_args(Measurement)) == set(MEASUREMENTS)
 
 
 @pytest.mark.parametrize(

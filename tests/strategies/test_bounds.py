@@ -84,14 +84,6 @@ def test_what_sites_count_as_in_a_first_round(
     assert [bounds.bounded(each, True).num_examples for each in replies] == counts
 
 
-def test_a_minority_moves_the_bound_to_no_more_than_an_honest_figure() -> None:
-    bounds = begun([1.0, 1.1, 1.2, 1e9, 1e9], [10] * 5)
-    assert bounds.state["norms"] == [1.2]
-    # what was bounded enters the next median as bounded; quiet rounds do not lower the bound
-    bounds.round_done([reply("a", 0.01), reply("b", 0.01), reply("c", 3.6)])
-    assert bounds.bounded(reply("x", 9.0), True).norm == pytest.approx(3.6)
-
-
 def test_the_state_is_a_part_of_the_checkpoint_and_forgets_old_rounds() -> None:
     bounds = begun([5.0], [10], window=2)
     for norm in (1.0, 2.0):
@@ -153,17 +145,3 @@ def test_the_order_of_arrival_in_a_first_round_changes_no_bit() -> None:
         found.append(arrays["a"])
         assert len(outcome.warnings) == 2
     assert all(torch.equal(each, found[0]) for each in found)
-
-
-def test_who_met_a_bound_is_counted_by_rounds() -> None:
-    bounds = begun([1.0, 1.0, 1.0], [10, 10, 10])
-    long = bounds.bounded(reply("long", 9.0), scalable=True)
-    many = bounds.bounded(reply("many", 1.0, 10**6), scalable=True)
-    assert (long.scaled, long.capped, many.scaled, many.capped) == (True, False, False, True)
-    bounds.round_done([long, many, reply("plain", 1.0)])
-    bounds.round_done([long])
-    assert bounds.met == {
-        "long": {"scaled": 2, "capped": 0},
-        "many": {"scaled": 0, "capped": 1},
-    }
-    assert RunningBounds(BoundsConfig(), bounds.state).met == bounds.met

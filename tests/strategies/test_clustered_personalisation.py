@@ -10,12 +10,11 @@ from torch import Tensor
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError, StateError
-from perennial.models.layers import select_layers, with_rows
+from perennial.foundation.errors import PrivacyError
+from perennial.models.layers import with_rows
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors, content_sha256
-from perennial.strategies.factory import build_strategy
 from tests.personal_runs import EXPERIMENT, GROUPS, Run, equal, go, run
 
 
@@ -72,17 +71,6 @@ def test_a_cluster_is_the_weighted_mean_of_its_members_and_of_nobody_else(tmp_pa
         assert torch.allclose(tensor, start[name] + moved, atol=1e-6)
 
 
-def test_equal_shared_layers_stay_as_they_are(tmp_path: Path) -> None:
-    def still(site: str, reply: TrainReply) -> TrainReply:
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in reply.update.items()}
-        return TrainReply(**{**vars(reply), "update": Tensors(zeros)})
-
-    done = run(tmp_path, still)
-    start = load_file(done.folder / "model.safetensors")
-    for cluster in (0, 1):
-        assert all(torch.equal(tensor, start[name]) for name, tensor in done.cluster(cluster).items())
-
-
 def test_one_cluster_that_shares_everything_is_the_base_strategy(tmp_path: Path) -> None:
     everything = {"clusters": 1, "grouping": "random", "personal": [], "global_rounds": 0}
     done = run(tmp_path / "clustered", strategy=everything)
@@ -124,18 +112,6 @@ def test_heads_grow_with_new_classes_and_old_rows_stay_their_own(tmp_path: Path)
     assert with_rows(own, fresh).tolist() == [[1.0] * 3] * 2 + [[0.0] * 3] * 2
 
 
-def test_a_late_site_joins_the_nearest_cluster_without_moving_the_others(tmp_path: Path) -> None:
-    away = [{"site": "site-3", "first_round": 1, "last_round": 2}]
-    done = run(tmp_path, tasks={"count": 1, "rounds": 4}, absence=away)
-    clusters = [event.get("details", {}).get("clusters") for event in done.events("round")]
-    assert "site-3" not in clusters[1]
-    assert clusters[2].keys() - clusters[1].keys() == {"site-3"}
-    assert clusters[2] == clusters[3]
-    assert {site: clusters[2][site] for site in clusters[1]} == clusters[1]
-    asked = [m for m in done.sent if read_kind(m.content) == "SparsityReply"]
-    assert len(asked) == 4
-
-
 def test_an_interrupted_run_goes_on_to_the_same_personal_models(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", tasks={"count": 1, "rounds": 4})
 
@@ -167,28 +143,6 @@ def test_a_site_that_refuses_or_lies_stays_without_cluster(tmp_path: Path) -> No
     assert "head.bias" in dropped[0]["reason"]
 
 
-def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    for setting, reason in [
-        ({"clusters": 0}, "clusters: found 0"),
-        ({"clusters": 5}, "clusters: found 5, allowed 1 to 4"),
-        ({"channels": 9}, "channels: found 9, allowed 1 to 8"),
-        ({"layers": 2}, "calls 1 ReLU"),
-        ({"personal": ["haed"]}, "'haed' names no tensor of the model .did you mean 'head'"),
-        ({"global_rounds": 4}, "global_rounds: found 4 in task 1"),
-        ({"global_rounds": -1}, "global_rounds"),
-        ({"grouping": "fixed"}, "groups: missing"),
-        ({"sparsity_epsilon": 0.0}, "sparsity_epsilon, sparsity_delta: found 0.0"),
-        ({"grouping": "random", "clusters": "auto"}, "random groups need their number"),
-        ({"groups": [["site-0"], ["site-0"]]}, "site-0 listed more than once"),
-        ({"grouping": "sparcity"}, "grouping"),
-    ]:
-        with pytest.raises(ConfigError, match=reason):
-            run(tmp_path / reason[:9].replace(" ", "-").replace(":", ""), strategy=setting)
-    nobody = {"grouping": "fixed", "groups": [["nobody"]]}
-    with pytest.raises(StateError, match="2 times in a row"):
-        run(tmp_path / "strangers", strategy=nobody, rounds={"max_skipped": 2})
-
-
 def test_vectors_without_noise_are_refused_where_a_guarantee_is_claimed(tmp_path: Path) -> None:
     private = {
         "privacy": {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0},
@@ -211,16 +165,6 @@ def test_noised_vectors_are_charged_to_the_ledger(tmp_path: Path) -> None:
     assert (entry.kind, entry.unit, entry.mechanism) == ("sparsity", "sample", "gaussian")
     cost = Ledger(done.folder / "sites" / "site-0").cost(1e-5)
     assert cost.epsilon == pytest.approx(2.0, abs=0.05)
-
-
-def test_wildcards_and_modules_name_layers() -> None:
-    keys = ("backbone.bn1.weight", "backbone.bn1.running_mean", "head.weight", "head.bias")
-    assert select_layers(["head"], keys) == keys[2:]
-    assert select_layers(["head", "*running_*"], keys) == keys[1:]
-    assert select_layers(["*"], keys) == keys
-    assert select_layers([], keys) == ()
-    strategy = build_strategy("clustered_personalisation", {"base": "fedavg", "global_rounds": [3, 1]})
-    assert strategy.state_dict()["clusters"] == []
 
 
 @pytest.mark.slow

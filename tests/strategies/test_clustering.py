@@ -6,13 +6,9 @@ import pytest
 from perennial.foundation.errors import StateError
 from perennial.strategies.clusters.clustering import (
     adjusted_rand,
-    at_random,
     by_threshold,
-    centres,
     has_drifted,
     k_means,
-    nearest_centre,
-    two_directions,
     where_most_went,
 )
 
@@ -29,21 +25,6 @@ def test_two_groups_are_found(seed: int) -> None:
     for labels in (k_means(vectors, 2, seed), k_means(vectors, "auto", seed), by_threshold(vectors)):
         assert labels == truth
         assert adjusted_rand(labels, truth) == 1.0
-
-
-def test_clusters_are_numbered_by_their_first_site_whatever_the_order() -> None:
-    vectors = two_groups(0)
-    labels = k_means(vectors, 3, 1)
-    assert labels["site-0"] == 0
-    assert labels == k_means(dict(reversed(vectors.items())), 3, 1)
-    renamed = {f"z{name}": vector for name, vector in vectors.items()}
-    assert {f"z{name}": cluster for name, cluster in labels.items()} == k_means(renamed, 3, 1)
-
-
-def test_as_many_clusters_as_sites_and_one() -> None:
-    vectors = two_groups(0)
-    assert sorted(k_means(vectors, 8, 1).values()) == list(range(8))
-    assert set(k_means(vectors, 1, 1).values()) == {0}
 
 
 def test_too_many_clusters_are_refused() -> None:
@@ -64,34 +45,12 @@ def test_auto_finds_no_cluster_in_noise() -> None:
     assert set(k_means(vectors, "auto", 1).values()) == {0}
 
 
-def test_random_groups_are_of_equal_size_and_repeat() -> None:
-    names = [f"site-{i}" for i in range(10)]
-    labels = at_random(names, 4, 1)
-    assert sorted(np.bincount(list(labels.values()))) == [2, 2, 3, 3]
-    assert labels == at_random(names[::-1], 4, 1)
-    assert labels != at_random(names, 4, 2)
-
-
-def test_a_late_site_joins_the_nearest_centre() -> None:
-    of = centres({"a": np.zeros(2), "b": np.array([0.0, 1.0]), "c": np.ones(2) * 4}, {"a": 0, "b": 0, "c": 1})
-    assert of[0].tolist() == [0.0, 0.5]
-    assert nearest_centre(np.array([1.0, 1.0]), of) == 0
-    assert nearest_centre(np.array([3.0, 3.0]), of) == 1
-
-
 def test_drift_is_measured_against_half_the_least_distance_of_centres() -> None:
     of = {0: np.array([0.0]), 1: np.array([0.4]), 2: np.array([1.0])}
     before = {"a": np.array([0.0]), "b": np.array([0.4])}
     assert not has_drifted(before, {"a": np.array([0.2]), "b": np.array([0.4])}, of)
     assert has_drifted(before, {"a": np.array([0.21]), "b": np.array([0.4])}, of)
     assert not has_drifted(before, {"stranger": np.array([0.9])}, of)
-
-
-def test_the_picture_keeps_distances_of_points_in_a_plane() -> None:
-    vectors = {"a": np.array([0.0, 0.0, 1.0]), "b": np.array([3.0, 4.0, 1.0]), "c": np.array([0.0, 4.0, 1.0])}
-    indices = two_directions(vectors)
-    assert np.hypot(*np.subtract(indices["a"], indices["b"])) == pytest.approx(5.0)
-    assert np.hypot(*np.subtract(indices["b"], indices["c"])) == pytest.approx(3.0)
 
 
 def test_a_site_that_is_away_goes_where_most_of_its_neighbours_went() -> None:

@@ -11,10 +11,9 @@ import yaml
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.digest_synthesis import StandIns
 from perennial.strategies.factory import build_strategy
 
 SMALL: dict[str, Any] = {
@@ -157,30 +156,6 @@ def test_a_reply_may_be_as_late_as_the_base_takes_it(wrapper: dict[str, Any]) ->
         assert build_strategy(wrapper["name"], keys | {"base": base}).traits.staleness == rounds
 
 
-def test_a_bound_on_the_norm_of_updates_counts_inside_clusters_as_it_does_alone(tmp_path: Path) -> None:
-    base = {"name": "fedavg", "max_update_norm": 1e-6}
-    strategy = CLUSTERS | {"base": base}
-    with pytest.raises(StateError, match="norm .* is above max_update_norm"):
-        run_in_process(settings_of(tmp_path, strategy=strategy, rounds={"max_skipped": 1}))
-
-
-def test_a_stand_in_above_the_bound_does_not_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = StandIns._stand_in
-
-    def bounded(round_: StandIns, site: str) -> None:
-        # of the stand-in alone: no site would pass this bound either
-        round_.ctx.max_update_norm = 1e-6
-        stand_in(round_, site)
-        round_.ctx.max_update_norm = None
-
-    monkeypatch.setattr(StandIns, "_stand_in", bounded)
-    changes: dict[str, Any] = DIGESTS | {"strategy": {"name": "digest_synthesis", "base": "fedavg"}}
-    run_in_process(settings_of(tmp_path, **changes))
-    assert [len(event["participants"]) for event in rounds_of(tmp_path)] == [3, 2, 2, 3, 3, 3]
-    text = (tmp_path / "runs" / "composed" / "events.jsonl").read_text()
-    assert "nobody stood in for site-1: an update of norm" in text
-
-
 def test_a_base_that_lacks_its_layers_inside_clusters_is_refused_before_the_first_round(
     tmp_path: Path,
 ) -> None:
@@ -221,17 +196,3 @@ def test_the_whole_pp_fcil_learner_is_refused_under_dp_sgd_with_every_reason(tmp
         run_in_process(settings_of(tmp_path, **changes))
     for reason in ("memory.selection herding", "balanced_softmax", "contrastive", "report in the clear"):
         assert reason in str(refusal.value)
-
-
-def test_a_private_ring_of_several_segments_is_refused(tmp_path: Path) -> None:
-    changes: dict[str, Any] = COMPOSITIONS["private ring with exemplars"] | {
-        "strategy": {"name": "serial_ring", "segments": 2}
-    }
-    with pytest.raises(ConfigError, match=r"strategy.segments: found 2.*allowed 1"):
-        run_in_process(settings_of(tmp_path, **changes))
-
-
-@pytest.mark.parametrize("base", [5, ["fedavg"], {}, {"name": 3}, {"alpha": 0.1}])
-def test_a_base_is_a_name_or_a_mapping_with_one(base: Any) -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.base: found .*, allowed a strategy: a name"):
-        build_strategy("digest_synthesis", {"base": base})

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.learning.worth import Worth, balanced
@@ -16,7 +15,6 @@ from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.request import Arrays
 from perennial.strategies.serial_ring import SerialRing
-from perennial.strategies.valuation.coalitions import Reconstructed
 from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
 
 RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
@@ -94,20 +92,6 @@ def test_of_every_third_sweep_the_values_are_those_of_that_sweep() -> None:
     assert strategy.summary_blocks()["valuation"]["sweeps"] == 2
 
 
-def test_which_sweeps_are_valued_and_in_which_order_sites_come_follows_from_the_secret_alone() -> None:
-    grid = ScriptedGrid({name: adds(1.0) for name in "abcdef"})
-    drawn = set()
-    for seed, secret in ((1, 5), (2, 5), (1, 6), (1, 7), (1, 2**127)):
-        strategy = Contribution(SerialRing(**{**RING, "reshuffle": "sweep"}), every=4)
-        strategy.attach(replace(services(seed=seed), secret=secret))
-        ring = strategy.base
-        assert isinstance(ring, SerialRing)
-        orders = tuple(ring.order(request(grid, round=number), 1) for number in range(1, 5))
-        drawn.add((secret, orders, tuple(strategy._valued(number) for number in range(1, 41))))
-    # the experiment's seed, which every site knows, changes nothing
-    assert len(drawn) == 4 and len({orders for _, orders, _ in drawn}) == 4
-
-
 def test_who_sends_back_what_it_got_is_flagged_and_nobody_else_is() -> None:
     """A site that lowers the model's worth is valued below 0, and not accused: an unusual one does so too."""
     strategy = valued()
@@ -165,18 +149,6 @@ def test_updates_put_together_in_averaging_are_averaged() -> None:
     assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 0, "b": 6}
 
 
-def test_drawn_orders_agree_with_all_coalitions() -> None:
-    grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0), "c": adds(-2.0)})
-    exactly, drawn = (
-        valued(FedAvg(), estimator="reconstruct", exact=True),
-        valued(FedAvg(), estimator="reconstruct", permutations=400),
-    )
-    rounds(exactly, grid, 1)
-    rounds(drawn, grid, 1)
-    for site, entry in shares(exactly).items():
-        assert shares(drawn)[site]["value"] == pytest.approx(entry["value"], abs=1.0)
-
-
 def test_replay_trains_each_coalition_once_in_the_order_of_names() -> None:
     strategy = valued(estimator="replay", exact=True)
     grid = ScriptedGrid({"b": doubles_and_adds(0), "a": adds(1.0)})
@@ -201,19 +173,6 @@ def test_a_resumed_server_knows_what_it_knew() -> None:
     for block in ("ring", "contribution"):
         assert resumed.summary_blocks()[block] == whole.summary_blocks()[block]
     assert shares(resumed)["rider"]["flag"] == "null update"
-
-
-def test_the_players_of_a_game_have_an_order_of_their_own() -> None:
-    def worth(arrays: Mapping[str, Tensor]) -> float:
-        return float(arrays["w"].sum())
-
-    start, games = {"w": torch.zeros(2)}, []
-    for order in (("a", "b"), ("b", "a")):
-        game = Reconstructed(start)
-        for site in order:
-            game.add(site, {"w": torch.full((2,), {"a": 1.0, "b": 2.0}[site])}, None)
-        games.append(game.value(worth)(frozenset({0})))
-    assert games == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,10 @@ from perennial.models.incremental import travelling
 from perennial.protocol.messages import DigestReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.server.checkpoint import load_checkpoint
 from perennial.server.summary import hashes_of
 from perennial.strategies.digest_synthesis import DigestSynthesis
 from perennial.strategies.digests.recall import Recall
 from perennial.strategies.digests.store import DigestStore, checked
-from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
 from tests.rounds import begun
@@ -141,17 +139,6 @@ def test_the_bits_do_not_depend_on_workers_nor_on_a_stop(tmp_path: Path) -> None
         assert resumed["digest"] == whole["digest"]
 
 
-def test_the_guidance_stays_at_the_server_and_digests_survive_in_its_checkpoint(tmp_path: Path) -> None:
-    run(tmp_path)
-    checkpoint, _ = load_checkpoint(tmp_path / "runs" / "small" / "checkpoint")
-    guidance = {name for name in checkpoint.strategy if name.startswith("guidance/")}
-    assert guidance
-    assert not any("guidance" in name or "encoder" in name for name in checkpoint.arrays)
-    features, labels = checkpoint.strategy["digest/0/features"], checkpoint.strategy["digest/0/labels"]
-    assert checkpoint.strategy["digests"][0][:3] == ["site-0", 1, 2 * len(features)]
-    assert labels.shape == (len(features), 5)
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -165,20 +152,6 @@ def test_an_experiment_that_cannot_make_or_read_digests_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         run(tmp_path, **changes)
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"recall_epochs": -1},
-        {"server_lr": 0.0},
-        {"weights": "equal"},
-        {"bas": "fedavg"},
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(parameters))):
-        build_strategy("digest_synthesis", {"base": "fedavg"} | parameters)
 
 
 def test_classes_too_small_for_a_digest_and_bytes_are_reported(tmp_path: Path) -> None:
@@ -232,18 +205,6 @@ def test_recall_leaves_the_guidance_and_the_encoder_alone_and_the_joint_step_tra
     assert not torch.equal(recall.producer.vector, guidance)
     for name, tensor in recall.model.encoder.state_dict().items():
         assert torch.equal(tensor, encoder[name])
-
-
-def test_training_that_diverges_is_left_out_and_the_guidance_is_as_it_was() -> None:
-    recall = networks()
-    reference = {name: tensor.clone() for name, tensor in travelling(recall.model).items()}
-    guidance = recall.producer.vector.clone()
-    features, labels = digests()
-    features = features * 1e30
-    assert recall.stand_in(reference, features, labels, 2, sgd(9.0), stream(1, "b")) is None
-    rates = 9.0, 9.0
-    assert recall.joint_step(reference, features, labels, 2, rates, stream(1, "b")) is None
-    assert torch.equal(recall.producer.vector, guidance)
 
 
 # the store

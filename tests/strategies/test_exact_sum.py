@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from perennial.models.sum_grid import FINEST, SumGrid
+from perennial.models.sum_grid import SumGrid
 from perennial.protocol.tensors import pack, unpack
 from perennial.strategies.sums import exact_loops, exact_sum
 from perennial.strategies.sums.exact_sum import ExactSum
@@ -113,18 +113,6 @@ def test_the_error_is_what_the_module_says(sites: int, weights: list[float], see
         assert error <= bound + abs(sum(terms, Fraction(0))) / 2**53
 
 
-def test_a_thousand_weights_below_one_lose_no_more_than_half_a_step_each() -> None:
-    sites = 1000
-    grid = SumGrid(updates=sites)
-    total = ExactSum({"a": torch.zeros(1)}, grid)
-    for _ in range(sites):
-        total.add({"a": torch.tensor([1e-4])}, 1 / sites, 1e-4)
-    error = abs(float(total.value()["a"]) - float(torch.tensor(1e-4)))
-    # the bound grows with the sites where the weights do not sum to their number
-    assert error <= sites * grid.step / 2
-    assert grid.step == FINEST
-
-
 def test_integers_of_the_sites_add_up_to_the_sum_modulo_the_width() -> None:
     generator = torch.Generator().manual_seed(5)
     for grid in (SumGrid(updates=4, largest_weight=8.0, largest_norm=4.0, bits=32), SumGrid(4, 8.0, 4.0)):
@@ -216,17 +204,6 @@ def test_updates_of_messages_are_added_together_to_the_same_bits_and_those_of_th
     for total in (together, one_by_one):
         total.add(arrived[0], 2.0, arrived[0].norm)
     assert torch.equal(together.added_to(arrived[1])["a"], one_by_one.added_to(arrived[1])["a"])
-
-
-def test_updates_of_a_model_that_is_too_large_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
-    arrived = unpack(ArrayRecord({"a": Array(np.ones((200, 300), dtype=np.float32))}), "update")
-    for room, waiting in ((exact_sum.MOST_WAITING, 2), (2 * 240_000, 0), (1, 0)):
-        monkeypatch.setattr(exact_sum, "MOST_WAITING", room)
-        total = ExactSum(arrived, COUNTS)
-        for _ in range(2):
-            total.add(arrived, 1.0, arrived.norm)
-        assert len(total._waiting) == waiting
 
 
 @pytest.mark.parametrize("count", [1, 7, exact_loops.CHUNK - 1, 2 * exact_loops.CHUNK + 5])

@@ -10,7 +10,7 @@ import yaml
 from perennial import PerennialError, load_experiment, run
 from perennial.config.methods import require_code_of_sites
 from perennial.foundation import plugins
-from tests.extend_pages import BLOCKS, CODE, MODULES
+from tests.extend_pages import BLOCKS, MODULES
 
 SETTINGS = [yaml.safe_load(block) for block in BLOCKS]
 EXAMPLES = ("strategy", "measurements", "state", "wrapper", "site half", "loss", "source", "model")
@@ -73,15 +73,3 @@ def test_a_site_without_the_code_of_a_half_refuses_the_experiment(modules: Path)
         require_code_of_sites(experiment)
     with plugins.only({}), pytest.raises(PerennialError, match="my_prox"):
         require_code_of_sites(experiment)
-
-
-def test_a_key_that_a_method_of_ones_own_does_not_have_is_named(modules: Path) -> None:
-    path = written(modules, {"strategy": {"name": "my_median:Median", "stepp": 1}})
-    with pytest.raises(PerennialError, match="stepp"):
-        run(path, runs=modules / "runs", device="cpu", plugins=[modules])
-
-
-def test_the_examples_are_short() -> None:
-    for code in CODE:
-        body = [line for line in code.splitlines() if line.strip()]
-        assert len(body) <= 30

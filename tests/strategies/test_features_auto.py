@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.client.plan import Plan
-from perennial.client.site import Site
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.deploy.review import asked_in_words
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PolicyRefusal
+from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.automatic import maps_for
 from perennial.server.continuation import registry_of
 from perennial.server.curriculum import Curriculum
@@ -179,24 +178,6 @@ def test_a_choice_is_made_in_task_1_and_no_other_map_is_asked_for_later(
     monkeypatch.setattr(Curriculum, "_finish_task", finish)
     again = finished(tmp_path / "stopped", of(folder), [CHOICE], resume="yes")
     assert again["model_sha256"] == whole["model_sha256"] and again["map_choice"] == whole["map_choice"]
-
-
-def test_a_site_that_refuses_leaves_the_choice_to_the_others(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = Site.check_experiment
-
-    def refuse(self: Site, request: Any) -> None:
-        if self.name == "site-1":
-            raise PolicyRefusal("policy.answers: 'statistics' is not answered here")
-        check(self, request)
-
-    monkeypatch.setattr(Site, "check_experiment", refuse)
-    summary = finished(tmp_path, of(folder), [CHOICE], evaluation={"federated": False})
-    assert len(summary["map_choice"]) == 3
-    events = (tmp_path / "runs" / "chosen" / "events.jsonl").read_text().splitlines()
-    rounds = [event for event in map(json.loads, events) if event["event"] == "round"]
-    assert all(sorted(event["participants"]) == ["site-0", "site-2"] for event in rounds)
 
 
 def test_check_says_what_choosing_costs_and_a_site_answers_no_more(tmp_path: Path) -> None:

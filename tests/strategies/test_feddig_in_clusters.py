@@ -12,20 +12,13 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
-from perennial.config.learner import Optimizer
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
-from perennial.foundation.streams import stream
-from perennial.models.config import ModelConfig
-from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
-from perennial.models.factory import build_model
-from perennial.models.incremental import travelling
 from perennial.server.app import serve
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.digest_synthesis import DigestSynthesis
 from perennial.strategies.digests.networks import ServerNetworks
-from perennial.strategies.digests.recall import Recall
 from perennial.strategies.fedavg import FedAvg
 
 SITES = [f"site-{number}" for number in range(4)]
@@ -221,41 +214,3 @@ def test_the_bits_do_not_depend_on_workers(tmp_path: Path) -> None:
     for cluster in (0, 1):
         models = [cluster_model(tmp_path, cluster, str(n)) for n in (1, 2)]
         assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-
-
-def sgd(lr: float) -> Optimizer:
-    return Optimizer(lr=lr, momentum=0.9)
-
-
-def test_a_stand_ins_update_leaves_the_servers_own_layers_out() -> None:
-    config = ModelConfig.model_validate({"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]})
-    model = build_model(config, (1, 8, 8), 4, seed=1)
-    assert isinstance(model, DigestTwoBranchModel)
-    reference = {name: tensor.clone() for name, tensor in travelling(model).items()}
-    features, labels = torch.rand(6, 4, 4, 4), torch.eye(4)[torch.arange(6) % 4]
-    guidance = GuidanceProducer((1, 8, 8), seed=1)
-
-    def update(own: set[str]) -> tuple[dict[str, torch.Tensor], float]:
-        recall = Recall(model, guidance, None, batch_size=4, own=own)
-        made = recall.stand_in(reference, features, labels, 2, sgd(0.1), stream(1, "test"))
-        assert made is not None
-        return made[0], made[1]
-
-    whole, whole_norm = update(set())
-    shared, norm = update({"head.weight", "head.bias"})
-    assert shared.keys() == whole.keys() - {"head.weight", "head.bias"}
-    assert all(torch.equal(shared[name], whole[name]) for name in shared)
-    squares = sum(float(tensor.double().square().sum()) for tensor in shared.values())
-    assert norm == pytest.approx(squares**0.5, rel=1e-6)
-    assert norm < whole_norm
-
-
-@pytest.mark.parametrize("base", ["target", {"name": "digest_synthesis", "base": "target"}])
-def test_inputs_made_of_the_old_model_are_the_same_in_all_clusters(tmp_path: Path, base: Any) -> None:
-    chosen = settings(tmp_path, tasks={"count": 2, "rounds": 2}, absence=[], **clusters(base=base))
-    run_in_process(chosen)
-    assert all(not event["dropped"] and not event["refused"] for event in rounds_of(tmp_path))
-    checkpoint, _ = load_checkpoint(tmp_path / "runs" / "small" / "checkpoint")
-    made = [tensor for name, tensor in checkpoint.strategy.items() if name.endswith("made/x")]
-    assert len(made) == 3
-    assert all(torch.equal(made[0], other) for other in made[1:])

@@ -75,34 +75,3 @@ def test_inside_a_phase_only_sites_without_a_cluster_are_asked(monkeypatch: pyte
     assert sites.assign(APART, anew=False) == first
     assert sites.assign(APART | {"late": (0.7, 0.9)}, anew=False) == first | {"late": 1}
     assert sites.asked == [["a", "b", "c", "d"], ["late"]]
-
-
-def test_a_site_that_is_away_keeps_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    sites = Answering(monkeypatch)
-    first = sites.assign(APART, anew=True)
-    present = {site: vector for site, vector in APART.items() if site != "d"}
-    assert sites.assign(present, anew=True) == first
-
-
-def test_what_was_found_survives_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    sites, again = Answering(monkeypatch), Answering(monkeypatch)
-    sites.assign(APART, anew=True)
-    again.grouping.load_state_dict(sites.grouping.state_dict())
-    late = APART | {"late": (0.7, 0.9)}
-    assert again.assign(late, anew=False) == sites.assign(late, anew=False)
-    assert again.asked == [["late"]]
-
-
-def test_standardised_entries_count_by_how_much_they_differ_between_sites(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # the first entry is large and says nothing; the other two are small and agree
-    vectors = {"a": (0.1, 0.00, 0.00), "b": (0.5, 0.00, 0.00), "c": (0.2, 0.01, 0.01), "d": (0.6, 0.01, 0.01)}
-    assert Answering(monkeypatch).assign(vectors, anew=True) == {"a": 0, "b": 1, "c": 0, "d": 1}
-    sites = Answering(monkeypatch, standardise=True)
-    found = {"a": 0, "b": 0, "c": 1, "d": 1}
-    assert sites.assign(vectors, anew=True) == found
-    again = Answering(monkeypatch, standardise=True)
-    again.grouping.load_state_dict(sites.grouping.state_dict())
-    late = vectors | {"late": (0.1, 0.01, 0.01)}
-    assert again.assign(late, anew=False) == found | {"late": 1}

@@ -10,7 +10,6 @@ import torch
 import yaml
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 
-from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import answer, run_in_process
@@ -18,10 +17,8 @@ from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
-from perennial.strategies.factory import build_strategy
 from perennial.strategies.layer_attention import LayerAttention
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 SMALL = {
     "name": "small",
     "seed": 3,
@@ -105,15 +102,6 @@ def test_a_site_that_decides_alone_is_named_in_the_journal_and_over_the_heat_map
     assert "Weight of each site in each layer" in section
 
 
-@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("incre_fl_*.yaml")), ids=lambda path: path.stem)
-def test_its_experiments_are_valid(path: Path) -> None:
-    experiment = load_experiment(path)
-    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    assert isinstance(strategy, LayerAttention)
-    assert experiment.model.has_squeeze_excitation
-    assert experiment.pretraining is not None
-
-
 def third_party(message: Message, context: Context) -> Message:
     """An app that knows Flower's convention only: the partition number plus one is added to every weight."""
     arrays = message.content.array_records["arrays"]
@@ -129,12 +117,3 @@ def test_it_works_under_flowers_own_start_with_an_app_of_somebody_else() -> None
     result = LayerAttention(fraction_evaluate=0.0).start(grid, start, num_rounds=2)
     # distances 1 and 2 in both rounds: weights 0.268941 and 0.731059, a step of 1.731059 each time
     assert result.arrays["w"].numpy() == pytest.approx([2 * 1.731059], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_the_smallest_experiment_remembers(tmp_path: Path) -> None:
-    settings = RunSettings(str(EXPERIMENTS / "incre_fl_digits.yaml"), runs=str(tmp_path))
-    summary: dict[str, Any] = run_in_process(settings)
-    assert summary["federated_accuracy"][-1] > 0.75
-    first_task = [row[0] for row in summary["accuracy_matrix"]]
-    assert first_task[-1] > 0.5

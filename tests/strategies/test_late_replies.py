@@ -14,7 +14,6 @@ import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from perennial.baselines.cyclic_weight_transfer import CyclicWeightTransfer
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
@@ -23,7 +22,6 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
-from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round import exchange as exchange_module
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, describe_error
@@ -154,15 +152,6 @@ def test_a_late_update_does_not_stand_for_another_answer_and_waits_for_training(
     assert not exchange.late
 
 
-def test_a_newer_update_comes_before_a_late_one_of_the_same_site() -> None:
-    exchange, grid = Exchange(), grid_of("TrainReply")
-    with simulated_time():
-        train(exchange, grid, 7)
-        measure(exchange, grid, 3)
-        grid._late = ""
-        assert train(exchange, grid, 8) == [("a", 8), ("b", 8), ("a", 7)]
-
-
 def test_an_answer_is_to_its_own_question_even_within_one_round() -> None:
     exchange, grid = Exchange(), grid_of("EvaluateReply")
     with simulated_time():
@@ -244,13 +233,6 @@ def test_where_all_sites_are_late_the_next_round_waits_for_one_of_them(answers: 
     assert not exchange.busy("a")
     assert exchange.busy("b") == answers
     assert [site for site, _ in exchange.late] == (["a"] if answers else [])
-
-
-def test_a_chain_goes_on_without_a_site_that_is_late() -> None:
-    assert (
-        IncrementalStrategy.traits.waits_for_busy_sites
-        and not CyclicWeightTransfer.traits.waits_for_busy_sites
-    )
 
 
 @pytest.mark.parametrize(

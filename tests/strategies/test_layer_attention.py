@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
-from perennial.models.sum_grid import SumGrid
 from perennial.strategies import layer_attention as bundle_module
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.layer_attention import LayerAttention, dominance
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.sums import exact_sum
-from perennial.strategies.sums.softmax_sum import KEPT_BANDS, LARGEST, SoftmaxSum
 from tests.rounds import begun
 
 Arrays = dict[str, Tensor]
@@ -53,7 +51,6 @@ def scalars(*values: float) -> list[Arrays]:
 
 
 ZERO = {"a": torch.zeros(1)}
-GRID = SumGrid(largest_weight=LARGEST)
 
 
 def random_updates(seed: int, count: int, scale: float = 1.0) -> tuple[Arrays, list[Arrays]]:
@@ -134,24 +131,6 @@ def test_any_order_of_arrival_gives_the_same_bits(
         assert first[1:] == second[1:]
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=8), st.floats(-1000, 1000))
-def test_softmax_weights_do_not_see_a_common_shift(scores: list[float], shift: float) -> None:
-    found = []
-    for offset in (0.0, shift):
-        total = SoftmaxSum(ZERO, GRID)
-        for index, score in enumerate(scores):
-            total.add(f"site-{index}", ZERO, score + offset, 0.0)
-        found.append(list(total.weights().values()))
-        assert math.fsum(found[-1]) == pytest.approx(1.0, abs=1e-12)
-        assert min(found[-1]) >= 0
-    assert found[0] == pytest.approx(found[1], abs=1e-8)
-    peak = max(scores)
-    exponentials = [math.exp(score - peak) for score in scores]
-    expected = [value / math.fsum(exponentials) for value in exponentials]
-    assert found[0] == pytest.approx(expected, abs=1e-8)
-
-
 def test_distances_that_would_overflow_and_saturation() -> None:
     strategy = LayerAttention()
     aggregate(strategy, ZERO, scalars(1e4, 0.0))
@@ -178,13 +157,6 @@ def test_the_layers_of_a_large_model_are_summed_by_the_compiled_loop(
         assert torch.equal(compiled[name], shuffled[name])
 
 
-def test_the_memory_is_that_of_a_few_sums_however_many_sites() -> None:
-    total = SoftmaxSum(ZERO, GRID)
-    for index in range(200):
-        total.add(f"site-{index:03}", ZERO, 3.0 * index, 0.0)
-        assert len(total._bands) <= KEPT_BANDS
-
-
 def test_no_step_one_site_and_no_site() -> None:
     reference, updates = random_updates(5, 3)
     still = aggregate(LayerAttention(alpha=0.0), reference, updates)
@@ -194,39 +166,6 @@ def test_no_step_one_site_and_no_site() -> None:
         assert torch.allclose(alone[name], tensor + updates[0][name], atol=1e-6)
     with pytest.raises(ValueError, match="no site at all"):
         aggregate(LayerAttention(), reference, [])
-
-
-@pytest.mark.parametrize("options", [{}, {"order": 1.0, "temperature": 0.3}, {"order": math.inf}])
-def test_two_sites_and_the_printed_head_rule_give_the_mean_head(options: dict[str, float]) -> None:
-    reference, updates = random_updates(6, 2)
-    value = aggregate(LayerAttention(head_query="client_mean", **options), reference, updates)  # type: ignore[arg-type]
-    for name in ("head.weight", "head.bias"):
-        mean = reference[name] + (updates[0][name] + updates[1][name]) / 2
-        assert torch.allclose(value[name], mean, atol=1e-6)
-
-
-def test_a_convex_combination_stays_between_the_sites() -> None:
-    reference, updates = random_updates(7, 5)
-    value = aggregate(LayerAttention(), reference, updates)
-    for name, tensor in reference.items():
-        sites = torch.stack([tensor + update[name] for update in updates])
-        assert bool((value[name] <= sites.amax(dim=0) + 1e-6).all())
-        assert bool((value[name] >= sites.amin(dim=0) - 1e-6).all())
-
-
-def test_a_high_temperature_is_the_uniform_mean_and_the_mean_scale_ignores_size() -> None:
-    reference, updates = random_updates(8, 4)
-    value = aggregate(LayerAttention(temperature=1e6), reference, updates)
-    for name, tensor in reference.items():
-        mean = tensor + torch.stack([update[name] for update in updates]).mean(dim=0)
-        assert torch.allclose(value[name], mean, atol=1e-5)
-    strategy = LayerAttention(scale="mean")
-    aggregate(strategy, reference, updates)
-    small = weights(strategy, "body.weight")
-    aggregate(strategy, reference, [{name: 64 * t for name, t in update.items()} for update in updates])
-    assert weights(strategy, "body.weight") == pytest.approx(small, abs=1e-6)
-    aggregate(strategy, ZERO, scalars(0.0, 0.0))
-    assert weights(strategy) == [0.5, 0.5]
 
 
 def test_granularity_joins_tensors() -> None:
@@ -261,14 +200,6 @@ def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:
     assert OUTCOMES[near].warnings == []
 
 
-def test_a_step_that_can_diverge_is_told_once() -> None:
-    strategy = LayerAttention(alpha=1.6)
-    aggregate(strategy, ZERO, scalars(1.0, 1.0))
-    assert any("alpha is 1.6" in warning for warning in OUTCOMES[strategy].warnings)
-    aggregate(strategy, ZERO, scalars(1.0, 1.0))
-    assert OUTCOMES[strategy].warnings == []
-
-
 def test_the_summary_is_the_mean_over_rounds_and_survives_a_restart() -> None:
     strategy = LayerAttention()
     aggregate(strategy, ZERO, scalars(1.0, 3.0))
@@ -288,28 +219,6 @@ def test_an_update_of_no_finite_or_no_possible_size_is_rejected_before_any_sum()
         round_.add(reply("site-1", {"a": torch.full((4,), 1e7)}))
     round_.add(reply("site-2", {"a": torch.ones(4)}))
     assert torch.equal(round_.result()["a"], torch.ones(4))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("order", 0.5),
-        ("order", math.nan),
-        ("temperature", math.nan),
-        ("alpha", math.nan),
-        ("temperature", 0.0),
-        ("temperature", -1.0),
-        ("alpha", -0.1),
-        ("alpha", 2.1),
-        ("sign", 0),
-        ("granularity", "row"),
-        ("scale", "max"),
-        ("head_query", "server"),
-    ],
-)
-def test_a_setting_that_means_nothing_is_refused_by_name(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=key):
-        build_strategy("layer_attention", {key: value})
 
 
 def test_the_printed_head_rule_needs_a_head_of_its_own() -> None:

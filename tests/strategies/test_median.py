@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from perennial.config.run import APP_ROOT, RunSettings
-from perennial.config.strategies import REMOVED
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError
-from perennial.strategies.factory import build_strategy
 from perennial.strategies.median import Median
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.sums import update_file
@@ -61,17 +58,6 @@ def test_one_site_however_far_away_and_however_many_samples_it_claims_does_not_c
     honest = [torch.tensor(update) for update in HAND[:4]]
     found = aggregate([*honest, torch.tensor([1e30, -1e30])])
     assert float((found - torch.tensor([1.0, 2.0])).norm()) < 0.3
-
-
-def test_noise_at_the_server_is_refused_with_the_reason() -> None:
-    with pytest.raises(PrivacyError, match="does not bound the weight"):
-        Median().largest_weight(4)
-
-
-@pytest.mark.parametrize("name", sorted(REMOVED))
-def test_a_rule_that_is_gone_is_refused_with_the_one_to_use(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"strategy.name: found '{name}', which is no strategy here; "):
-        build_strategy(name, {"dishonest": 1})
 
 
 def short_run(tmp_path: Path, name: str, strategy: Any) -> dict[str, Any]:

@@ -9,18 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.multi_factor import MultiFactor, WeightedFactors
+from perennial.strategies.multi_factor import MultiFactor
 from perennial.strategies.round.context import Aggregator
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.sums.factors import mixed, share, water_fill
-from perennial.strategies.sums.largest_weights import LargestWeights
 from tests import rounds
 
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)
@@ -84,13 +81,6 @@ def test_by_hand() -> None:
     assert weights(mix, values) == pytest.approx([0.5, 0.5])
 
 
-def test_a_silent_site_counts_as_the_mean_of_the_others() -> None:
-    shares = share([0.2, None, 0.6])
-    assert [shares.of(value) for value in (0.2, None, 0.6)] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
-    equal = share([None, 0.0])
-    assert [equal.of(value) for value in (None, 0.0)] == [0.5, 0.5]
-
-
 @given(coefficients, st.lists(st.lists(factor, min_size=4, max_size=4), min_size=1, max_size=9), st.data())
 def test_weights_lie_on_the_simplex_below_the_cap(
     mix: list[float], rows: list[list[float | None]], data: st.DataObject
@@ -145,13 +135,6 @@ def test_size_alone_is_fedavg_to_the_bit() -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in REFERENCE)
 
 
-def test_one_site_gives_its_own_model() -> None:
-    only = reply("a", 1, metrics=told(0.5, 2.0))
-    found = aggregate(MultiFactor(), [only])
-    for name in REFERENCE:
-        torch.testing.assert_close(found[name], only.update[name])
-
-
 @given(
     st.lists(
         st.tuples(
@@ -191,22 +174,6 @@ def test_a_late_reply_weighs_less() -> None:
     assert strategy.measurements == []
 
 
-def test_what_may_still_be_capped_is_kept_and_little_else() -> None:
-    strategy = MultiFactor(alpha=1, beta=0, gamma=0, delta=0, max_weight=0.3)
-    round_ = begun(strategy)
-    assert isinstance(round_, WeightedFactors)
-    for k in range(50):
-        round_.add(reply(f"site-{k}", k, num_examples=1 + (37 * k) % 50))
-    assert len(round_._largest) == 3
-    several = LargestWeights(2)
-    several.offer("low", (1.0, 1.0), REFERENCE)
-    for k in range(2):
-        several.offer(f"high-{k}", (2.0, 2.0 + k), REFERENCE)
-    several.offer("other", (0.5, 9.0), REFERENCE)
-    several.offer("silent", (0.5, None), REFERENCE)
-    assert set(several._kept) == {"high-0", "high-1", "other", "silent"}
-
-
 @pytest.mark.parametrize(
     ("metrics", "field"),
     [
@@ -230,36 +197,6 @@ def test_a_reply_with_an_impossible_figure_is_rejected_and_leaves_no_trace(
     found = round_.result()
     alone = aggregate(MultiFactor(), [reply("honest", 1, metrics=told(0.5, 1.0))])
     assert all(torch.equal(found[name], alone[name]) for name in REFERENCE)
-
-
-def test_an_update_too_large_for_the_sums_leaves_no_trace() -> None:
-    round_ = begun(MultiFactor())
-    good = reply("good", 1, metrics=told(0.5, 1.0))
-    round_.add(good)
-    with pytest.raises(OverflowError):
-        round_.add(replace(reply("huge", 2, num_examples=10**8, metrics=told(0.5, 1.0)), norm=1e3))
-    found = round_.result()
-    for name in REFERENCE:
-        torch.testing.assert_close(found[name], good.update[name])
-
-
-@pytest.mark.parametrize(
-    ("keys", "named"),
-    [
-        ({"alpha": -0.1}, "alpha"),
-        ({"alpha": 0, "beta": 0, "gamma": 0, "delta": 0}, "not all 0"),
-        ({"gamma": math.inf}, "finite"),
-        ({"kappa": -1}, "kappa"),
-        ({"max_weight": 0}, "max_weight"),
-        ({"max_weight": 1.5}, "max_weight"),
-        ({"staleness": -1}, "staleness"),
-        ({"quality": "test"}, "quality"),
-        ({"apha": 1}, "apha"),
-    ],
-)
-def test_keys_out_of_range_are_named(keys: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        build_strategy("multi_factor", keys)
 
 
 def test_sites_are_asked_for_what_the_weights_need_in_one_message_for_all() -> None:

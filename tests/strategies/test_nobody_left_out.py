@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +9,7 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
-from perennial.config.experiment import load_experiment
-from perennial.config.run import APP_ROOT
 from perennial.engine.grid import set_task_identity
-from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
@@ -59,20 +55,6 @@ def test_an_unusual_honest_site_counts_like_the_others_in_the_first_round_and_la
     assert torch.allclose(arrays["a"], rows.mean(0), atol=1e-5)
 
 
-def test_a_later_round_folds_each_reply_before_it_takes_the_next() -> None:
-    rows = unusual()
-    strategy, ctx = round_after(3, len(rows))
-    folded: list[int] = []
-
-    def watched() -> Iterator[Message]:
-        for message in replies(rows, range(len(rows))):
-            folded.append(len(ctx.outcome.participants))
-            yield message
-
-    received(strategy, ctx, watched())
-    assert folded == list(range(len(rows)))
-
-
 def test_the_order_of_arrival_in_a_later_round_changes_no_bit() -> None:
     rows = unusual(4)
     found = []
@@ -80,9 +62,3 @@ def test_the_order_of_arrival_in_a_later_round_changes_no_bit() -> None:
         arrays, _ = received(*round_after(3, 4), replies(rows, order))
         found.append(arrays["a"])
     assert all(torch.equal(each, found[0]) for each in found)
-
-
-def test_the_key_is_refused() -> None:
-    quickstart: Path = APP_ROOT / "experiments" / "quickstart.yaml"
-    with pytest.raises(ConfigError, match=r"bounds\.least_agreement"):
-        load_experiment(quickstart, ["bounds.least_agreement=0.4"])

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 from safetensors.torch import load_file
 
 from perennial.client.state import SiteState
@@ -13,30 +12,14 @@ from perennial.foundation.errors import ConfigError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.gate import Admitted, Rejected
 from tests.personal_runs import GROUPS, Run, equal, run
-from tests.rounds import begun
 
 SITES = [f"site-{number}" for number in range(4)]
 
 
 def same_models(one: Run, other: Run) -> bool:
     return all(equal(one.own(site), other.own(site)) for site in SITES)
-
-
-def value_bytes(messages: list[Message], *kinds: str) -> int:
-    """Bytes of the values of all tensors in the messages of these kinds, from what Flower would send."""
-    arrays = [
-        array
-        for message in messages
-        if read_kind(message.content) in kinds
-        for record in message.content.array_records.values()
-        for array in record.values()
-    ]
-    return sum(array.numpy().nbytes for array in arrays)
 
 
 def test_one_cluster_found_by_vectors_is_fedper(tmp_path: Path) -> None:
@@ -121,17 +104,6 @@ def test_other_corrections_leave_personal_layers_alone_too(tmp_path: Path, base:
     assert {name.removeprefix("aggregator-0/memory/") for name in memory} == done.cluster(0).keys()
 
 
-def test_bytes_of_vectors_and_of_own_models_are_counted(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    rounds = done.events("round")
-    up = value_bytes(done.sent, "TrainReply", "SparsityReply")
-    down = value_bytes(done.asked, "TrainRequest", "SparsityRequest", "PersonalModelRequest")
-    assert sum(event["bytes_up"] for event in rounds) == done.summary["bytes_up"] == up
-    assert sum(event["bytes_down"] for event in rounds) == done.summary["bytes_down"] == down
-    # 8 channels of 4 bytes from each of 4 sites, once
-    assert rounds[1]["bytes_up"] - rounds[2]["bytes_up"] == 4 * 8 * 4
-
-
 @pytest.mark.parametrize("sites", [4, 8])
 def test_the_server_holds_one_model_for_each_cluster(tmp_path: Path, sites: int) -> None:
     data = {"source": "digits", "sites": sites, "samples_limit": 200, "partition": {"kind": "iid"}}
@@ -142,13 +114,6 @@ def test_the_server_holds_one_model_for_each_cluster(tmp_path: Path, sites: int)
     assert vectors.shape == (sites, 8)
     assert {name.split("/")[1] for name in kept} == {"model-0", "model-1"}
     assert sum(tensor.numel() for tensor in kept.values()) == 2 * (64 * 8 + 8)
-
-
-def test_a_site_without_a_cluster_is_not_folded() -> None:
-    strategy = ClusteredPersonalisation(FedAvg(), 0)
-    strategy._in_personal_phase = True
-    with pytest.raises(Rejected, match="without a cluster"):
-        begun(strategy, {"w": torch.zeros(1)}).add(Admitted("stranger", {"w": torch.ones(1)}, 1.0, 5))
 
 
 @pytest.mark.parametrize(

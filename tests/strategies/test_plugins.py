@@ -21,7 +21,6 @@ from perennial.deploy.approval import approve, read_offer
 from perennial.engine.run import run_in_process
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PerennialError, PolicyRefusal
-from perennial.learning.classification import LOSSES
 from perennial.server.summary import hashes_of
 from perennial.strategies.factory import build_strategy
 from tests.plugin_package import CODE, EXPERIMENT, MODULE, install
@@ -101,17 +100,6 @@ def test_keys_are_checked_as_ours_are(
 ) -> None:
     with pytest.raises(PerennialError, match=words):
         run_in_process(RunSettings(str(written(tmp_path, **changes)), runs=str(tmp_path), device="cpu"))
-
-
-def test_a_loss_is_checked_too(installed: Path, tmp_path: Path) -> None:
-    learner = {
-        "preset": "none",
-        "optimizer": {"lr": 0.1},
-        "classification": {"name": "focal", "options": {"gama": 1}},
-    }
-    path = written(tmp_path, learner=learner, privacy={}, rounds={"max_skipped": 1})
-    with pytest.raises(PerennialError, match="unknown key 'gama'"):
-        run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))
 
 
 def test_other_code_is_another_experiment(installed: Path, tmp_path: Path) -> None:
@@ -196,17 +184,6 @@ def test_a_folder_offers_what_its_modules_define(tmp_path: Path) -> None:
     assert str(folder) not in sys.path and "this" not in sys.modules
 
 
-def test_an_entry_point_gives_what_its_package_defines(installed: Path, tmp_path: Path) -> None:
-    facts = installed / "second-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: second\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[perennial.sources]\nprinted = {MODULE}:Samples\n")
-    content = {**EXPERIMENT["data"], "source": "printed"}
-    with pytest.raises(PerennialError, match="no class or function of package"):
-        path = written(tmp_path, data=content)
-        run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))
-
-
 def test_a_stored_run_opens_without_its_plug_ins_and_goes_on_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,12 +219,6 @@ def test_nothing_is_in_use_where_nobody_named_anything(installed: Path) -> None:
             raise AssertionError
     with plugins.only({}), pytest.raises(ConfigError, match="only site.yaml"), plugins.using([MODULE]):
         raise AssertionError
-
-
-def test_names_of_ours_are_found_in_one_place() -> None:
-    from perennial.config.learner import CLASSIFICATIONS
-
-    assert {*CLASSIFICATIONS} == {*LOSSES}
 
 
 @pytest.mark.slow

@@ -20,22 +20,18 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.classification import BalancedSoftmax, Batch
 from perennial.learning.frozen_outputs import FrozenOutputs
-from perennial.learning.losses import distillation
-from perennial.learning.training import Objective, train
+from perennial.learning.training import train
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state
-from perennial.protocol.measurements import asked
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
 from perennial.strategies.multi_factor import MultiFactor
 from tests.rounds import context, received
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {
     "name": "small",
     "seed": 2,
@@ -281,57 +277,6 @@ def test_training_leaves_the_past_as_it_was(kind: str) -> None:
         if key.startswith("backbone."):
             assert torch.equal(old[f"old_{key}"], value) and not torch.equal(old[key], value)
     assert all(parameter.grad is None for parameter in teacher.parameters())
-
-
-def test_losses_refuse_what_does_not_fit() -> None:
-    logits = torch.zeros(2, 3)
-
-    def _balanced(logits: torch.Tensor, labels: torch.Tensor, prior: torch.Tensor) -> None:
-        loss = BalancedSoftmax()
-        loss.prior = prior
-        loss(Batch(logits, labels, logits))
-
-    with pytest.raises(ValueError, match=r"prior.*2.*3"):
-        _balanced(logits, torch.tensor([0, 1]), torch.zeros(2))
-    with pytest.raises(ValueError, match="labels"):
-        _balanced(logits, torch.tensor([0, 3]), torch.zeros(3))
-    with pytest.raises(ValueError, match="labels"):
-        _balanced(logits, torch.tensor([0, -1]), torch.zeros(3))
-    with pytest.raises(ValueError, match="old logits"):
-        distillation(logits, torch.zeros(2, 4), 2.0)
-
-
-@pytest.mark.parametrize("balanced", [False, True])
-def test_the_prior_is_of_the_samples_as_they_are_drawn(balanced: bool) -> None:
-    learner = LearnerConfig.model_validate(
-        {
-            "preset": "none",
-            "optimizer": {"lr": 0.1},
-            "classification": "balanced_softmax",
-            "memory": {"per_class": 1, "balanced": balanced},
-        }
-    )
-    config = ModelConfig.model_validate({"name": "mlp", "hidden": [8]})
-    model = build_model(config, (1, 8, 8), 4, seed=1)
-    x = torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
-    data = TrainingSet(x, torch.tensor([0, 0, 0, 1, 2]), torch.zeros(1), torch.ones(1))
-    rows = torch.arange(5)
-    loss = Objective(learner, model, data, None, False)(rows, data.inputs(rows), data.y)
-    logits = model(data.inputs(rows))[:, :3]
-    prior = torch.zeros(3) if balanced else torch.tensor([3.0, 1.0, 1.0]).log()
-    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits + prior, data.y))
-
-
-@pytest.mark.parametrize("settings", ['{"tell": ["held_out_acuracy"]}', '{"tell": "all"}', "[]"])
-def test_a_site_tells_no_more_than_it_knows(settings: str) -> None:
-    with pytest.raises(ProtocolError, match="settings"):
-        asked(settings)
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/pp_fcil_*.yaml")), ids=lambda path: path.stem)
-def test_experiment_files_are_valid(path: Path) -> None:
-    experiment = load_experiment(path)
-    assert experiment.strategy.name == "multi_factor" and experiment.model.name == "dual_backbone"
 
 
 @pytest.mark.slow

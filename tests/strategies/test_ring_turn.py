@@ -7,11 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perennial.client.ring_turn import segment_of, segment_sizes, turn_of
-from perennial.client.training_turn import mislabelled
 from perennial.config.turn import Turn
 from perennial.foundation.errors import ProtocolError
-from perennial.foundation.streams import stream
-from perennial.learning.batches import TrainingSet
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 
@@ -62,16 +59,6 @@ def test_segments_stay_the_same_in_a_task_and_come_in_another_order_each_round()
     assert len(set(map(tuple, rounds))) > 1
 
 
-def test_segments_are_as_long_as_asked() -> None:
-    turn = Turn(sweep=1, segments=3, least=5)
-    for seed in range(20):
-        sizes = segment_sizes(turn, 30, stream(seed, "sizes"))
-        assert sizes.sum() == 30
-        assert sizes.min() >= 5
-    equal = Turn(sweep=1, segments=3, sizes="equal")
-    assert sorted(segment_sizes(equal, 11, stream(0, "sizes")).tolist()) == [3, 4, 4]
-
-
 @given(
     counts=st.lists(st.integers(0, 60), min_size=1, max_size=5).filter(lambda counts: sum(counts) >= 16),
     segments=st.integers(2, 4),
@@ -112,17 +99,3 @@ def test_a_site_that_cannot_fill_its_segments_refuses_without_telling_its_size()
 def test_a_turn_that_makes_no_sense_is_refused_by_its_key(settings: str, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         turn_of(request(settings))
-
-
-def test_a_request_outside_a_ring_has_no_turn() -> None:
-    assert turn_of(request()) is None
-
-
-@given(classes=st.integers(2, 12), seed=st.integers(0, 50))
-def test_a_flipped_label_is_always_another_class_and_the_same_for_all_of_it(classes: int, seed: int) -> None:
-    labels = torch.arange(classes).repeat(2)
-    data = TrainingSet(torch.zeros(2 * classes, 1), labels, torch.zeros(1), torch.ones(1))
-    wrong = mislabelled(data, classes, seed, "site-1").y
-    assert (wrong != labels).all()
-    assert torch.equal(wrong[:classes], wrong[classes:])
-    assert torch.equal(wrong[:classes].sort().values, torch.arange(classes))

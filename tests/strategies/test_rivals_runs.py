@@ -83,12 +83,6 @@ def test_two_workers_give_the_same_bits(name: str, tmp_path: Path) -> None:
     )
 
 
-def test_one_site_alone_is_plain_training_whatever_the_chain(tmp_path: Path) -> None:
-    data = {**SMALL["data"], "sites": 1}  # type: ignore[dict-item]
-    plain = sha(tmp_path / "plain", data=data)
-    assert sha(tmp_path / "chain", data=data, strategy="cyclic_weight_transfer") == plain
-
-
 def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
     from perennial.foundation.errors import PrivacyError
 

@@ -67,12 +67,6 @@ def test_in_a_first_round_a_boosted_turn_is_bounded_by_the_others_or_the_ring_be
         assert outcome.participants[boosted].scaled
 
 
-def test_a_ring_of_like_turns_never_begins_anew() -> None:
-    grid = ScriptedGrid({"a": adds(2.5), "b": adds(1.0), "c": adds(0.9), "d": adds(1.1)})
-    outcome = ring().train_round(grid, bounded(grid))
-    assert not outcome.dropped and not outcome.warnings
-
-
 def test_all_orders_come_and_about_equally_often() -> None:
     grid = ScriptedGrid({"a": adds(1), "b": adds(1), "c": adds(1)})
     strategy = ring(reshuffle="sweep", segments=2)
@@ -82,14 +76,6 @@ def test_all_orders_come_and_about_equally_often() -> None:
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     assert len(orders) == 6
     assert all(70 <= count <= 130 for count in orders.values())
-
-
-def test_one_order_for_a_round_and_one_for_good() -> None:
-    grid = ScriptedGrid({f"site-{k}": adds(1) for k in range(6)})
-    by_round = ring(reshuffle="round")
-    assert by_round.order(request(grid, 1), 1) == by_round.order(request(grid, 1), 2)
-    assert by_round.order(request(grid, 1), 1) != by_round.order(request(grid, 2), 1)
-    assert ring().order(request(grid, 5), 2) == tuple(grid.nodes)
 
 
 def sends_nan(request: TrainRequest) -> dict[str, torch.Tensor]:
@@ -190,20 +176,6 @@ def stop_second(answer: Any, stop: Any) -> Any:
     return once
 
 
-def test_a_log_of_another_model_or_a_damaged_one_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ring_log, "SAVE_EVERY", 0.0)
-    grid = ScriptedGrid({"a": adds(1)})
-    ring(tmp_path).train_round(grid, request(grid))
-    other = {name: tensor + 1 for name, tensor in START.items()}
-    ring(tmp_path).train_round(grid, request(grid, arrays=other))
-    assert grid.asked == ["a", "a"]
-    (tmp_path / ring_log.FILE).write_bytes(b"half of a file")
-    ring(tmp_path).train_round(grid, request(grid, arrays=other))
-    assert grid.asked == ["a", "a", "a"]
-
-
 def test_initial_noise_changes_the_drawn_layers_only() -> None:
     arrays = {f"layer{k}.{part}": torch.zeros(3) for k in range(6) for part in ("weight", "bias")}
     assert layer_names(arrays) == tuple(f"layer{k}" for k in range(6))
@@ -214,31 +186,6 @@ def test_initial_noise_changes_the_drawn_layers_only() -> None:
     assert all(noisy[f"{layer}.{part}"].all() for layer in changed for part in ("weight", "bias"))
     same = perturbed(arrays, 0.1, 0.0, seed=1)
     assert all(torch.equal(same[name], arrays[name]) for name in arrays)
-
-
-def test_initial_noise_comes_once() -> None:
-    grid = ScriptedGrid({"a": adds(0.0)})
-    strategy = ring(init_noise_std=0.5, init_noise_layers=1.0)
-    first = strategy.train_round(grid, request(grid)).arrays
-    assert first is not None
-    assert not torch.equal(first["head.weight"], START["head.weight"])
-    second = strategy.train_round(grid, request(grid, 2, first)).arrays
-    assert second is not None
-    assert torch.equal(second["head.weight"], first["head.weight"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"segments": 0}, "segments: found 0, allowed 1"),
-        ({"least_segment": 0}, "least_segment: found 0"),
-        ({"freeze": 1, "relabel": "permute"}, "freeze: found 1 with relabel 'permute'"),
-        ({"init_noise_layers": 1.5}, "init_noise_layers: found 1.5, allowed 0 to 1"),
-    ],
-)
-def test_settings_that_make_no_ring_are_refused(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        SerialRing(**settings)
 
 
 def test_freezing_everything_and_uncounted_releases_are_refused() -> None:

@@ -1,6 +1,5 @@
 """Shapley values of games whose answer is known."""
 
-import math
 from itertools import permutations
 from typing import Any
 
@@ -45,44 +44,6 @@ def test_all_orders_give_the_exact_values_and_their_sum_is_the_gain(players: int
     assert phi.sum() == pytest.approx(game[everybody] - game[frozenset()])
 
 
-def test_values_add_over_games_and_a_null_player_gets_exactly_nothing() -> None:
-    first, second = drawn_game(4, 1), drawn_game(4, 2)
-    both = exact(4, lambda members: first[members] + second[members])
-    assert both == pytest.approx(exact(4, first.__getitem__) + exact(4, second.__getitem__))
-    without = exact(5, lambda members: first[members - {4}])
-    assert without[4] == 0
-    assert without[:4] == pytest.approx(exact(4, first.__getitem__))
-
-
-def test_players_that_can_be_exchanged_get_the_same() -> None:
-    phi = exact(4, lambda members: float(len(members) ** 2))
-    assert phi == pytest.approx(np.full(4, 4.0))
-
-
-def test_an_additive_game_gives_each_its_part_in_any_single_order() -> None:
-    parts = [3.0, -1.0, 0.5]
-    for order in every_order(3):
-        phi = over_permutations(3, lambda members: math.fsum(parts[m] for m in members), [order])
-        assert phi == pytest.approx(parts)
-
-
-def test_the_error_shrinks_like_the_root_of_the_orders() -> None:
-    game = drawn_game(6, 3)
-    phi = exact(6, game.__getitem__)
-
-    def error(count: int) -> float:
-        each = [
-            over_permutations(
-                6, game.__getitem__, drawn_permutations(6, count, stream(7, "orders", count, trial))
-            )
-            - phi
-            for trial in range(40)
-        ]
-        return float(np.sqrt(np.mean(np.square(each))))
-
-    assert 2.0 < error(10) / error(90) < 4.5
-
-
 def test_an_order_is_left_off_when_nothing_more_can_come() -> None:
     asked: list[frozenset[int]] = []
 
@@ -117,12 +78,6 @@ def test_shares_of_equal_sweeps_have_no_width_and_sum_to_one() -> None:
     assert share.tolist() == [0.75, 0.25, 0.0]
     assert low.tolist() == pytest.approx(share.tolist())
     assert high.tolist() == pytest.approx(share.tolist())
-
-
-def test_a_run_without_gain_is_divided_by_the_least_one() -> None:
-    share, low, high = shares(np.array([[0.5, -0.5]]))
-    assert share.tolist() == [500, -500]
-    assert np.isneginf(low).all() and np.isposinf(high).all(), "one sweep says nothing about the next"
 
 
 @pytest.mark.parametrize("sweeps", [4, 8, 30])

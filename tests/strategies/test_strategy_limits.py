@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import yaml
 
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
@@ -101,14 +100,6 @@ def test_shares_as_shrinkage_and_a_prior_go_with_a_gaussian_head_alone() -> None
         built("analytic", {"head": "ridge", "prior": 0.5})
 
 
-def test_sparsity_vectors_take_a_delta_between_0_and_1() -> None:
-    private = {"sparsity_epsilon": 1.0}
-    built("pfa", private | {"sparsity_delta": 0.5})
-    for delta in (0.0, 1.0):
-        with pytest.raises(ConfigError, match="sparsity_delta"):
-            built("pfa", private | {"sparsity_delta": delta})
-
-
 def test_values_of_a_ring_count_permutations_only_where_the_estimator_draws_some() -> None:
     sums = {"base": "fedavg", "estimator": "reconstruct"}
     built("contribution", sums | {"permutations": 1})
@@ -117,29 +108,6 @@ def test_values_of_a_ring_count_permutations_only_where_the_estimator_draws_some
     for changes in ({"permutations": 5}, {"exact": True}):
         with pytest.raises(ConfigError, match="online"):
             built("contribution", changes)
-
-
-def test_frozen_layers_go_with_no_relabelling() -> None:
-    built("serial_ring", {"freeze": 1, "relabel": "none"})
-    built("serial_ring", {"freeze": 0, "relabel": "permute"})
-    with pytest.raises(ConfigError, match="relabel"):
-        built("serial_ring", {"freeze": 1, "relabel": "permute"})
-
-
-def test_words_are_told_apart_by_their_letters() -> None:
-    """Words of a file are other objects than those of the program."""
-    for text, message in (
-        ("{base: fedavg, estimator: reconstruct, held_out: sites}", "held_out"),
-        ("{base: serial_ring, estimator: online, exact: true}", "online"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            build_strategy("contribution", yaml.safe_load(text))
-
-
-def test_methods_with_a_correction_take_a_reply_whole_or_not_at_all() -> None:
-    assert build_strategy("fedavg", {}).traits.accepts_scaled_updates
-    for name in ("scaffold", "feddyn", "adabest"):
-        assert not build_strategy(name, {}).traits.accepts_scaled_updates
 
 
 @pytest.mark.parametrize(("optimizer", "momentum", "pull"), [("sgd", 0.9, 0.05), ("adam", 0.0, 0.0)])

@@ -29,7 +29,7 @@ from perennial.deploy.bundle import open_bundle
 from perennial.deploy.review import offer_in_words
 from perennial.foundation.errors import PerennialError
 
-EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 MEGABYTES, SECONDS = 200, 5
 """What reading one app or bundle may take."""
 Members = list[tuple[str, bytes]]
@@ -68,82 +68,17 @@ def beside(name: str, data: bytes = b"import os\n") -> bytes:
 
 
 CODE = (
-    *("client/policy.py", "perennial/client/policy.py", "perennial/client/app.py", "perennial/__init__.py"),
-    *("perennial.py", "opacus.py", "torch/__init__.py", "sitecustomize.py", "usercustomize.py", "numpy.py"),
-    *(
-        "setup.py",
-        "conftest.py",
-        "evil.pth",
-        "__init__.py",
-        "median_plugin/__init__.py",
-        "yaml.py",
-        "main.pyw",
-    ),
-    *(
-        "perennial/client/__pycache__/policy.cpython-311.pyc",
-        "__pycache__/policy.cpython-311.pyc",
-        "policy.pyc",
-    ),
-    *("perennial/client/policy.cpython-311-x86_64-linux-gnu.so", "policy.so", "policy.pyd", "policy.dll"),
-    *("perennial/client/policy.pyx", "perennial-0.2.0-py3-none-any.whl", "perennial.zip", "lib.egg"),
-    *(
-        "perennial.dist-info/entry_points.txt",
-        "perennial.dist-info/METADATA",
-        "requirements.txt",
-        "setup.cfg",
-    ),
+    *("perennial/client/policy.py", "perennial.py", "torch/__init__.py", "sitecustomize.py", "evil.pth"),
+    *("perennial/client/__pycache__/policy.cpython-311.pyc", "policy.so", "policy.pyd", "lib.egg"),
+    *("perennial-0.2.0-py3-none-any.whl", "perennial.dist-info/entry_points.txt", "requirements.txt"),
 )
 PLACES = (
     *("../experiment.yaml", "../../etc/cron.d/x", "/etc/passwd", "a/../../b.yaml", "./experiment.yaml"),
-    *(
-        "experiments/experiment.yaml",
-        "perennial/experiments/small.yaml",
-        "perennial/experiments/a/small.yaml",
-    ),
-    *(
-        "EXPERIMENT.YAML",
-        "Experiment.yaml",
-        "experiment.yml",
-        "experiment.yaml ",
-        "experiment.yaml.",
-        "pyproject.TOML",
-    ),
-    *(
-        "Pyproject.toml",
-        ".info/content",
-        ".INFO/CONTENT",
-        ".info/CONTENT2",
-        ".info/x",
-        ".hidden.yaml",
-        ".env",
-    ),
-    *(
-        "C:\\windows\\x",
-        "..\\experiment.yaml",
-        "\\\\server\\share",
-        "experiment.yaml:stream",
-        "con",
-        "nul.yaml",
-    ),
-    *(
-        "experiment.yaml\x00.py",
-        "experiment.yaml\n",
-        "\u202eexperiment.yaml",
-        "еxperiment.yaml",
-        "ｅxperiment.yaml",
-    ),
-    *(
-        "e\u0301xperiment.yaml",
-        "\x1b[2Jx",
-        "experiment.yaml/",
-        "a/",
-        "~/.bashrc",
-        "$HOME/x",
-        "-rf",
-        "a" * 250,
-    ),
-    *("encoder.json/x", "encoder.safetensors", "weights.safetensors", "model.pt", "model.pkl", "model.onnx"),
-    *("exemplars.npz", "data.csv", "site.yaml", "node.key", "approvals/x.json", "uv.lock", "package.json"),
+    *("perennial/experiments/a/small.yaml", "EXPERIMENT.YAML", "experiment.yml", "experiment.yaml "),
+    *(".INFO/CONTENT", ".info/x", ".hidden.yaml", "C:\\windows\\x", "\\\\server\\share", "con"),
+    *("experiment.yaml:stream", "experiment.yaml\x00.py", "experiment.yaml\n", "\u202eexperiment.yaml"),
+    *("еxperiment.yaml", "ｅxperiment.yaml", "\x1b[2Jx", "experiment.yaml/", "a/", "~/.bashrc", "a" * 250),
+    *("encoder.json/x", "encoder.safetensors", "model.pkl", "data.csv", "site.yaml", "node.key"),
 )
 
 
@@ -197,16 +132,10 @@ def projects() -> Made:
         "overrides": ('overrides = ""', 'overrides = "privacy={mode: none}"'),
         "another digest": ('digest = "', 'digest = "00'),
         "another experiment": ('experiment = "experiment.yaml"', 'experiment = "/etc/passwd"'),
-        "another publisher": ('publisher = "perennial"', 'publisher = "evil"'),
         "another name": ('[project]\nname = "perennial"', '[project]\nname = "evil"'),
-        "a version that is a path": (f'version = "{VERSION}"', 'version = "../../x"'),
         "a build system": ("[tool.flwr.app]\n", '[build-system]\nrequires = ["evil"]\n\n[tool.flwr.app]\n'),
         "a comment": ("[project]\n", "[project] # hello\n"),
-        "other line ends": ("\n", "\r\n"),
-        "a byte order mark": ("[project]\n", "\ufeff[project]\n"),
         "more included": ('    "experiment.yaml",\n', '    "experiment.yaml",\n    "**/*.py",\n'),
-        "a tool": ("[tool.flwr.app]\n", '[tool.flwr.federations]\ndefault = "x"\n\n[tool.flwr.app]\n'),
-        "more threads": ("threads = 1", "threads = 64"),
     }
     for name, (before, after) in changes.items():
         assert before in text, name
@@ -228,23 +157,18 @@ def documents() -> Made:
         "a list": b"- a\n- b\n",
         "empty": b"",
         "UTF-16": "name: x\n".encode("utf-16"),
-        "no UTF-8": b"name: \xff\xfe\n",
-        "null bytes": b"name: a\x00b\n",
         "an alias bomb": bomb.encode(),
-        "a list that holds itself": b"a: &a [*a]\n",
         "nested too deeply": b"[" * 100_000,
         "a tag that calls": b"name: !!python/object/apply:os.system ['true']\n",
         "a key twice": b"name: a\nname: b\n",
         "of 2 MB": b"name: " + b"x" * 2**21,
-        "50,000 keys": "".join(f"k{n}: 1\n" for n in range(50_000)).encode(),
         "a number of a million digits": b"seed: " + b"9" * 10**6,
-        "a date of a million digits": b"name: " + b"1:" * 500_000,
     }
     project = honest()[0]
     for name, text in texts.items():
         yield f"experiment.yaml: {name}", packed([project, (DOCUMENT, text)])
+    encoder = {"per_digest": 2, "largest": 1.0}
     plug_ins: dict[str, dict[str, object]] = {
-        "a plug-in strategy": {"strategy": {"name": "evil.module:Strategy"}},
         "a strategy of the standard library": {"strategy": {"name": "os:system"}},
         "a plug-in that imports this": {"strategy": {"name": "this:x"}},
         "a plug-in source": {"data": {"source": "antigravity:fly", "sites": 2}},
@@ -252,24 +176,13 @@ def documents() -> Made:
         "a plug-in loss": {"learner": {"classification": {"name": "evil:Loss"}}},
         "a plug-in in a plug-in": {"strategy": {"name": "contribution", "base": "evil:Strategy"}},
         "an unknown key": {"run_this": "rm -rf /"},
-        "an encoder elsewhere": {
-            "digests": {
-                "per_digest": 2,
-                "largest": 1.0,
-                "encoder": {"name": "autoencoder", "file": "/etc/shadow"},
-            }
-        },
         "an encoder of the hospital's": {
-            "digests": {
-                "per_digest": 2,
-                "largest": 1.0,
-                "encoder": {"name": "autoencoder", "file": "../node.key", "sha256": "0" * 64},
-            }
+            "digests": encoder
+            | {"encoder": {"name": "autoencoder", "file": "../node.key", "sha256": "0" * 64}}
         },
         "a terabyte of rounds": {"tasks": {"count": 2, "rounds": 10**12}},
         "a million tasks": {"tasks": {"count": 10**6, "rounds": 1}},
         "data at the operator's": {"data": {"source": "folder", "path": "/proc/self/mem"}},
-        "data in a pipe": {"data": {"source": "csv", "path": "/dev/stdin", "label_column": "x"}},
     }
     for name, change in plug_ins.items():
         yield f"experiment.yaml: {name}", packed(honest(**change))
@@ -282,22 +195,16 @@ def archives() -> Made:
     _, _, _, count, _, size, start, _ = struct.unpack("<4s4H2LH", end)
     for name, data in {
         "empty": b"",
-        "no archive": b"MZ\x90\x00 this program cannot be run",
         "only an end": end,
         "cut in the middle": app[: len(app) // 2],
-        "cut by one byte": app[:-1],
         "bytes before": b"#!/bin/sh\n" + app,
         "bytes after": app + b"\n",
         "a second archive after": app + beside("evil.py"),
-        "a second archive before": beside("evil.py") + app,
         "a comment": app[:-2] + struct.pack("<H", 4) + b"evil",
-        "an end in a comment": app[:-2] + struct.pack("<H", 22) + end,
         "a count too low": app[:-22] + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, size, start, 0),
-        "a count too high": app[:-22] + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 4, 4, size, start, 0),
         "64,000 members": app[:-22] + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 64000, 64000, size, start, 0),
         "two disks": app[:-22] + struct.pack("<4s4H2LH", b"PK\5\6", 1, 0, count, count, size, start, 0),
         "a list elsewhere": app[:-22] + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, size, 0, 0),
-        "a list of 4 GB": app[:-22] + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, 2**32 - 1, 0, 0),
         "ZIP64 marks": app[:-22] + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65535, 65535, size, start, 0),
     }.items():
         yield f"archive: {name}", data
@@ -305,20 +212,13 @@ def archives() -> Made:
         ("encrypted", 8, 1),
         ("with a data descriptor", 8, 8),
         ("packed by LZMA", 10, 14),
-        ("packed by an unknown way", 10, 99),
         ("a link", 38, 0xA1FF0000),
-        ("a device", 38, 0x61B60000),
-        ("a folder", 38, 0x41ED0010),
-        ("a socket", 38, 0xC1FF0000),
         ("with a comment", 32, 4),
-        ("with extra fields", 30, 4),
-        ("on another disk", 34, 1),
         ("larger than it is", 24, 2**31),
         ("smaller than it is", 24, 3),
         ("with another checksum", 16, 7),
         ("elsewhere", 42, 5),
         ("with a longer name", 28, 4000),
-        ("with an empty name", 28, 0),
     ):
         form = "<L" if place in (16, 20, 24, 38, 42) else "<H"
         data = bytearray(app)
@@ -377,27 +277,9 @@ def tarred(members: Mapping[str, bytes], *special: tarfile.TarInfo, form: str = 
 def bundles() -> Made:
     """Every malicious bundle: what `perennial site open` is given."""
     for path in (
-        *(
-            "../site.yaml",
-            "graz/../../etc/passwd",
-            "/etc/passwd",
-            "graz/approvals/x.json",
-            "graz/flower/apps/x.py",
-        ),
-        *(
-            "graz/node.key",
-            "graz/state/ledger.jsonl",
-            "graz/offered/../site.yaml",
-            "graz/offered/x.py",
-            "graz/x.fab",
-        ),
-        *(
-            "graz/offered/.x.fab",
-            "graz/offered/a/b.fab",
-            "graz/.bashrc",
-            "graz/sitecustomize.py",
-            "graz/offered/x.FAB",
-        ),
+        *("../site.yaml", "graz/../../etc/passwd", "/etc/passwd", "graz/approvals/x.json", "graz/node.key"),
+        *("graz/state/ledger.jsonl", "graz/offered/../site.yaml", "graz/offered/x.py", "graz/x.fab"),
+        *("graz/offered/.x.fab", "graz/offered/a/b.fab", "graz/.bashrc", "graz/offered/x.FAB"),
         *("graz/SITE.YAML", "graz/page.token", "graz/opened.json", "graz/offered/x.fab\n", "site.yaml"),
     ):
         yield f"bundle with {path!r}", tarred({path: b"x"})
