@@ -8,7 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -61,8 +61,6 @@ def check_handshake(address: str, authority: Path) -> None:
     address: HOST:PORT. Raises StateError that says what to do; Unreachable if nobody answers.
     """
     host, port = split_address(address)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["http/1.1"])
     now = datetime.datetime.now(datetime.UTC)
     for certificate in read_validity(authority):
         if now < certificate.begins:
@@ -70,28 +68,34 @@ def check_handshake(address: str, authority: Path) -> None:
                 f"{authority}: valid from {certificate.begins:%Y-%m-%d %H:%M} UTC, and this machine's clock "
                 f"says {now:%Y-%m-%d %H:%M}{SET_CLOCK}"
             )
-    context.load_verify_locations(cafile=authority)
     try:
-        with (
-            _connected(host, port) as connection,
-            context.wrap_socket(connection, server_hostname=host),
-        ):
-            pass
-    except ssl.SSLCertVerificationError as error:
-        raise StateError(f"{address}: {_advice(error, host, authority)}") from error
-    except ssl.SSLError as error:
-        raise StateError(
-            f"{address}: answers, but not with TLS ({error.reason}); is it the SuperLink's Fleet port?"
-        ) from error
-    except socket.gaierror as error:
-        raise Unreachable(
-            f"{address}: the name {host!r} is not known here; check DNS or the address"
-        ) from error
+        _open(urllib.request.Request(f"https://{address}/"), authority).close()
+    except (urllib.error.HTTPError, http.client.HTTPException, ConnectionError):
+        return  # whatever it says, it says over TLS
     except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise StateError(f"{address}: {_advice(reason, host, authority)}") from error
+        if isinstance(reason, ssl.SSLError):
+            raise StateError(
+                f"{address}: answers, but not with TLS ({reason.reason}); is it the SuperLink's Fleet port?"
+            ) from error
+        if isinstance(reason, socket.gaierror):
+            raise Unreachable(
+                f"{address}: the name {host!r} is not known here; check DNS or the address"
+            ) from error
+        proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https", "")
         raise Unreachable(
-            f"{address}: no connection{' through ' + proxy if (proxy := _proxy_for(host)) else ''} "
-            f"({error.strerror or error}); see that the SuperLink runs and the firewall lets port {port} out."
+            f"{address}: no connection{' through ' + proxy if proxy else ''} ({reason}); see that the "
+            f"SuperLink runs and the firewall lets port {port} out."
         ) from error
+
+
+def _open(request: urllib.request.Request, authority: Path) -> Any:
+    """The answer, by the proxy that the environment names. Raises OSError."""
+    context = ssl.create_default_context(cafile=authority)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+    return opener.open(request, timeout=SECONDS)
 
 
 def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
@@ -126,11 +130,10 @@ def sign_off(address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> 
 
 
 def _ask_gateway(what: str, address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> str:
-    context = ssl.create_default_context(cafile=authority)
     headers = signed_headers(key)
     request = urllib.request.Request(f"https://{address}/{what}", data=b"", headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS, context=context) as reply:
+        with _open(request, authority) as reply:
             return reply.read(100).decode()
     except urllib.error.HTTPError as refusal:
         said = refusal.read(4096).decode(errors="replace").strip()
@@ -142,26 +145,6 @@ def _ask_gateway(what: str, address: str, authority: Path, key: ec.EllipticCurve
     except OSError as error:
         said = shown(str(error), 300)
         raise Unreachable(f"{address}: no answer about this site's key ({said}).") from error
-
-
-def _proxy_for(host: str) -> str:
-    """URL of the HTTP proxy by which Flower would reach a host; '' for none."""
-    return "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https", "")
-
-
-def _connected(host: str, port: int) -> socket.socket:
-    """A connection to a host, by CONNECT through the proxy where there is one. Raises OSError."""
-    proxy = urlsplit(_proxy_for(host))
-    if not proxy.hostname:
-        return socket.create_connection((host, port), timeout=SECONDS)
-    headers = {}
-    if proxy.username is not None:
-        login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(login).decode()}"
-    tunnel = http.client.HTTPConnection(proxy.hostname, proxy.port or 80, timeout=SECONDS)
-    tunnel.set_tunnel(host, port, headers)
-    tunnel.connect()
-    return tunnel.sock
 
 
 def _advice(error: ssl.SSLCertVerificationError, host: str, authority: Path) -> str:
