@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from perennial.deploy.control import listed_runs
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.gateway import FLEET, LIST_RUNS, PULL, Gateway
 from perennial.deploy.handshake import (
@@ -294,23 +293,6 @@ def test_who_is_connected_is_what_was_seen(world: World) -> None:
     world.gateway.seen["graz"].last -= 60
     assert asyncio.run(world.gateway.status())["sites"]["graz"] == pytest.approx(time.time() - 60, abs=5)
     json.dumps(status)
-
-
-def test_runs_are_read_as_flower_writes_them() -> None:
-    from flwr.proto.control_pb2 import ListRunsResponse
-
-    answer = ListRunsResponse(now="now")
-    run = answer.run_dict[2**63 + 5]
-    run.run_id, run.fab_hash = 2**63 + 5, "a" * 64
-    run.status.status, run.status.sub_status = "finished", "completed"
-    run.override_config["name"].string = "trial"
-    run.override_config["threads"].sint64 = 3
-    run.clientapp_runtime = 1.5
-    found = listed_runs(answer.SerializeToString())[str(2**63 + 5)]
-    assert (found.status, found.bundle, found.name) == ("finished:completed", "a" * 64, "trial")
-    for damaged in (b"\x0a", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0b"):
-        with pytest.raises(ValueError, match="protocol buffer"):
-            listed_runs(damaged)
 
 
 @pytest.mark.slow
