@@ -15,7 +15,6 @@ from rich.table import Table
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.control import list_runs
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.operations import progress
 from perennial.deploy.run_book import FlowerRun, RunBook
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
@@ -128,5 +127,12 @@ def _seen_from_here(
 
 
 def _last(folder: OperatorFolder, name: str) -> str:
-    event = progress(folder, name)
-    return " ".join(f"{key}={event[key]}" for key in ("event", "task", "round") if key in event) or "-"
+    """The last event of a run's journal, in words."""
+    path = folder.state / "runs" / name / "events.jsonl"
+    for line in reversed(path.read_text(encoding="utf-8").splitlines() if path.is_file() else []):
+        try:
+            event = json.loads(line)
+        except ValueError:  # a line that is being written
+            continue
+        return " ".join(f"{key}={event[key]}" for key in ("event", "task", "round") if key in event) or "-"
+    return "-"

@@ -1,6 +1,5 @@
 """What an operator does with a running federation: register and revoke sites; submit, watch and stop runs."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owne
 from perennial.deploy.run_book import RunBook
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import one_at_a_time, replace_file
-from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import using
 from perennial.server.control import (
     clear_request,
@@ -91,10 +89,11 @@ class Standing:
         going = tuple(run for run in started if run in runs and not runs[run].over)
         counts = (going or tuple(started))[-1:]
         status = (runs[counts[0]].status if counts[0] in runs else "unknown") if counts else ""
-        from perennial.server.checkpoint import is_begun_again
+        run, again = folder.state / "runs" / name, False
+        if status == COMPLETED and not going:
+            from perennial.server.checkpoint import is_begun_again
 
-        run = folder.state / "runs" / name
-        again = status == COMPLETED and not going and is_begun_again(run)
+            again = is_begun_again(run)
         return cls(name, going, status, read_request(run) == "pause", again)
 
     @property
@@ -223,18 +222,6 @@ def require_started(folder: OperatorFolder, name: str, run: str) -> None:
             "nothing yet. If this lasts more than a minute, look at the SuperLink's own log: without its "
             "SuperExec it starts no app"
         )
-
-
-def progress(folder: OperatorFolder, name: str) -> PlainObject:
-    """The last event of a run's journal, or {} before the first."""
-    path = folder.state / "runs" / name / "events.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for line in reversed(lines):
-        try:
-            return json.loads(line)
-        except ValueError:  # a line that is being written
-            continue
-    return {}
 
 
 def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> Done:
