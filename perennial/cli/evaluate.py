@@ -188,10 +188,9 @@ def _sentence(
 
 def _sign(console: "Console", run: Path, folder: Path, sentence: str, key: Path | None) -> None:
     """Sign the verdict with the user's key, and bring it into the model card."""
-    from perennial.deploy.signing import make_signing_key, read_private_key
     from perennial.foundation.files import make_folder
     from perennial.server.report.card import CARD
-    from perennial.server.report.signed_lines import add_signed, into_card
+    from perennial.server.report.signed_lines import add_signed, into_card, make_signing_key, read_private_key
 
     path = key or Path(typer.get_app_dir("perennial")) / "judge.key"
     if not path.exists():
