@@ -20,10 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perennial.config.approval import Approval, read_approvals
-from perennial.config.document import DOCUMENT, ENCODER, document_digest, read_document
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.document import DOCUMENT, ENCODER, read_document
+from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig
-from perennial.config.yaml_file import parse_yaml
 from perennial.deploy.application import LARGEST, PROJECT, app_name, project_file, read_archive, version_of
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
@@ -124,20 +123,6 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     _freeze(apps)
     _write(approval, approvals)
     return _describe(approval.app, [approval])
-
-
-def approve_installed(experiment: Path, approvals: Path) -> Approval:
-    """Record the approval of an experiment that a site runs without an app or SuperNode."""
-    document = load_experiment(experiment).to_yaml()
-    approval = Approval(
-        app="",
-        bundle="",
-        experiment=document_digest(parse_yaml(document, str(experiment))),
-        document=document,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    _write(approval, approvals)
-    return approval
 
 
 def disapprove(name: str, flower_home: Path, approvals: Path) -> None:
