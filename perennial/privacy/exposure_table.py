@@ -1,7 +1,7 @@
 """Whether single images come out of each channel, under each protection, for each adversary: the one table.
 
 `site check`, `site review`, reports and cards say what stands here and nothing beside it. Every "no" names a
-program that tried (tests/hostile_server.py); tests/redteam holds the table against what they recovered.
+program that tried (tests/redteam/hostile_server.py); its tests hold the table against what they recovered.
 """
 
 from collections.abc import Iterator

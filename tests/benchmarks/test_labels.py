@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.table import Row, tables
-from benchmarks.tables import pp_fcil
+from benchmarks.table import tables
 from perennial.config.experiment import Experiment
 
 Holds = Callable[[Experiment, str], bool]
@@ -79,18 +78,6 @@ WORDS: dict[str, Holds] = {
     r"(?:^|: )(ring)\b": lambda e, _: has_strategy(e, "serial_ring"),
 }
 """What a label can say -> whether an experiment has it, given the group."""
-PARTS = {
-    "without distillation": {"learner.distillation"},
-    "without contrastive term": {"learner.contrastive"},
-    "without balanced softmax": {"learner.classification"},
-    "without dual backbone": {"model"},
-    pp_fcil.PLAIN_REPLAY: {
-        *("learner.classification", "learner.distillation", "learner.contrastive"),
-        *("model", "strategy"),
-    },
-    pp_fcil.BALANCED_REPLAY: {"learner.distillation", "learner.contrastive", "model", "strategy"},
-}
-"""Labels of PP-FCIL's tables -> the only keys in which their rows differ from the full system."""
 
 
 @pytest.mark.parametrize("name", sorted(tables()))
@@ -104,30 +91,3 @@ def test_labels_say_what_experiments_have(name: str) -> None:
             experiment = row.load(1)
             wrong += [f"{row.label}: {found}" for words, found in said if not WORDS[words](experiment, found)]
     assert not wrong
-
-
-def differing(one: Row, other: Row) -> set[str]:
-    """Keys of the learner, and other blocks, in which two rows' experiments differ."""
-    first, second = (
-        (content | {f"learner.{key}": value for key, value in content.pop("learner").items()})
-        for content in (row.load(1).model_dump(mode="json", exclude={"name"}) for row in (one, other))
-    )
-    return {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(tables()) if name.startswith("pp_fcil_")])
-def test_rows_differ_from_the_full_system_by_their_label_alone(name: str) -> None:
-    rows = {row.label: row for row in tables()[name].rows}
-    for label, row in rows.items():
-        for said, keys in PARTS.items():
-            whole = rows.get(label.removesuffix(said) + pp_fcil.FULL)
-            if label.endswith(said) and whole is not None:
-                assert differing(row, whole) == keys, label
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(tables()) if name.startswith("pp_fcil_")])
-def test_plain_replay_never_stands_without_balanced_softmax_alone(name: str) -> None:
-    labels = [row.label for row in tables()[name].rows]
-    for label in labels:
-        if label.endswith(pp_fcil.PLAIN_REPLAY):
-            assert label.removesuffix(pp_fcil.PLAIN_REPLAY) + pp_fcil.BALANCED_REPLAY in labels

@@ -1,13 +1,10 @@
 """The committed figures: all there, within their bounds, and the page says what the file says."""
 
-import hashlib
-from pathlib import Path
 from statistics import median
 
 import pytest
 
-from benchmarks import bench
-from benchmarks.bench import FIGURES, PAGE, RESULTS, Figure, Measured, read, with_table
+from benchmarks.bench import FIGURES, PAGE, read, with_table
 
 MISSED = {
     "client_protection_overhead": "a turn of W1 is ten small steps; noise and ledger cost two more",
@@ -44,21 +41,3 @@ def test_a_figure_says_where_it_was_measured(entry: dict) -> None:
 def test_the_page_shows_the_file() -> None:
     page = PAGE.read_text()
     assert page == with_table(page, read())
-
-
-def test_what_a_user_measures_leaves_the_committed_figures_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def contents() -> list[str]:
-        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in (RESULTS, PAGE)]
-
-    before = contents()
-    slow = Figure("seconds of `perennial --help`", "at most", 0.3, lambda folder: Measured([0.9, 1.1, 1.0]))
-    monkeypatch.setitem(FIGURES, "help_seconds", slow)
-    monkeypatch.setattr(bench, "OWN", tmp_path / "bench" / "bench.jsonl")
-    (entry,) = bench.bench(["help_seconds"])
-    assert entry["value"] == 1.0
-    assert contents() == before
-    (committed,) = [old["value"] for old in read() if old["name"] == "help_seconds"]
-    row = (tmp_path / "bench" / "bench.md").read_text().splitlines()[2]
-    assert row.endswith(f"| 1.00 | at most 0.3 | no | {committed:.2f} |")

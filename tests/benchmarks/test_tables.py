@@ -1,22 +1,16 @@
 """Tables of results: what is run, what is kept, what is said of it, and that the page says what the
 files say."""
 
-import json
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from benchmarks import grid
-from benchmarks.__main__ import app
-from benchmarks.chart import chart
-from benchmarks.controls import RAW_MEAN, controls_of, stands_for
-from benchmarks.grid import finished, newest, read_results, run_table
-from benchmarks.markdown import age, markdown, not_above
+from benchmarks.controls import controls_of
+from benchmarks.grid import finished, read_results, run_table
+from benchmarks.markdown import age, markdown
 from benchmarks.paper_claims import Claim, judge
 from benchmarks.results_page import (
     PAGE,
@@ -27,17 +21,13 @@ from benchmarks.results_page import (
     pictures,
 )
 from benchmarks.table import (
-    OLD_REVISIONS,
     RESULTS,
-    RESULTS_REVISION,
     Row,
     Table,
     table_called,
     tables,
 )
-from perennial.foundation.errors import ConfigError
 
-MADE = {"seconds": 60.0, "machine": "here", "versions": {"torch": "2"}}
 SMALL = {
     "name": "small",
     "data": {"source": "digits", "sites": 2, "samples_limit": 60, "partition": {"kind": "iid"}},
@@ -90,19 +80,6 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     assert "(paper: 7.5)" not in (results / "t.md").read_text()
 
 
-@pytest.mark.slow
-def test_two_at_a_time_give_the_same_runs(small: Table, tmp_path: Path) -> None:
-    one, two = (
-        run_table("t", small, lambda text: None, workers=n, device="cpu", results=tmp_path / str(n))
-        for n in (1, 2)
-    )
-    assert [run["model_sha256"] for run in one] == [run["model_sha256"] for run in two]
-    pages = [(tmp_path / n / "t.md").read_text() for n in "12"]
-    assert pages[0] == pages[1]
-    assert "(paper: 7.5)" in pages[0]
-    assert "longer is better" in pages[0]
-
-
 def test_a_new_label_keeps_the_results_and_a_new_measure_does_not(small: Table, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     run_table("t", small, lambda text: None, device="cpu", results=tmp_path)
@@ -114,21 +91,6 @@ def test_a_new_label_keeps_the_results_and_a_new_measure_does_not(small: Table, 
     experiment = small.rows[0].file
     experiment.write_text(experiment.read_text().replace("lr: 0.05", "lr: 0.06"))
     assert not finished(small, path)
-
-
-def test_results_of_an_old_revision_are_shown_as_old_and_run_again(small: Table, tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    found = run_table("t", small, lambda text: None, device="cpu", results=tmp_path)
-    assert {run["revision"] for run in found} == {RESULTS_REVISION}
-    assert "are old" not in (tmp_path / "t.md").read_text()
-    lines = [json.dumps({k: v for k, v in run.items() if k != "revision"}) for run in found]
-    path.write_text("\n".join(lines) + "\n")
-    assert not finished(small, path)
-    shown = newest(small, path)
-    assert [run["measures"] for run in shown] == [run["measures"] for run in found]
-    assert f"**These figures are old:** they were {OLD_REVISIONS[1]}." in markdown("t", small, shown, {})
-    path.write_text("\n".join([*lines, json.dumps(found[3])]) + "\n")
-    assert newest(small, path) == [found[3]], "old and new runs are never in one table"
 
 
 def runs(better: list[float], worse: list[float]) -> list[dict[str, Any]]:
@@ -208,15 +170,6 @@ def test_the_results_page_and_its_pictures_are_what_the_committed_results_say(he
     assert drawn == pictures(held), "write them again: python -m benchmarks.results_page"
 
 
-def test_figures_of_a_table_stand_on_its_own_page_alone() -> None:
-    pages = (path for name in tables() if (path := RESULTS / f"{name}.md").exists())
-    rows = {line for path in pages for line in path.read_text().splitlines() if " ± " in line}
-    for path in (*PAGE.parent.rglob("*.md"), PAGE.parents[1] / "README.md"):
-        assert not [
-            line for line in path.read_text().splitlines() if line.startswith("|") and line in rows
-        ], path
-
-
 @pytest.mark.parametrize("name", [name for name, table in tables().items() if table.scale == "cpu"])
 def test_a_table_of_cpu_size_is_there_whole_or_says_why_not_and_its_page_says_what_its_results_say(
     name: str, held: Measured
@@ -235,98 +188,3 @@ def test_a_table_of_cpu_size_is_there_whole_or_says_why_not_and_its_page_says_wh
         assert not table.pending, f"{name} is whole: take its pending away"
     assert len(table.seeds) >= 3 or "One seed: a survey" in table.note
     assert text == markdown(name, table, held[name], controls_of(table))
-
-
-def test_a_table_says_which_of_its_runs_are_missing(small: Table) -> None:
-    pending = replace(small, pending="The machine was needed for others.")
-    one = MADE | {"row": "as it is", "seed": 1, "measures": dict.fromkeys(small.measures, 0.5)}
-    nothing = markdown("t", pending, [], {})
-    assert nothing.endswith("**Not run (0 of 4 runs).** The machine was needed for others.\n")
-    assert "| as it is |" not in nothing
-    partly = markdown("t", pending, [one], {})
-    assert "**1 of 4 runs.** The machine was needed for others." in partly
-    assert "| as it is | 50.0 |" in partly
-    assert " runs.**" not in markdown("t", pending, [one] * 4, {})
-    assert "**1 of 4 runs.**\n" in markdown("t", small, [one], {}), "also without a reason"
-
-
-def test_a_misspelt_table_and_a_large_one_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'rivals_digits'"):
-        table_called("rival_digits")
-    listed = CliRunner().invoke(app, [])
-    assert "rivals_digits (cpu)" in listed.output
-    large = {"large": Table("Large", tables()["rivals_digits"].rows[:1], seeds=(1,), scale="paper")}
-    monkeypatch.setattr("benchmarks.table.tables", lambda: large)
-    refused = CliRunner().invoke(app, ["large", "--results", str(tmp_path)])
-    assert isinstance(refused.exception, ConfigError)
-    assert "--scale paper" in str(refused.exception)
-
-
-def test_results_are_of_the_versions_and_machine_they_name() -> None:
-    for path in RESULTS.glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            run = json.loads(line)
-            if path.stem in tables():
-                assert {"flwr", "torch", "numpy"} <= run["versions"].keys(), path.name
-                assert run["machine"], path.name
-
-
-def test_what_a_run_did_not_measure_is_a_dash_in_a_table(small: Table) -> None:
-    blank = dict.fromkeys(("final_accuracy", "average_incremental_accuracy", "forgetting"))
-    found = [
-        MADE | {"row": row, "seed": seed, "measures": small.measured({**blank, "final_accuracy": accuracy})}
-        for row, accuracy in (("as it is", 0.5), ("longer", None))
-        for seed in (1, 2)
-    ]
-    lines = markdown("t", small, found, {}).splitlines()
-    assert "| as it is | 50.0 ± 0.0 | - | - |" in lines
-    assert "| longer | - | - | - |" in lines
-    assert "| longer is better (nobody) | - |" in lines
-    assert "longer" not in chart(small, found)
-
-
-def test_a_table_without_a_finite_value_still_has_a_picture() -> None:
-    table = Table(
-        "T", [Row("a row", "quickstart")], measures={"epsilon": lambda _: 0.0}, plain=frozenset({"epsilon"})
-    )
-    picture = chart(table, [{"row": "a row", "measures": {"epsilon": math.inf}}])
-    assert "a row" not in picture and picture.endswith("</svg>\n")
-
-
-def test_every_table_with_a_ring_beside_fedavg_has_a_row_of_equal_work() -> None:
-    """A ring of n sites makes n times the optimiser passes of FedAvg over one model in a round."""
-    rings, held = ("serial_ring", "parallel_rings"), []
-    for name, table in tables().items():
-        strategies = [str(row.load(table.seeds[0]).strategy) for row in table.rows]
-        if "name='fedavg'" in strategies and any(ring in text for text in strategies for ring in rings):
-            assert any("equal work" in row.label for row in table.rows), name
-            held.append(name)
-    assert len(held) > 8
-
-
-def test_a_table_of_two_kinds_of_data_names_the_rows_behind_the_controls_of_their_own_kind() -> None:
-    rows = [
-        Row("one: good", "analytic_digits"),
-        Row("one: bad", "analytic_digits"),
-        Row("two: good", "analytic_digits", ("data.test_fraction=0.3",)),
-        Row("two: bad", "analytic_digits", ("data.test_fraction=0.3",)),
-    ]
-    table = Table("of two kinds", rows)
-    assert stands_for(table) == {row.label: f"{row.label[:3]}: good" for row in rows}
-    reached = {"one: good": 0.9, "one: bad": 0.3, "two: good": 0.5, "two: bad": 0.3}
-    runs = [
-        {"row": row, "seed": seed, "measures": {"final accuracy": share + seed / 1000}}
-        for row, share in reached.items()
-        for seed in table.seeds
-    ]
-    simple = {"one: good": 0.6, "two: good": 0.4}
-    controls = {
-        row: {RAW_MEAN: {seed: {"accuracy": share} for seed in table.seeds}} for row, share in simple.items()
-    }
-    said = [line for line in not_above(table, runs, controls) if line]
-    assert said == [
-        f"**Not above the best simple control ({RAW_MEAN}, 60.0):** one: bad.",
-        f"**Not above the best simple control ({RAW_MEAN}, 40.0):** two: bad.",
-    ]

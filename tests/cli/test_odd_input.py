@@ -14,7 +14,6 @@ from perennial.cli.export import export_command
 from perennial.cli.live import LiveDisplay
 from perennial.cli.main import app
 from perennial.config.experiment import load_experiment
-from perennial.config.run import RunSettings
 from perennial.data.npz import read_samples
 from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.foundation.files import sole_owner
@@ -55,21 +54,6 @@ def test_a_value_that_yaml_cannot_read_is_named(tmp_path: Path, text: str) -> No
 def test_a_setting_that_yaml_cannot_read_is_named(tmp_path: Path, change: str) -> None:
     with pytest.raises(ConfigError, match=r"--set '.*': not valid YAML: "):
         load_experiment(write(tmp_path), [change])
-
-
-def test_a_setting_may_hold_a_semicolon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[RunSettings] = []
-    monkeypatch.setattr("perennial.cli.run.run_in_process", lambda settings, *rest: asked.append(settings))
-    monkeypatch.setattr("perennial.cli.live.LiveDisplay.show_result", lambda *rest: None)
-    path = write(tmp_path, data={"source": "npz", "path": "x.npz", "classes": ["a", "b"], "sites": 2})
-    call("run", path, "--set", "data.path=/x;y=z.npz", "--set", "seed=7")
-    loaded = asked[0].load()
-    assert (loaded.data.path, loaded.seed) == ("/x;y=z.npz", 7)
-    settings = {"experiment": str(path)}
-    assert RunSettings(**settings, overrides="seed=8; data.sites=4").load().seed == 8
-    for overrides in ("[1]", "[", "[" * 100_000):
-        with pytest.raises(ConfigError, match="run config: overrides: "):
-            RunSettings(**settings, overrides=overrides).load()
 
 
 def test_names_of_classes_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from perennial.cli.encoder import train_encoder_command
@@ -19,19 +19,17 @@ from perennial.client.digests import answer_digest
 from perennial.client.identity import Identity
 from perennial.client.site import open_site
 from perennial.config.approval import approved_experiment
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SiteConfig, SitePolicy
 from perennial.deploy.application import stage_application
 from perennial.deploy.approval import approve, read_offer
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError, StateError
-from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.foundation.errors import ConfigError, ProtocolError, StateError
+from perennial.models.config import EncoderConfig
 from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
 from perennial.models.encoder_file import ABOUT, as_text
-from perennial.models.factory import build_model
 from perennial.models.saved import load_saved
-from perennial.privacy.sample_level import refuse_mixing_layers
 from perennial.protocol.messages import DigestRequest
 from perennial.server.summary import hashes_of
 
@@ -113,25 +111,6 @@ def test_a_trained_encoder_is_non_negative_of_known_size_and_not_the_random_one(
     # nothing of it is drawn from the experiment's seed
     assert encoder_hash(encoder) == encoder_hash(build_encoder(located(trained), SHAPE, seed=2))
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
-
-
-def test_a_table_has_encoders_too(tmp_path: Path) -> None:
-    rows = "\n".join(f"{row % 7},{row % 3},{'ab'[row % 2]}" for row in range(60))
-    (tmp_path / "rows.csv").write_text(f"one,two,label\n{rows}\n")
-    constants = {"mean": {"one": 3.0, "two": 1.0}, "std": {"one": 2.0, "two": 0.8}}
-    data = {
-        "source": "csv",
-        "path": "rows.csv",
-        "columns": {"one": "numeric", "two": "numeric"},
-        "classes": ["a", "b"],
-        "normalise": constants,
-        "samples_limit": None,
-    }
-    losses = train(tmp_path, "table.safetensors", *(f"data.{k}={json.dumps(v)}" for k, v in data.items()))
-    assert losses[-1] < losses[0]
-    # each numeric column comes with one that marks what is missing
-    encoder = build_encoder(located(tmp_path / "table.safetensors"), (4,), seed=1)
-    assert encoder(torch.randn(3, 4)).shape == (3, 64)
 
 
 # what a file must be
@@ -279,55 +258,6 @@ def test_a_run_is_not_resumed_with_a_changed_file_and_its_model_needs_none(
 # torchvision
 
 
-def torchvision_weights(path: Path) -> dict[str, Tensor]:
-    """A file as torchvision names its tensors, with its counters and its classifier."""
-    layers = build_encoder(EncoderConfig(name="mobilenet_v2"), (3, 32, 32), seed=9).layers
-    tensors = {f"features.{name}": tensor for name, tensor in layers.state_dict().items()}
-    save_file(tensors | {"classifier.1.bias": torch.zeros(1000)}, path)
-    return tensors
-
-
-def test_torchvisions_weights_are_read_from_a_file_and_its_projection_from_the_seed(tmp_path: Path) -> None:
-    path = tmp_path / "mobilenet_v2.safetensors"
-    tensors = torchvision_weights(path)
-    one, two = (build_encoder(located(path, "mobilenet_v2"), (3, 32, 32), seed) for seed in (1, 2))
-    for name, tensor in one.layers.state_dict().items():
-        assert torch.equal(tensor, tensors[f"features.{name}"])
-    assert encoder_hash(one) != encoder_hash(two)
-    del tensors["features.3.conv.0.0.weight"]
-    save_file(tensors, path)
-    with pytest.raises(ConfigError, match=r"mobilenet_v2.safetensors: tensor '3.conv.0.0.weight': missing"):
-        build_encoder(located(path, "mobilenet_v2"), SHAPE, seed=1)
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 7, 5), (3, 32, 32), (3, 64, 48)])
-def test_mobilenet_gives_digests_of_the_shape_of_any_other_encoder(shape: tuple[int, ...]) -> None:
-    encoder = build_encoder(EncoderConfig(name="mobilenet_v2"), shape, seed=1)
-    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
-    features = encoder(x)
-    assert features.shape == (4, *digest_shape(shape))
-    assert features.min() == 0
-    assert 0.01 < float(features.square().mean()) < 10
-    # each sample alone, whatever mode the model around it is in
-    assert torch.allclose(encoder.train()(x[:1]), features[:1], atol=1e-5)
-
-
-def test_mobilenet_reads_images_alone() -> None:
-    for shape in ((40,), (2, 8, 8)):
-        with pytest.raises(ConfigError, match="found 'mobilenet_v2' with inputs of shape"):
-            build_encoder(EncoderConfig(name="mobilenet_v2"), shape, seed=1)
-
-
-def test_a_fixed_encoder_does_not_stand_in_the_way_of_gradients_of_single_samples() -> None:
-    config = ModelConfig.model_validate({"name": "digest_two_branch", "backbone": "mlp"})
-    model = build_model(config, SHAPE, 3, 1, EncoderConfig(name="mobilenet_v2"))
-    refuse_mixing_layers(model.train())
-    # one that learns still does
-    model.get_submodule("encoder").requires_grad_(True)
-    with pytest.raises(PrivacyError, match="BatchNorm in encoder.layers"):
-        refuse_mixing_layers(model)
-
-
 # deployment
 
 
@@ -352,18 +282,3 @@ def test_the_file_travels_in_the_app_that_sites_approve(trained: Path, tmp_path:
     spoilt_text.write_bytes(as_text(b"nothing")[:-3])
     with pytest.raises(ConfigError, match="text.json: not a file that"):
         load_experiment(write(tmp_path, autoencoder(spoilt_text)))
-
-
-def test_a_file_too_large_to_travel_is_refused_before_anything_is_submitted(tmp_path: Path) -> None:
-    numbers = torch.randint(256, (11 * 2**20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    save_file({"features.0": numbers}, tmp_path / "large.safetensors")
-    path = write(tmp_path, {"name": "mobilenet_v2", "file": "large.safetensors"})
-    with pytest.raises(ConfigError, match="cannot travel as an app of Flower: FAB size exceeds"):
-        stage_application(path, [], "", tmp_path / "apps")
-    assert list((tmp_path / "apps").iterdir()) == []
-
-
-def test_an_experiment_without_a_file_says_so_in_its_own_words() -> None:
-    resolved = Experiment.model_validate(EXPERIMENT)
-    assert yaml.safe_load(resolved.to_yaml())["digests"]["encoder"]["name"] == "random"
-    assert resolved.encoder == EncoderConfig()

@@ -11,9 +11,8 @@ import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from perennial.cli.digest_preview import preview_command
 from perennial.client.app import app as client_app
-from perennial.client.digests import answer_digest, withdrawal
+from perennial.client.digests import answer_digest
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment
@@ -117,13 +116,6 @@ def test_a_request_for_another_encoder_is_refused(tmp_path: Path) -> None:
         answer_digest(site, replace(request, encoder="abc"))
 
 
-def test_a_site_that_lends_none_says_so_in_every_reply(tmp_path: Path) -> None:
-    site, request = opened(tmp_path, {"answers": ["train"]})
-    assert answer_digest(site, request).digests is None
-    assert withdrawal(site) == {"digests": "withdrawn"}
-    assert withdrawal(opened(tmp_path)[0]) == {}
-
-
 def test_a_claim_that_digests_would_break_is_refused() -> None:
     local = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
     with pytest.raises(PrivacyError, match="digest hides one sample"):
@@ -159,15 +151,3 @@ def test_after_a_withdrawal_nothing_stands_in_and_the_guidance_starts_anew(tmp_p
     assert stood_in == [{}] * 4
     assert any("site-1 has withdrawn its digests" in event.get("text", "") for event in events)
     assert summary["digest"]["withdrawn"] == ["site-1"]
-
-
-def test_the_preview_tells_the_cost_draws_pictures_and_charges_nothing(tmp_path: Path) -> None:
-    experiment, site = tmp_path / "experiment.yaml", tmp_path / "site.yaml"
-    experiment.write_text(yaml.safe_dump(EXPERIMENT))
-    site.write_text(yaml.safe_dump({"site": "site-1", "state_dir": str(tmp_path / "state")}))
-    text = preview_command(site, experiment, 1, tmp_path / "preview")
-    assert "site-1 does not lend (policy.answers)" in text
-    assert "epsilon of replacing one sample's features: 8 (asked for: 8)" in text
-    assert "ledger: epsilon 0 now, 8 with this release" in text
-    assert (tmp_path / "preview" / "preview.png").read_bytes().startswith(b"\x89PNG")
-    assert not (tmp_path / "state" / "ledger.jsonl").exists()

@@ -2,23 +2,17 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.client.own_model import keep_own_layers, with_own_layers
-from perennial.client.state import SiteState
 from perennial.data.augmentation import to_float
 from perennial.data.images import ImageReading, read_images
-from perennial.foundation.errors import ProtocolError, StateError
 from perennial.models.saved import load_saved
-from tests.personal_runs import GROUPS, run
+from tests.strategies.personal_runs import GROUPS, run
 
 
 def predict(*arguments: object) -> list[tuple[str, str]]:
@@ -52,18 +46,3 @@ def test_a_site_predicts_with_its_own_model_and_needs_nothing_else(tmp_path: Pat
     shutil.copytree(done.folder / "sites" / "site-1", tmp_path / "hospital")
     shutil.rmtree(tmp_path / "run")
     assert predict(tmp_path / "hospital", *paths) == at_sites["site-1"]
-
-
-def test_own_layers_are_joined_with_those_received_or_refused(tmp_path: Path) -> None:
-    site: Any = SimpleNamespace(name="north", state=lambda run: SiteState(tmp_path / run, "north"))
-    received = {"base": torch.zeros(2), "head": torch.zeros(3, 2)}
-    keep_own_layers(site, "run", {"head": torch.ones(2, 2)}, after_round=4)
-    joined = with_own_layers(site, "run", received, ["head"], before_round=5)
-    assert joined["head"].tolist() == [[1, 1], [1, 1], [0, 0]]
-    assert joined["base"] is received["base"]
-    # round 4 repeated after a crash starts from what it started from the first time
-    assert with_own_layers(site, "run", received, ["head"], before_round=4)["head"].tolist() == [[0, 0]] * 3
-    with pytest.raises(ProtocolError, match="personal: found 'tail', which is no tensor of the model"):
-        with_own_layers(site, "run", received, ["head", "tail"], before_round=5)
-    with pytest.raises(StateError, match=r"own layer 'head' of site 'north'"):
-        with_own_layers(site, "run", {"head": torch.zeros(3, 5)}, ["head"], before_round=5)

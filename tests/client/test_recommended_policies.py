@@ -16,7 +16,7 @@ from perennial.config.simulation import simulated_site_names
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.server.app import serve
 from tests.approved import approve_installed
-from tests.attacked_hospital import template_policy
+from tests.redteam.attacked_hospital import template_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 IID = "data.partition={kind: iid}"

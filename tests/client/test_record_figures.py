@@ -10,7 +10,7 @@ from perennial.foundation.record_key import record_key
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.record_book import RecordBook
-from tests.budgets import budget_for
+from tests.privacy.budgets import budget_for
 from tests.privacy.test_record_book import DELTA, gaussian, ids
 
 

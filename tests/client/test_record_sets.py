@@ -25,8 +25,8 @@ from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
-from tests.attacked_hospital import Hospital
-from tests.budgets import budget_for
+from tests.privacy.budgets import budget_for
+from tests.redteam.attacked_hospital import Hospital
 
 SPLIT_KEY = "0" * 64
 NOISE = 4.0
@@ -168,17 +168,6 @@ def moved(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], width
     return math.hypot(
         products, b * float(sums.norm()) / STEPS / math.sqrt(RADIUS_SQUARED), c * float(counts.norm())
     )
-
-
-def test_a_record_is_a_row_and_a_copy_another_one(tmp_path: Path) -> None:
-    """A table of yes and no has few contents: 2,000 rows are 2,000 records, and were trained on as 64."""
-    table = rows()
-    write(tmp_path, [*table, *table[:6]])
-    place = hospital(tmp_path, one_release())
-    assert int(clear_sums(place, 1)["counts"].sum()) == 23
-    reply = ask(place, 1)
-    assert isinstance(reply, StatisticsReply), place.refusal
-    assert paid_by(tmp_path) == [1] * 20, "a content has one line of payments"
 
 
 def test_one_more_row_of_a_known_content_moves_the_sums_by_what_is_charged(tmp_path: Path) -> None:

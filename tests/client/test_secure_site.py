@@ -20,7 +20,7 @@ from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Attempt
-from tests.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
+from tests.privacy.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
 
 EXPERIMENT: dict[str, Any] = {
     "name": "demand",

@@ -57,10 +57,6 @@ def test_who_does_not_measure_is_named_and_left_out() -> None:
     assert "more right answers than samples" in judge.failed["wrong"]
 
 
-def test_nobody_has_measured() -> None:
-    assert asked({"a": None})[0] is None
-
-
 def test_a_ring_is_valued_by_its_sites(tmp_path: Path) -> None:
     path = tmp_path / "ring.yaml"
     path.write_text(

@@ -12,7 +12,7 @@ import yaml
 
 from perennial.client.floor import check_floor
 from perennial.client.identity import Identity
-from perennial.client.policy import check_answer, check_evaluation, check_update
+from perennial.client.policy import check_evaluation, check_update
 from perennial.client.release import charge, release_update
 from perennial.client.site import Site
 from perennial.config import charges
@@ -25,7 +25,7 @@ from perennial.privacy.accountants import make_accountant
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from tests.budgets import budget_for
+from tests.privacy.budgets import budget_for
 
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
 STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}
@@ -58,11 +58,6 @@ def release(place: Site, number: int = 1, clip_norm: float | None = None, length
     update[0] = length
     result = TrainingResult(update, loss=1.0, steps=7)
     return release_update(place, request, result, samples=123), update
-
-
-def test_what_is_not_answered_is_refused_by_name() -> None:
-    with pytest.raises(PolicyRefusal, match=r"'evaluate' is not answered here; answered: train"):
-        check_answer(SitePolicy(answers=["train"]), "evaluate")
 
 
 def test_the_protection_that_must_be_on(tmp_path: Path) -> None:
@@ -108,24 +103,11 @@ def test_a_protected_reply_tells_neither_samples_nor_steps_nor_loss(tmp_path: Pa
     assert torch.count_nonzero(update) == 10
 
 
-def test_central_mode_clips_and_adds_nothing(tmp_path: Path) -> None:
-    told, update = release(site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy()))
-    assert float(update.norm()) == pytest.approx(1.0) and torch.count_nonzero(update) == 1
-    assert told.within_clip_norm is None
-
-
 def test_a_message_cannot_set_the_clip_norm_of_its_own_accord(tmp_path: Path) -> None:
     place = site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy())
     with pytest.raises(PrivacyError, match=r"clip_norm: found 100\.0"):
         release(place, clip_norm=100.0)
     assert Ledger(place.identity.state_dir).entries() == ()
-
-
-def test_adaptive_clipping_tells_one_bit(tmp_path: Path) -> None:
-    adaptive = LOCAL | {"mode": "client_central", "adaptive_clipping": {"count_noise_multiplier": 10.0}}
-    place = site(tmp_path, adaptive, SitePolicy())
-    assert release(place, clip_norm=2.0)[0].within_clip_norm is False
-    assert release(place, clip_norm=4.0)[0].within_clip_norm is True
 
 
 def test_the_lifetime_budget_holds_over_runs(tmp_path: Path) -> None:

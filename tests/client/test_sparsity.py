@@ -38,24 +38,9 @@ def test_silent_active_and_checkered_channels() -> None:
     assert vector(RELU, x, SparsityPlan((2, 0), 1)).tolist() == [0.5, 1.0]
 
 
-def test_layers_are_averaged_or_the_last_one_taken() -> None:
-    layers = [torch.zeros(2).double(), torch.full((2,), 0.5).double(), torch.ones(3).double()]
-    assert SparsityPlan((0, 1), 3).vector(layers).tolist() == [0.5, 0.5]
-    assert SparsityPlan((2,), 3, "last").vector(layers).tolist() == [1.0]
-
-
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU()).eval()
-
-
-def test_order_does_not_matter_and_equal_sets_average() -> None:
-    model, plan = network(), SparsityPlan((0, 1, 3), 2)
-    x = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    whole = vector(model, x, plan)
-    assert torch.equal(whole, vector(model, x.flip(0), plan))
-    assert torch.allclose(whole, (vector(model, x[:4], plan) + vector(model, x[4:], plan)) / 2, atol=1e-12)
-    assert 0.0 <= float(whole.min()) <= float(whole.max()) <= 1.0
 
 
 def test_calls_are_counted_and_not_modules() -> None:

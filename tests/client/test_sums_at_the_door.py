@@ -9,7 +9,7 @@ import torch
 from perennial.cli.check import check_command
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest
-from tests.attacked_hospital import Hospital
+from tests.redteam.attacked_hospital import Hospital
 
 SUMS: dict[str, Any] = {
     "model": {"name": "features", "features": [{"name": "random", "width": 12}]},

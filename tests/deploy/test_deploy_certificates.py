@@ -17,7 +17,7 @@ from perennial.deploy.certificates import Issued, make_authority, make_server, r
 from perennial.deploy.federation import Federation, create_operator_folder
 from perennial.deploy.handshake import Unreachable, check_handshake, split_address
 from perennial.foundation.errors import ConfigError, StateError
-from tests.connect_proxy import connect_proxy
+from tests.deploy.connect_proxy import connect_proxy
 
 
 @contextmanager

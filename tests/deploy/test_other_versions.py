@@ -9,7 +9,7 @@ import yaml
 
 import perennial
 from perennial.protocol.stamp import VERSION
-from tests.connect_proxy import connect_proxy
+from tests.deploy.connect_proxy import connect_proxy
 from tests.deploy.test_deployment import EXPERIMENT
 from tests.loopback import Deployment, digit_folders
 

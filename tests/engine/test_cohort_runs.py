@@ -10,16 +10,13 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 
-from perennial.cli.run import run_command
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.engine.cohorts import LARGEST, Cohorts, plan_cohorts
+from perennial.engine.cohorts import LARGEST, plan_cohorts
 from perennial.engine.frames import content_of, frames
-from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
-from perennial.engine.workers import WorkerGrid
-from perennial.foundation.errors import ConfigError, StateError
-from perennial.models.config import BACKBONES
+from perennial.foundation.errors import StateError
 from perennial.models.saved import PERSONAL_MODEL
 from perennial.protocol.messages import EvaluateRequest, TrainReply, TrainRequest
 from perennial.protocol.stack import Stack
@@ -181,15 +178,6 @@ def test_what_has_no_form_for_several_sites_is_said(changes: dict[str, Any], rea
     assert reason in plan.note and plan.note.startswith("cohort 4: ")
 
 
-def test_a_fallback_is_the_sequential_run_with_one_note(tmp_path: Path) -> None:
-    settings = merged({"model": {"name": "small_cnn", "norm": "batch"}, "tasks": {"count": 1, "rounds": 2}})
-    alone, fallen = run(tmp_path, "alone", settings), run(tmp_path, "fallen", settings, cohort="auto")
-    assert fallen["cohort"] == 1 and fallen["model_sha256"] == alone["model_sha256"]
-    lines = (tmp_path / "runs" / "fallen" / "events.jsonl").read_text().splitlines()
-    notes = [event["text"] for event in map(json.loads, lines) if event["event"] == "note"]
-    assert sum("cohort auto" in note for note in notes) == 1
-
-
 def test_a_site_at_fault_fails_alone(tmp_path: Path) -> None:
     # with sign -1 a site needs samples of every class, which not every site has
     faulty = {"classification": {"name": "balanced_softmax", "sign": -1}}
@@ -213,31 +201,6 @@ def test_a_site_at_fault_fails_alone(tmp_path: Path) -> None:
 )
 def test_auto_follows_from_the_experiment(changes: dict[str, Any], size: int) -> None:
     assert plan_cohorts(Experiment.model_validate(merged(changes)), "auto").size == size
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        *({"name": name} for name in BACKBONES),
-        {"name": "mlp", "hidden": []},
-        {"name": "small_cnn", "norm": "batch"},
-        {"name": "resnet20", "squeeze_excitation": True},
-        {"name": "dual_backbone", "backbone": "resnet20"},
-        {"name": "digest_two_branch", "backbone": "small_cnn"},
-        {"name": "features", "features": [{"name": "inputs"}]},
-    ],
-    ids=str,
-)
-def test_auto_never_fails_on_a_network_of_ours(model: dict[str, Any]) -> None:
-    plan = plan_cohorts(Experiment.model_validate(merged({"data": {"sites": 20}}) | {"model": model}), "auto")
-    assert plan.size >= 1
-    assert bool(plan.note) == ("batch" in model.values())
-
-
-@pytest.mark.parametrize("word", ["0", "-1", "many", "1.5", "10001"])
-def test_the_command_names_a_wrong_size(word: str) -> None:
-    with pytest.raises(ConfigError, match="--cohort: found .*allowed auto, or 1 to"):
-        run_command(Path("x.yaml"), [], None, "", Path("runs"), 1, "cpu", None, word)
 
 
 def test_a_cohort_answers_with_one_matrix_and_its_sites_as_ever(
@@ -310,10 +273,6 @@ STAMP = {
 }
 
 
-def echo(message: Message, context: Context) -> Message:
-    return Message(RecordDict(), reply_to=message)
-
-
 def together(messages: list[Message], contexts: list[Context]) -> list[Message]:
     nodes = sorted(context.node_id for context in contexts)
     assert len(nodes) > 1
@@ -324,59 +283,3 @@ def asked(nodes: list[int], training: bool = True) -> list[Message]:
     kind = TrainRequest if training else EvaluateRequest
     request = kind(**STAMP, arrays=Tensors(weight=torch.zeros(1)))
     return [Message(request.record, node, request.message_type) for node in nodes]
-
-
-def test_cohorts_are_cut_in_order_and_nearly_equal() -> None:
-    set_task_identity()
-    cohorts = Cohorts(4, together)
-
-    def cut(messages: list[Message]) -> list[list[int]]:
-        return [[m.metadata.dst_node_id for m in part] for part in cohorts.cut(messages)]
-
-    assert cut(asked([1, 2, 3, 4, 5, 6, 7, 8, 9])) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    assert cut(asked([1, 2, 3])) == [[1, 2, 3]]
-    assert cut(asked([1, 2], training=False)) == [[1], [2]]
-    assert cut(asked([1]) + asked([2], training=False)) == [[1], [2]]
-    assert cut([]) == []
-
-
-def test_a_pull_answers_a_cohort() -> None:
-    grid = InProcessGrid(echo, site_contexts(5, {}), Cohorts(3, together))
-    ids = [*grid.push_messages(asked([1, 2, 3, 4, 5]))]
-    replies = [*grid.pull_messages(ids)]
-    assert [reply.metadata.reply_to_message_id for reply in replies] == ids[:2]
-    replies = [*grid.pull_messages(ids)]
-    assert [reply.metadata.reply_to_message_id for reply in replies] == ids[2:]
-    assert [*grid.pull_messages(ids)] == []
-
-
-def test_an_app_that_raises_answers_for_the_whole_cohort() -> None:
-    def broken(messages: list[Message], contexts: list[Context]) -> list[Message]:
-        raise RuntimeError("no memory")
-
-    grid = InProcessGrid(echo, site_contexts(2, {}), Cohorts(2, broken))
-    replies = [*grid.send_and_receive(asked([1, 2]))]
-    assert [reply.error.reason for reply in replies] == ["RuntimeError: no memory"] * 2
-
-
-def slow_first(message: Message, context: Context) -> Message:
-    import time
-
-    time.sleep(1.0 if context.node_id == 1 else 0.0)
-    return Message(RecordDict(), reply_to=message)
-
-
-def test_a_site_that_is_busy_is_asked_where_it_is() -> None:
-    grid = WorkerGrid(slow_first, site_contexts(4, {}), 2, cohorts=Cohorts(4, together))
-    try:
-        first = [*grid.push_messages(asked([1], training=False))]
-        others = [*grid.push_messages(asked([1, 2, 3]))]
-        waiting, order = {*first, *others}, []
-        while waiting:
-            for reply in grid.pull_messages(waiting):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                order.append(reply.metadata.reply_to_message_id)
-        # the busy site's second answer waits for its first, though the rest of its cohort is done
-        assert order.index(others[0]) > order.index(first[0])
-    finally:
-        grid.close()

@@ -2,24 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-import torch
 import yaml
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.engine.workers import WorkerGrid
-from perennial.foundation.errors import ConfigError
-from perennial.learning import device
-
-
-def test_every_gpu_gets_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device.worker_devices("cpu") == ["cpu"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device.worker_devices("auto") == device.worker_devices("cuda") == ["cuda:0", "cuda:1"]
-    assert device.worker_devices("cuda:1") == ["cuda:1"]
 
 
 def device_reply(message: Message, context: Context) -> Message:
@@ -77,9 +65,3 @@ def test_a_run_with_channels_last_is_the_same_over_workers(tmp_path: Path) -> No
         for workers in (1, 2)
     ]
     assert found[0]["model_sha256"] == found[1]["model_sha256"]
-
-
-def test_a_run_names_what_its_device_cannot_do(tmp_path: Path) -> None:
-    quick = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
-    with pytest.raises(ConfigError, match="gpu: found 'graphs' on device cpu"):
-        run_in_process(RunSettings(str(quick), runs=str(tmp_path), device="cpu", gpu="graphs"))

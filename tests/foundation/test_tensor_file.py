@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from perennial.foundation.files import file_sha256, replace_file
 from perennial.foundation.tensor_file import NAMES, pieces
@@ -57,18 +57,3 @@ def test_the_bytes_are_the_library_s(metadata: dict[str, str] | None) -> None:
         for shape in ((), (0, 3), (2, 3))
     }
     assert b"".join(pieces(tensors, metadata)) == save(tensors, metadata)
-
-
-def test_views_of_one_vector_and_a_transposed_tensor_are_written_as_their_values(tmp_path: Path) -> None:
-    vector = torch.arange(12.0)
-    tensors = {"first": vector[:6].view(2, 3), "all": vector, "turned": vector.view(3, 4).T}
-    replace_file(tmp_path / "x", pieces(tensors))
-    found = load((tmp_path / "x").read_bytes())
-    assert {name: tensor.tolist() for name, tensor in found.items()} == {
-        name: tensor.tolist() for name, tensor in tensors.items()
-    }
-
-
-def test_a_type_that_has_no_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="tensors of bfloat16, allowed"):
-        list(pieces({"w": torch.zeros(2, dtype=torch.bfloat16)}))

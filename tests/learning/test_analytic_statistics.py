@@ -18,15 +18,12 @@ from perennial.learning.analytic.files import (
 )
 from perennial.learning.analytic.solve import Sums, gaussian, gcv, ridge
 from perennial.learning.analytic.statistics import (
-    EXACT_SAMPLES,
     PRODUCT,
     WEIGHT,
     Collector,
     Statistics,
     add_all_products,
-    adding_device,
     packed,
-    unpacked,
     weighted,
     with_constant,
 )
@@ -74,16 +71,6 @@ def test_the_sums_are_those_of_integers() -> None:
     assert found.counts.tolist() == torch.bincount(labels, minlength=6)[2:].tolist()
 
 
-def test_rounding_off_the_grid_breaks_it() -> None:
-    """What the grid is for: without it the same sums differ in their last bits."""
-    features = torch.randn(4000, 40, generator=torch.Generator().manual_seed(3)).double()
-    whole = features.T @ features
-    parts = sum(part.T @ part for part in features.split(100))
-    assert not torch.equal(whole, parts)
-    exact = on_grid(features).double()
-    assert torch.equal(exact.T @ exact, sum(part.T @ part for part in exact.split(100)))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 400), st.sampled_from([1e-30, 1e-3, 1.0, 1e6]))
 def test_every_sample_stays_in_the_ball(seed: int, width: int, scale: float) -> None:
@@ -94,39 +81,10 @@ def test_every_sample_stays_in_the_ball(seed: int, width: int, scale: float) -> 
     assert torch.equal(steps[:, -1], torch.full((3,), CONSTANT_STEPS))
 
 
-def test_a_row_of_zeros_stays() -> None:
-    assert torch.equal(on_grid(torch.zeros(2, 5)), torch.zeros(2, 5))
-
-
 def test_what_was_subtracted_was_never_there() -> None:
     features, labels = samples()
     a, b = summed(features[:200], labels[:200]), summed(features[200:], labels[200:])
     assert ((a + b) - b).sha256 == a.sha256
-
-
-def test_tasks_stand_beside_each_other() -> None:
-    features, labels = samples()
-    early, late = labels < 4, labels >= 4
-    first = Collector(WIDTH, range(2, 4))
-    first.add(features[early], labels[early])
-    second = Collector(WIDTH, range(4, 6))
-    second.add(features[late], labels[late])
-    assert (second.finish() + first.finish()).sha256 == summed(features, labels).sha256
-
-
-def test_beyond_what_doubles_hold_sums_are_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, labels = samples()
-    whole = summed(features, labels)
-    monkeypatch.setattr("perennial.learning.analytic.statistics.EXACT_SAMPLES", 64)
-    assert summed(features, labels).sha256 == whole.sha256
-    assert EXACT_SAMPLES == 2**20
-
-
-def test_the_triangle_is_packed_and_unpacked() -> None:
-    features, _ = samples()
-    phi = with_constant(features)
-    gram = phi.T @ phi
-    assert torch.equal(unpacked(packed(gram), WIDTH + 1), gram)
 
 
 def test_weighted_sums_divide_like_plain_ones() -> None:
@@ -180,15 +138,6 @@ def test_products_as_a_gpu_adds_them_have_the_bits_of_the_triangle() -> None:
         add_all_products(gram, part)
     assert torch.equal(packed(gram), summed(features, labels).gram)
     assert torch.equal(gram, gram.T)
-
-
-def test_what_has_no_float64_leaves_the_sums_to_the_processor() -> None:
-    assert adding_device(None) == adding_device(torch.device("mps")) == torch.device("cpu")
-    assert adding_device(torch.device("cuda:1")) == torch.device("cuda:1")
-    features, labels = samples()
-    collector = Collector(WIDTH, CLASSES, device=torch.device("cpu"))
-    collector.add(features, labels)
-    assert collector.finish().sha256 == summed(features, labels).sha256
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -90,17 +90,6 @@ def test_sums_that_cannot_be_true_are_refused(sums: Tensor, counts: Tensor, reas
         check_class_sums(missing, 2, 2, private=False)
 
 
-def test_the_means_of_one_site_are_the_global_ones(tmp_path: Path) -> None:
-    data = EXPERIMENT["data"] | {"sites": 1}
-    shared = run(tmp_path / "global", data=data)
-    learner = EXPERIMENT["learner"] | {"means": "site"}
-    own = run(tmp_path / "site", data=data, learner=learner)
-    assert shared["model_sha256"] == own["model_sha256"]
-    assert shared["federated_accuracy"] == own["federated_accuracy"]
-    # with means at hand the server classifies by them too, and the only site's test set is the server's
-    assert shared["average_accuracy"] == shared["federated_accuracy"]
-
-
 def test_under_privacy_each_task_costs_one_release_more_and_is_in_the_ledger(tmp_path: Path) -> None:
     private = {"privacy": LOCAL, "evaluation": {"federated": False}}
     shared = run(tmp_path / "global", **private)
@@ -120,8 +109,3 @@ def test_a_protection_that_does_not_cover_the_sums_is_refused(tmp_path: Path, mo
     with pytest.raises(ConfigError, match=f"learner.means: found 'global' with privacy.mode '{mode}'"):
         rate = {"sample_rate": 0.1} if mode == "sample" else {}
         run(tmp_path, privacy=LOCAL | rate | {"mode": mode}, evaluation={"federated": False})
-
-
-def test_global_means_need_the_classifier_that_uses_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="allowed with classifier nearest_mean"):
-        run(tmp_path, learner=EXPERIMENT["learner"] | {"classifier": "head"})

@@ -1,7 +1,6 @@
 """Sites that train in one pass: what each part computes, beside the sites one after the other."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -12,18 +11,15 @@ from torch import Tensor, nn
 
 from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
-from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.classification import LOSSES, CrossEntropy
 from perennial.learning.cohort_training import Member, train_cohort
-from perennial.learning.objective import Term
-from perennial.learning.site_method import GradientCorrection
 from perennial.learning.training import TrainingResult, train
 from perennial.models.config import CONVOLUTIONAL, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state, travelling
-from perennial.models.stacked import _stacked, as_rows, check_stacked, side_by_side, stack
+from perennial.models.stacked import _stacked, as_rows, check_stacked, side_by_side
 from perennial.models.stacked_parameters import StackedParameters
 
 CLASSES = 6
@@ -31,7 +27,6 @@ RAGGED = (70, 33, 64, 9, 70)
 """Sizes with two, three or one batches of 32, some of which end short."""
 MOST = 1e-2
 """Distance of two updates, one over the other, where a unit counts on one side only."""
-Drawn = Callable[[int], np.random.Generator]
 
 
 def samples(count: int, shape: tuple[int, ...], first: int = 0) -> TrainingSet:
@@ -202,19 +197,6 @@ def test_a_cohort_has_every_part_of_the_learner(parts: dict[str, Any]) -> None:
     case(SMALL, learner(**parts), progress=0.3).agrees()
 
 
-@pytest.mark.parametrize("name", [*LOSSES])
-@pytest.mark.parametrize("form", ["old_classes", "all_classes"])
-@pytest.mark.parametrize("augmented", [False, True])
-def test_the_teacher_is_shared(name: str, form: str, augmented: bool) -> None:
-    shape, first = (3, 8, 8), 4
-    teacher = frozen(built(SMALL, shape, first))
-    sets = [samples(size, shape, first if name == "current_softmax" else 0) for size in (40, 33, 9)]
-    augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
-    config = learner(classification=name, distillation={"weight": 1.5, "form": form})
-    model = built(SMALL, shape)
-    Case(model, config, sets, augmentation, teacher=teacher, first_class=first).agrees()
-
-
 @pytest.mark.parametrize("augmented", [False, True])
 @pytest.mark.parametrize("kind", ["full", "old_backbone"])
 def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: str) -> None:
@@ -232,52 +214,6 @@ def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: st
             model, config, sets, augmentation, teacher=frozen(before), first_class=4, progress=progress
         )
         case.agrees()
-
-
-@pytest.mark.parametrize("augmented", [False, True])
-def test_inputs_may_lie_with_their_channels_last(augmented: bool) -> None:
-    sets = [replace(samples(size, (3, 8, 8)), channels_last=True) for size in RAGGED]
-    augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
-    Case(built(SMALL, (3, 8, 8)), learner(), sets, augmentation).agrees()
-
-
-def test_each_site_has_its_own_correction() -> None:
-    subject = case(SMALL, learner())
-    shifts = [0.1 * torch.randn(len(subject.flat.vector), generator=_torch(site)) for site in range(5)]
-    subject.agrees(lambda site: {"correction": GradientCorrection(shifts[site], 0.3)})
-    subject.agrees(lambda site: {"correction": GradientCorrection(None, 0.3)})
-
-
-class Imitation:
-    """A term with samples of its own, from a stream of its own."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = _torch(seed)
-
-    def draw(self) -> tuple[Tensor, Tensor]:
-        return torch.rand((7, 1, 8, 8), generator=self._draw), torch.rand((7, CLASSES), generator=self._draw)
-
-    def term(self, logits: Tensor, targets: Tensor) -> Term:
-        return Term((logits - targets).square().sum(dim=1), (0.7, 2.0))
-
-
-def test_a_term_with_samples_of_its_own() -> None:
-    case({"name": "small_cnn", "dropout": 0.2}, learner()).agrees(lambda site: {"extra": Imitation(site)})
-
-
-class OverTheBatch(CrossEntropy):
-    """A loss of the batch as a whole, as a plug-in may have it."""
-
-    alone = False
-
-    def __call__(self, batch: Any) -> Tensor:
-        each = super().__call__(batch)
-        return each * each.detach() / each.detach().mean()
-
-
-def test_a_loss_over_the_batch_sees_one_sites_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LOSSES, "ce", OverTheBatch)
-    case(SMALL, learner()).agrees()
 
 
 def test_a_cohort_repeats_to_the_bit_and_its_order_is_the_members() -> None:
@@ -298,13 +234,6 @@ def test_bfloat16_is_as_far_from_float32_as_for_one_site() -> None:
         return max(float((a.update - b.update).norm() / a.update.norm()) for a, b in pairs)
 
     assert 0 < distance(half.together()) < 2 * distance(half.alone())
-
-
-def test_a_member_without_samples_is_refused() -> None:
-    subject = case(SMALL, learner())
-    subject.sets[2] = replace(subject.sets[2], x=subject.sets[2].x[:0], y=subject.sets[2].y[:0])
-    with pytest.raises(DataError, match="no samples"):
-        subject.together()
 
 
 class Mixing(nn.Module):
@@ -356,15 +285,3 @@ def test_a_model_without_a_stacked_form_is_named(backbone: nn.Module, said: str)
     model = IncrementalModel(backbone, 4, 3, np.random.default_rng(0))
     with pytest.raises(ConfigError, match=said):
         check_stacked(model, (8,))
-
-
-def test_fewer_sites_are_the_first_ones() -> None:
-    model = built({"name": "mlp"}, (5,))
-    flat = FlatParameters(model)
-    _, sites = stack(model, flat, 3)
-    rows = torch.randn((3, len(flat.vector)), generator=_torch(0))
-    sites.load(rows)
-    (beside,) = sites.keep(2, [sites.gathered(2 * rows)])
-    assert torch.equal(sites.rows(sites.vector), rows[:2])
-    assert torch.equal(sites.rows(beside), 2 * rows[:2])
-    assert torch.equal(sites.block("head.bias", sites.vector), rows[:2, -CLASSES:])

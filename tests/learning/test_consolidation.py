@@ -9,12 +9,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig
 from perennial.config.run import RunSettings
 from perennial.data.config import AugmentationConfig
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.losses import feature_distillation
@@ -81,26 +79,6 @@ def loss_of(config: LearnerConfig, model: IncrementalModel, rows: Tensor) -> Ten
 # the term
 
 
-def test_the_term_by_hand() -> None:
-    features = torch.tensor([[1.0, 2.0], [0.0, 0.0]], requires_grad=True)
-    target = torch.tensor([[0.0, 4.0], [3.0, 0.0]], requires_grad=True)
-    values = feature_distillation(features, target)
-    assert values.tolist() == [[1.0, 4.0], [9.0, 0.0]]
-    values.mean().backward()
-    assert features.grad is not None and target.grad is None, "the fused features are the target"
-    assert features.grad.tolist() == [[0.5, -1.0], [-1.5, 0.0]]
-
-
-def test_it_is_added_to_the_loss_with_its_weight() -> None:
-    model, rows = second_task().train(), torch.arange(10)
-    plain, more = learner(), learner(consolidation={"weight": 3.0, "share": 1.0})
-    inputs = training_set().inputs(rows)
-    distance = (model.backbone(inputs) - model.features(inputs)).square().sum(dim=1) / 64
-    assert distance.min() > 0
-    expected = loss_of(plain, model, rows) + 3.0 * distance.mean()
-    torch.testing.assert_close(loss_of(more, model, rows), expected)
-
-
 def test_each_samples_value_is_its_own() -> None:
     model, rows, data = second_task().train(), torch.arange(10), training_set()
     config = learner(consolidation={"share": 1.0})
@@ -134,18 +112,6 @@ def test_it_is_there_in_the_last_rounds(share: float, rounds: int, with_it: list
     assert found == with_it
     assert config.at(0.0).epochs == config.epochs
     assert learner().at(0.0) is not None and learner().at(0.9).consolidation is None
-
-
-def test_without_old_backbone_it_changes_nothing() -> None:
-    results = []
-    for config in (learner(), learner(consolidation={"share": 1.0})):
-        model = build_model(DUAL, (1, 8, 8), 4, 1)
-        model.begin_task(None)
-        generator = np.random.default_rng(1)
-        flat = FlatParameters(model)
-        done = train(config, model, flat, training_set(), generator, augmentation=AugmentationConfig())
-        results.append(done.update)
-    assert torch.equal(*results)
 
 
 # what it is for
@@ -197,21 +163,6 @@ def write(folder: Path, **changes: Any) -> str:
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(SMALL | changes))
     return str(path)
-
-
-def test_other_models_are_refused_by_name(tmp_path: Path) -> None:
-    with_it = SMALL["learner"] | {"consolidation": {"weight": 1.0}}
-    load_experiment(Path(write(tmp_path, learner=with_it)))
-    with pytest.raises(ConfigError, match=r"learner\.consolidation: found with model mlp.*dual_backbone"):
-        load_experiment(Path(write(tmp_path, learner=with_it, model={"name": "mlp"})))
-    stopping = {"patience": 2}
-    with pytest.raises(ConfigError, match=r"learner\.consolidation\.share: found 0\.2 with `stopping`"):
-        load_experiment(Path(write(tmp_path, learner=with_it, stopping=stopping)))
-
-
-def test_an_experiment_without_the_key_is_the_one_it_was(tmp_path: Path) -> None:
-    experiment = load_experiment(Path(write(tmp_path)))
-    assert "consolidation" not in experiment.model_dump()["learner"]
 
 
 def test_a_run_with_it_differs_from_the_second_task_on(tmp_path: Path) -> None:

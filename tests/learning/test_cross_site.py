@@ -6,16 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from perennial.foundation.errors import DataError
 from perennial.learning.analytic.cross_site import (
     LAMBDAS,
     added,
-    basis_of,
     class_differences,
     cross_site,
     error_on,
     guess_error,
-    turned,
 )
 from perennial.learning.analytic.solve import Sums, best_by_gcv, ridge
 from perennial.learning.analytic.statistics import Collector
@@ -63,22 +60,6 @@ def test_the_error_of_a_head_follows_from_the_sums() -> None:
     assert guess_error(frequency, sums(features, labels), known) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_site_without_a_known_class_cannot_be_judged() -> None:
-    sites = {f"site-{k}": sums(*records(60, k, classes=(0, 1))) for k in range(3)}
-    sites["other"] = sums(*records(60, 8, classes=(2, 3)))
-    found = cross_site(sites)
-    assert found.rows["other"].apart is None and "other" not in found.marked
-    assert found.marked == {}
-    assert set(found.rows["site-0"].benefit) == {"site-1", "site-2"}
-    assert "other" not in found.given
-
-
-def test_with_one_class_nobody_is_judged_and_no_guess_of_error_zero_is_divided_by() -> None:
-    table = cross_site({f"site-{k}": sums(*records(50, k, classes=(2,))) for k in range(3)})
-    assert {(row.apart, row.skill) for row in table.rows.values()} == {(None, None)}
-    assert table.given == table.marked == {}
-
-
 def test_benefit_is_what_leaving_a_site_out_costs_another() -> None:
     sites = federation(3)
     found = cross_site(sites)
@@ -103,33 +84,6 @@ def test_honest_sites_are_not_marked() -> None:
         assert cross_site(federation(7, samples)).marked == {}
 
 
-def test_two_sites_are_too_few() -> None:
-    with pytest.raises(DataError, match="three or more"):
-        cross_site(federation(2))
-
-
-def test_a_projection_keeps_what_it_spans() -> None:
-    sites = federation(4)
-    basis = basis_of(added(list(sites.values())), 29)
-    assert basis is not None and basis.shape == (30, 29)
-    assert basis_of(added(list(sites.values())), 30) is None
-    small = {name: turned(each, basis) for name, each in sites.items()}
-    full, reduced = cross_site(sites), cross_site(small)
-    assert reduced.features == 29 and full.features == 30
-    for name, row in full.rows.items():
-        assert reduced.rows[name].apart == pytest.approx(row.apart, rel=0.2)
-
-
-def test_differences_of_one_population_are_about_one() -> None:
-    found = []
-    for seed in range(30):
-        sites = {f"s{k}": sums(*records(80 + 60 * k, 1000 * seed + k)) for k in range(4)}
-        found += class_differences(sites)
-    values = torch.tensor([each.t for each in found])
-    assert len(found) == 30 * CLASSES * 6
-    assert 0.95 < float(values.mean()) < 1.05
-
-
 def test_another_camera_and_another_meaning_are_seen_in_their_class() -> None:
     sites = federation(4, 300)
     features, labels = records(300, 50)
@@ -141,12 +95,6 @@ def test_another_camera_and_another_meaning_are_seen_in_their_class() -> None:
     usual = [each.t for each in found if "camera" not in each.sites or each.label != 2]
     assert min(strange) > 2 * max(usual)
     assert min(each.effect for each in found if "camera" in each.sites and each.label == 2) > 0.1
-
-
-def test_few_records_of_a_class_are_not_compared() -> None:
-    sites = {f"site-{k}": sums(*records(30, k, classes=(0, 1))) for k in range(3)}
-    sites["few"] = sums(*records(9, 5, classes=(0,)))
-    assert not [each for each in class_differences(sites) if "few" in each.sites]
 
 
 def test_two_liars_are_marked_one_by_one_and_no_honest_site_beside_them() -> None:

@@ -57,14 +57,6 @@ def test_nothing_trains_later_and_the_head_is_that_of_all_samples(tmp_path: Path
     assert not all(torch.equal(changed[name], fixed[name]) for name in fixed)
 
 
-def test_a_site_that_was_away_sends_what_is_missing_at_its_return(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", learner=WITHOUT_MEMORY, **THREE)
-    away = [{"site": "site-1", "first_round": 3, "last_round": 4}]
-    absent = run(tmp_path / "absent", learner=WITHOUT_MEMORY, absence=away, **THREE)
-    assert absent["average_accuracy"][1] != whole["average_accuracy"][1]
-    assert torch.equal(rows_of(saved(tmp_path / "whole")), rows_of(saved(tmp_path / "absent")))
-
-
 def test_a_killed_run_goes_on_to_the_same_head(tmp_path: Path) -> None:
     def die(event: dict[str, Any]) -> None:
         if event["event"] == "task_started" and event["task"] == 3:

@@ -20,7 +20,6 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means
-from perennial.models.class_means import GaussianHead, over_features
 from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
@@ -84,15 +83,6 @@ def test_head_is_that_of_all_samples_in_one_place_and_a_discriminant_analysis() 
     assert float((predicted == data.y).double().mean()) > 0.8
 
 
-def test_a_class_without_samples_is_never_predicted() -> None:
-    model, data = network(6, 4), samples(120)
-    rows = gaussian_head({"one": reply(as_tensors(_collected(model, data, torch.arange(120))), 4)}, 6, 0.1)
-    assert rows.shape == (4, 7)
-    assert isinstance(over_features(model, rows), GaussianHead)
-    anything = torch.randn(500, 6, generator=torch.Generator().manual_seed(3))
-    assert set(by_class_means(model, rows)(anything).tolist()) == {0, 1, 2}
-
-
 def test_sums_that_no_samples_have_are_refused() -> None:
     model, data = network(6, 3), samples(60)
     sums = as_tensors(_collected(model, data, torch.arange(60)))
@@ -129,22 +119,6 @@ def test_run_is_judged_by_it_and_its_file_classifies_by_it(tmp_path: Path) -> No
     spread = run(tmp_path / "spread", workers=2)
     for key in ("model_sha256", "accuracy_matrix", "federated_accuracy"):
         assert spread[key] == summary[key]
-
-
-def test_a_resumed_server_has_it_still(tmp_path: Path) -> None:
-    def die(event: dict[str, Any]) -> None:
-        if event["event"] == "run_finished":
-            raise KeyboardInterrupt
-
-    run(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", listener=die)
-    run(tmp_path / "killed", resume=str(tmp_path / "killed" / "runs" / "learnt"))
-    a, b = (
-        load_saved(tmp_path / name / "runs" / "learnt" / "model.safetensors") for name in ("whole", "killed")
-    )
-    assert a.class_means is not None and b.class_means is not None
-    assert torch.equal(a.class_means, b.class_means)
 
 
 @pytest.mark.parametrize(

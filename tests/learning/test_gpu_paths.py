@@ -5,7 +5,6 @@ recorded and replayed, bfloat16 through group norms, weights with their channels
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,25 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perennial.client.identity import Identity
-from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig
-from perennial.config.site import load_site_config
-from perennial.data.augmentation import augment, draw_moves, moved
 from perennial.data.config import AugmentationConfig
-from perennial.foundation.errors import ConfigError
 from perennial.learning import classification, private_training
-from perennial.learning.batches import TrainingSet, shuffled
-from perennial.learning.cohort_training import Member, train_cohort
-from perennial.learning.precision import autocast, use_products_of
+from perennial.learning.batches import TrainingSet
+from perennial.learning.precision import autocast
 from perennial.learning.private_training import train_privately
 from perennial.learning.site_method import GradientCorrection
-from perennial.learning.steps import GraphedSteps, Steps, gpu_options, prepare_gpu
+from perennial.learning.steps import GraphedSteps, Steps, prepare_gpu
 from perennial.learning.training import TrainingResult, train
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import IncrementalModel, complete_state
+from perennial.models.incremental import IncrementalModel
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.sample_level import PrivateGradient
@@ -164,25 +157,6 @@ def test_no_step_waits_for_the_device(name: str) -> None:
     assert steps.taken == 9
 
 
-def test_a_look_is_seen() -> None:
-    with NoLook(), pytest.raises(AssertionError, match="waits for the device"):
-        bool(torch.ones(2).all())
-    values = torch.ones(2)
-    with NoLook(), pytest.raises(AssertionError, match="truth values"):
-        values[values > 0]
-
-
-def test_no_step_of_a_cohort_waits_for_the_device(as_on_a_gpu: None) -> None:
-    model, config = small(), learner(distillation={}, contrastive={"weight": 0.1})
-    flat = FlatParameters(model)
-    members = [
-        Member(samples(size, seed=size), flat.vector.clone(), np.random.default_rng(size)) for size in (21, 8)
-    ]
-    steps = WatchedSteps()
-    train_cohort(config, model, flat, members, teacher=frozen(), augmentation=PLAIN, steps=steps)
-    assert steps.taken == 9
-
-
 def recorded(work: Callable[[], None]) -> Callable[[], None]:
     """What a graph does, by doing the work again; unlike a graph it does not freeze what Python decides."""
     return work
@@ -206,21 +180,6 @@ def test_a_replayed_step_gives_the_same_bits(name: str) -> None:
     assert len(calls) == 2
 
 
-def test_a_replayed_step_of_a_cohort_gives_the_same_bits() -> None:
-    config = learner(epochs=4)
-    updates = []
-    for steps in (Steps(), GraphedSteps(lambda: recorded)):
-        model = small()
-        flat = FlatParameters(model)
-        members = [
-            Member(samples(size, seed=size), flat.vector.clone(), np.random.default_rng(size))
-            for size in (21, 16, 5)
-        ]
-        found = train_cohort(config, model, flat, members, augmentation=PLAIN, steps=steps)
-        updates.append(torch.stack([each.update for each in found]))
-    assert torch.equal(*updates)
-
-
 def test_what_cannot_be_recorded_runs_as_it_comes_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     def broken(work: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
@@ -230,23 +189,6 @@ def test_what_cannot_be_recorded_runs_as_it_comes_and_says_why(caplog: pytest.Lo
     assert torch.equal(found.update, trained(learner(), data, Steps()).update)
     assert caplog.text.count("operation not permitted when stream is capturing") == 1
     assert "and more" not in caplog.text
-
-
-def test_a_term_that_draws_its_own_samples_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
-    steps = GraphedSteps(lambda: recorded)
-    with steps.turn("it draws anew") as carry_out:
-        assert not carry_out.records
-    with steps.turn("it draws anew"):
-        pass
-    assert caplog.text.count("it draws anew") == 1
-
-
-def test_options_of_a_gpu_are_refused_on_a_processor() -> None:
-    with pytest.raises(ConfigError, match=r"gpu: found 'graphs' on device cpu"):
-        prepare_gpu("graphs", torch.device("cpu"))
-    with pytest.raises(ConfigError, match=r"gpu: found 'speed', allowed graphs, benchmark"):
-        prepare_gpu("speed,graphs", torch.device("cpu"))
-    assert type(prepare_gpu("", torch.device("cpu"))) is Steps
 
 
 def test_a_gpu_is_deterministic_unless_it_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,16 +211,6 @@ def test_a_gpu_is_deterministic_unless_it_may_try(monkeypatch: pytest.MonkeyPatc
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_site_says_what_its_gpu_may_do(tmp_path: Path) -> None:
-    path = tmp_path / "site.yaml"
-    path.write_text("site: site-0\nstate_dir: state\ngpu: [graphs, benchmark]\n")
-    identity = Identity.of_site(load_site_config(path), load_experiment(Path("experiments/quickstart.yaml")))
-    assert gpu_options(identity.gpu) == {"graphs", "benchmark"}
-    path.write_text("site: linz\nstate_dir: state\ngpu: [speed]\n")
-    with pytest.raises(ConfigError, match=r"gpu.0: .*'graphs' or 'benchmark'"):
-        load_site_config(path)
-
-
 def test_group_norm_takes_bfloat16_as_it_comes() -> None:
     seen: list[torch.dtype] = []
     model = network()
@@ -292,75 +224,6 @@ def test_group_norm_takes_bfloat16_as_it_comes() -> None:
     assert set(seen) == {torch.bfloat16}
     # many of 8 bits would be equal
     assert logits.dtype == torch.float32
-
-
-def test_products_are_exact_unless_the_learner_says_otherwise() -> None:
-    found = []
-    for precision in ("tf32", "bfloat16", "float32"):
-        use_products_of(learner(precision=precision))
-        found.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
-    assert found == [(True, True), (False, False), (False, False)]
-
-
-def test_weights_with_their_channels_last_train_the_same_model() -> None:
-    data = samples(21)
-    plain, last = network(), network()
-    one, other = FlatParameters(plain), FlatParameters(last, channels_last=True)
-    weight = last.get_parameter("backbone.layer1.0.conv1.weight")
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-    other.gradient.zero_()
-    assert weight.grad is not None and weight.grad.stride() == weight.stride()
-    for found, expected in zip(
-        other.views(other.vector).values(), one.views(one.vector).values(), strict=True
-    ):
-        assert torch.equal(found, expected)
-    rows = torch.stack([other.vector, 2 * other.vector])
-    assert torch.equal(other.row_major(rows)[0], one.vector)
-    assert torch.equal(other.as_stored(other.row_major(rows)), rows)
-    assert torch.equal(other.flatten(complete_state(plain)), other.vector)
-    a = train(learner(), plain, one, data, np.random.default_rng(1), augmentation=PLAIN)
-    inputs = replace(data, channels_last=True)
-    b = train(learner(), last, other, inputs, np.random.default_rng(1), augmentation=PLAIN)
-    for name, found in other.views(b.update).items():
-        torch.testing.assert_close(found, one.views(a.update)[name], rtol=1e-3, atol=1e-5)
-
-
-def test_a_cohort_takes_and_gives_weights_with_their_channels_last() -> None:
-    model, config = small(), learner(epochs=1)
-    plain, last = FlatParameters(model), FlatParameters(small(), channels_last=True)
-    shift = torch.rand(len(plain.trainable), generator=torch.Generator().manual_seed(1)) / 100
-    found = []
-    for flat in (plain, last):
-        own = shift if flat is plain else flat.as_stored(shift[None])[0]
-        members = [
-            Member(
-                samples(16, seed=seed),
-                flat.vector.clone(),
-                np.random.default_rng(seed),
-                GradientCorrection(own),
-            )
-            for seed in (1, 2)
-        ]
-        found.append(train_cohort(config, model, flat, members, augmentation=PLAIN))
-    for a, b in zip(*found, strict=True):
-        assert torch.equal(a.update, last.row_major(b.update[None])[0])
-        assert torch.equal(a.end, last.row_major(b.end[None])[0])
-
-
-def test_moves_are_the_same_however_many_batches_are_moved_at_once() -> None:
-    x = samples(21).x
-    one, other = np.random.default_rng(5), np.random.default_rng(5)
-    parts = torch.cat([augment(part, MOVED, one) for part in x.split(8)])
-    assert torch.equal(parts, moved(x, MOVED, draw_moves([8, 8, 5], MOVED, other, x.device)))
-
-
-def test_an_epoch_is_the_same_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    def epoch() -> list[Tensor]:
-        return [inputs for _, inputs, _ in shuffled(samples(40), 8, np.random.default_rng(2), MOVED)]
-
-    whole = epoch()
-    monkeypatch.setattr("perennial.learning.batches.CONVERTED_VALUES", 1)
-    assert all(torch.equal(a, b) for a, b in zip(whole, epoch(), strict=True))
 
 
 def private_update(monkeypatch: pytest.MonkeyPatch, looks: bool) -> Tensor:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,10 +21,9 @@ from perennial.learning.classification import (
     Batch,
     CurrentSoftmax,
     GradientCompensation,
-    IcarlBce,
     TaskTemperatures,
 )
-from perennial.learning.exemplar_selection import herding, nearest, random_by_hash
+from perennial.learning.exemplar_selection import herding, nearest
 from perennial.learning.losses import log_prior, supervised_contrastive
 
 
@@ -51,7 +49,6 @@ def averaged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *arguments, **keywords: loss(*arguments, **keywords).mean()
 
 
-distillation = averaged(losses.distillation)
 relation_distillation = averaged(losses.relation_distillation)
 
 
@@ -69,29 +66,6 @@ def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> T
     return GradientCompensation().mean(Batch(logits, labels, logits, first_class=first_class))
 
 
-def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tensor:
-    return IcarlBce().mean(Batch(logits, labels, logits, old_logits))
-
-
-def test_selection_of_all_and_of_nothing() -> None:
-    features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    assert sorted(herding(features, 99).tolist()) == list(range(6))
-    assert herding(features, 3).tolist() == herding(features, 6).tolist()[:3]
-    for select in (herding, nearest):
-        with pytest.raises(ValueError, match="empty class"):
-            select(torch.empty(0, 3), 2)
-        with pytest.raises(ValueError, match="budget"):
-            select(features, 0)
-
-
-def test_random_selection_ignores_the_other_samples() -> None:
-    hashes = np.random.default_rng(1).integers(0, 2**63, 20, dtype=np.uint64)
-    chosen = hashes[random_by_hash(hashes, 5).numpy()]
-    assert chosen.tolist() == sorted(hashes.tolist())[:5]
-    fewer = hashes[np.isin(hashes, chosen) | (np.arange(20) % 2 == 0)]
-    assert fewer[random_by_hash(fewer, 5).numpy()].tolist() == chosen.tolist()
-
-
 def test_balanced_softmax_by_hand() -> None:
     logits, label = torch.zeros(1, 2), torch.tensor([1])
     counts = torch.tensor([9, 1])
@@ -103,37 +77,6 @@ def test_balanced_softmax_by_hand() -> None:
     )
     with pytest.raises(ConfigError, match="sign"):
         log_prior(torch.tensor([3, 0]), 1.0, -1)
-
-
-def test_balanced_softmax_of_equal_counts_is_cross_entropy() -> None:
-    logits, labels = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
-    found = balanced_softmax(logits, labels, log_prior(torch.tensor([7, 7, 7]), 1.0, 1))
-    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(logits, labels))
-
-
-def test_a_class_without_samples_gets_no_gradient() -> None:
-    logits = torch.randn(4, 3, requires_grad=True)
-    balanced_softmax(
-        logits, torch.tensor([0, 1, 0, 1]), log_prior(torch.tensor([2, 2, 0]), 1.0, 1)
-    ).backward()
-    assert logits.grad is not None
-    assert torch.equal(logits.grad[:, 2], torch.zeros(4))
-
-
-def test_distillation_properties() -> None:
-    generator = torch.Generator().manual_seed(1)
-    old = torch.randn(5, 3, generator=generator)
-    new = torch.cat([old, torch.randn(5, 2, generator=generator)], dim=1)
-    assert float(distillation(new, old, 2.0)) == pytest.approx(0.0, abs=1e-6)
-    other = torch.randn(5, 5, generator=generator)
-    value = float(distillation(other, old, 2.0))
-    assert value > 0
-    anything = 9 * torch.randn(50, 2, 5, 3, generator=generator)
-    assert all(float(distillation(ours, theirs, 2.0)) >= 0 for ours, theirs in anything)
-    shifted = other.clone()
-    shifted[:, :3] += 7
-    shifted[:, 3:] -= 3
-    assert float(distillation(shifted, old, 2.0)) == pytest.approx(value, rel=1e-5)
 
 
 def test_contrastive_by_hand_and_in_batches_without_pairs() -> None:
@@ -149,15 +92,6 @@ def test_contrastive_by_hand_and_in_batches_without_pairs() -> None:
             assert part.grad is not None and bool(torch.isfinite(part.grad).all())
 
 
-def test_icarl_targets_are_the_teachers_outputs_for_old_classes() -> None:
-    logits = torch.zeros(1, 3)
-    alone = icarl_bce(logits, torch.tensor([2]), None)
-    assert float(alone) == pytest.approx(math.log(2), abs=1e-6)
-    confident = torch.tensor([[20.0, -20.0]])
-    exact = icarl_bce(torch.tensor([[20.0, -20.0, 20.0]]), torch.tensor([2]), confident)
-    assert float(exact) == pytest.approx(0.0, abs=1e-6)
-
-
 def test_a_sample_counts_by_its_gradient_among_its_kind() -> None:
     # probabilities of the own class: 1/2 and 1/4 among the old, 1/5 alone among the new
     logits = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25], [0.4, 0.4, 0.2]]).log().requires_grad_()
@@ -167,17 +101,6 @@ def test_a_sample_counts_by_its_gradient_among_its_kind() -> None:
     loss.backward()
     assert logits.grad is not None
     assert float(logits.grad[0, 0]) == pytest.approx(-0.5 * 0.5 / 0.625 / 3, abs=1e-6)
-
-
-def test_equal_gradients_and_single_samples_of_a_kind_leave_cross_entropy() -> None:
-    logits, labels = torch.randn(2, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 3])
-    plain = F.cross_entropy(logits, labels)
-    assert float(gradient_compensation(logits, labels, 2)) == pytest.approx(float(plain), abs=1e-6)
-    alike = logits[:1].expand(5, 4)
-    many = gradient_compensation(alike, torch.full((5,), 2), 2)
-    assert float(many) == pytest.approx(float(F.cross_entropy(alike[:1], torch.tensor([2]))), abs=1e-6)
-    certain = gradient_compensation(torch.tensor([[200.0, 0.0]]), torch.tensor([0]), 0)
-    assert float(certain) == 0.0
 
 
 def test_relations_of_classes_by_hand() -> None:
@@ -190,16 +113,6 @@ def test_relations_of_classes_by_hand() -> None:
     assert float(relation_distillation(logits, labels, old_logits, 1.0)) == pytest.approx(float(expected))
     agreeing = targets.clamp(min=1e-30).log()
     assert float(relation_distillation(agreeing, labels, old_logits, 1.0)) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_relations_of_old_samples_alone_are_plain_distillation() -> None:
-    draw = torch.Generator().manual_seed(2)
-    old_logits, ours = torch.randn(6, 3, generator=draw), torch.randn(6, 3, generator=draw)
-    impossible = torch.full((6, 2), -1e4)
-    relations = relation_distillation(
-        torch.cat([ours, impossible], dim=1), torch.tensor([0, 1, 2, 0, 1, 2]), old_logits, 2.0
-    )
-    assert float(relations) == pytest.approx(float(distillation(ours, old_logits, 2.0)), abs=1e-6)
 
 
 def test_the_softmax_of_the_current_task_leaves_old_rows_alone() -> None:
@@ -241,12 +154,6 @@ def test_a_class_below_its_quota_is_kept_whole_and_logged(
         store.choose(Memory(per_class=3), 3, features, members, version=1)
     assert caplog.messages == ["north: below the quota of 3 exemplars: dog 2"]
     assert sorted(store.indices(before_round=2).tolist()) == [0, 1, 2, 3, 4]
-
-
-def test_a_budget_of_no_sample_for_a_class_is_an_error_that_names_the_smallest_one() -> None:
-    Memory(fixed_total=50).require(10, 5)
-    with pytest.raises(ConfigError, match="found 49, allowed 50 or more"):
-        Memory(fixed_total=49).require(10, 5)
 
 
 def test_task_temperatures_weigh_old_and_new_alike_however_many_there_are() -> None:

@@ -1,14 +1,10 @@
 """Sums that no records have are told from those of records, in the clear, weighted, and under noise."""
 
-import math
-
 import pytest
 import torch
 
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream
-from perennial.learning.analytic.influence import parts_by_registration, parts_by_share
-from perennial.learning.analytic.possible import least_trace
 from perennial.learning.analytic.statistics import (
     PRODUCT,
     WEIGHT,
@@ -62,11 +58,6 @@ def test_sums_of_records_pass(samples: int, features: int, spread: float) -> Non
     for seed in range(5):
         check_exact(honest(samples, seed, features, spread))
     check_exact(Statistics.nothing(features + 1, range(CLASSES)))
-
-
-def test_the_least_trace_is_that_of_the_specification() -> None:
-    assert 1 - least_trace(300) == pytest.approx(3.9e-4, rel=0.02)
-    assert 1 - least_trace(2560) == pytest.approx(1.1e-3, rel=0.02)
 
 
 def test_weighted_sums_of_records_pass() -> None:
@@ -158,27 +149,3 @@ def test_no_value_beyond_the_range_passes(name: str, value: int) -> None:
     tensor.view(-1)[1] = value
     with pytest.raises(ProtocolError, match=f"{name}: found 2\\^56"):
         check_range(altered(found, **{name: tensor}))
-
-
-def test_the_share_of_the_largest_is_cut() -> None:
-    parts = parts_by_share([900, 100, 100, 100], 1 / 3)
-    assert parts == [170, 1024, 1024, 1024]
-    counted = [n * m / 1024 for n, m in zip((900, 100, 100, 100), parts, strict=True)]
-    assert counted[0] / sum(counted) == pytest.approx(0.3325, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    "counts", [[900, 800, 10, 10, 10], [5, 5, 5, 5], [1], [7, 0, 0, 0], [10**6, 10**5, 10, 1, 1, 1]]
-)
-def test_no_share_is_above_the_most_and_small_ones_count_whole(counts: list[int]) -> None:
-    parts = parts_by_share(counts, 1 / 3)
-    counted = [n * m / 1024 for n, m in zip(counts, parts, strict=True)]
-    if sum(n > 0 for n in counts) >= 4 and min(parts) > 1:
-        assert max(counted) / sum(counted) <= 1 / 3 + 1 / 1024
-    assert max(parts) == 1024 and all(m >= 1 for n, m in zip(counts, parts, strict=True) if n)
-
-
-def test_registered_sites_count_as_they_registered() -> None:
-    found = parts_by_registration({"a": 400, "b": 100, "c": 50}, {"a": 100, "b": 100})
-    assert found == {"a": 256, "b": 1024, "c": 1024}
-    assert math.isclose(400 * found["a"] / 1024, 100)

@@ -11,7 +11,7 @@ import pytest
 from perennial.server.control import write_request
 from tests.live_pages import browser, going_on, needs_browser, operator_pages, until
 from tests.run_folders import HOSTILE
-from tests.switched_grid import SwitchedRun
+from tests.server.switched_grid import SwitchedRun
 
 pytestmark = [pytest.mark.slow, needs_browser]
 

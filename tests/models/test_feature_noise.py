@@ -8,13 +8,12 @@ import torch
 import yaml
 from torch import nn
 
-from perennial.client.ring_turn import turn_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_noise import noised_features
 from perennial.strategies.serial_ring import SerialRing
-from tests.ring_grid import ScriptedGrid, adds, request, services
+from tests.strategies.ring_grid import services
 
 
 def network() -> nn.Sequential:
@@ -44,25 +43,6 @@ def test_noise_has_the_deviation_that_is_asked_for_and_ends_with_the_block() -> 
     # the sum of two independent draws
     assert float(noised.detach().std()) == pytest.approx(0.5 * 2**0.5, rel=0.05)
     assert not model(x).any()
-
-
-def test_a_module_that_is_not_there_is_named() -> None:
-    with (
-        pytest.raises(ConfigError, match="no module 'stem'; modules: 0, 1"),
-        noised_features(network(), "stem", 1.0, 0.1, torch.Generator()),
-    ):
-        pass
-
-
-def test_a_turn_names_the_last_frozen_module_or_else_the_first() -> None:
-    for freeze, module in ((0, "first"), (1, "first")):
-        grid = ScriptedGrid({"a": adds(0.0)})
-        strategy = SerialRing(segments=1, relabel="none", freeze=freeze, feature_clip=2.0, feature_noise=0.3)
-        strategy.attach(services())
-        strategy.train_round(grid, request(grid))
-        turn = turn_of(grid.seen[0])
-        assert turn is not None and turn.features is not None
-        assert turn.features.model_dump() == {"module": module, "clip": 2.0, "std": 0.3}
 
 
 @pytest.mark.parametrize(

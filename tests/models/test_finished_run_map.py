@@ -181,18 +181,6 @@ def test_unfit_runs_are_refused_by_name(
         run(tmp_path, "refused", model=features(file))
 
 
-def test_no_model_no_file_and_noise_are_refused(tmp_path: Path, learnt: Path) -> None:
-    (tmp_path / "text.safetensors").write_text("no model")
-    for file, said in (("text", "not the model.safetensors of a finished run"), ("gone", "cannot be read")):
-        with pytest.raises(ConfigError, match=said):
-            run(tmp_path, "refused", model=features(tmp_path / f"{file}.safetensors"))
-    with pytest.raises(ConfigError, match="file is missing: a map of the name 'model'"):
-        run(tmp_path, "refused", model={"name": "features", "features": ["model"]})
-    privacy = {"mode": "sample", "release": "sums", "noise_multiplier": 1.0, "accountant": "rdp"}
-    with pytest.raises(ConfigError, match="a map of a finished run, which learnt from samples"):
-        run(tmp_path, "refused", model=features(learnt), privacy=privacy)
-
-
 def test_nobody_is_withdrawn_from_sums_of_learnt_features(tmp_path: Path, learnt: Path) -> None:
     run(tmp_path, "whole", model=features(learnt))
     with pytest.raises(ConfigError, match="learnt from samples that may be those to withdraw"):

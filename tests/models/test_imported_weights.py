@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError
-from perennial.models.feature_maps.config import PretrainedConfig
-from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.imported import import_weights
 from perennial.models.feature_maps.weights import bare_network
 
@@ -84,20 +80,6 @@ def test_names_of_each_kind_come_to_the_same_file(tmp_path: Path, names: str) ->
     assert found.left_out == left[names]
 
 
-def test_initialisers_of_onnx_are_read(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    tensors = tensors_of("resnet10t")
-    values = [onnx.numpy_helper.from_array(tensor.numpy(), name) for name, tensor in tensors.items()]
-    graph = onnx.helper.make_graph([], "network", [], [], values)
-    path = tmp_path / "given.onnx"
-    path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    kept = load_file(import_weights(path, "resnet10t").path)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in tensors.items())
-    path.write_bytes(b"\xff" * 40)
-    with pytest.raises(ConfigError, match="damaged"):
-        import_weights(path, "resnet10t")
-
-
 def in_two_parts(onnx: Any, model: Any, name: str) -> None:
     """Store positions as exporters of networks for any image size do: class token and grid apart."""
     (whole,) = [each for each in model.graph.initializer if each.name == name]
@@ -129,19 +111,6 @@ def test_an_exported_transformer_gives_the_same_features(tmp_path: Path, positio
         found = imported(x)
     alike = torch.nn.functional.cosine_similarity(found, torch.from_numpy(expected))
     assert float(alike.min()) > 0.999
-
-
-def test_the_command_prints_what_an_experiment_takes(tmp_path: Path) -> None:
-    path = tmp_path / "given.safetensors"
-    save_file(tensors_of(VIT) | {"head.bias": torch.zeros(5)}, path)
-    result = CliRunner().invoke(app, ["weights", "import", str(path), "--network", VIT])
-    assert result.exit_code == 0 and "head.bias" in result.output
-    import yaml
-
-    keys = yaml.safe_load(next(line for line in result.output.splitlines() if line.startswith("{")))
-    config = PretrainedConfig.model_validate(keys | {"image_size": 32})
-    constants = torch.zeros(3), torch.ones(3)
-    assert build_fixed_features([config], None, (3, 32, 32), constants).width == 384
 
 
 def test_what_could_run_code_or_lacks_tensors_is_refused(tmp_path: Path) -> None:

@@ -39,13 +39,6 @@ def test_features_and_logits_have_the_announced_shapes(config, shape):
     assert model(x).shape == (2, 3)
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 5, 9), (2, 8, 8)])
-def test_se_cnn_reads_any_image_from_four_pixels(shape):
-    model = build_model(ModelConfig(name="se_cnn"), shape, 2, seed=1)
-    assert model(torch.rand(2, *shape)).shape == (2, 2)
-    assert model.feature_width == 512
-
-
 def side(length: int, kernel: int, padding: int, stride: int) -> int:
     """Output side of a convolution or pooling (Hu et al. 2022, equation 6)."""
     return (length - kernel + 2 * padding) // stride + 1
@@ -95,15 +88,6 @@ def test_residual_networks_lose_their_classifier_and_batch_norms(name, shape, wi
     assert len(linears) == 2, "only the attention's; the classifier must be gone"
 
 
-def test_small_images_keep_their_resolution_in_the_stem():
-    small = build_model(ModelConfig(name="resnet18"), (3, 32, 32), 2, seed=1).backbone
-    large = build_model(ModelConfig(name="resnet18"), (3, 64, 64), 2, seed=1).backbone
-    assert small.conv1.stride == (1, 1) and isinstance(small.maxpool, nn.Identity)
-    assert large.conv1.stride == (2, 2) and isinstance(large.maxpool, nn.MaxPool2d)
-    mobile = build_model(ModelConfig(name="mobilenet_v2"), (3, 32, 32), 2, seed=1).backbone
-    assert mobile.features[0][0].stride == (1, 1)
-
-
 def test_resnet20_has_the_papers_parameters_and_reads_one_sample_at_a_time():
     network = build_model(ModelConfig(name="resnet20"), (3, 32, 32), 10, seed=1).eval()
     assert sum(each.numel() for each in network.parameters()) == pytest.approx(0.27e6, rel=0.01)  # table 6
@@ -148,61 +132,3 @@ def test_the_seed_alone_decides_the_first_values(config):
     assert not torch.equal(one["head.weight"], other["head.weight"])
     first = next(key for key in one if key.startswith("backbone.") and one[key].dim() > 1)
     assert not torch.equal(one[first], other[first])
-
-
-def test_new_classes_have_no_prior():
-    assert torch.count_nonzero(build_model(ModelConfig(name="mlp"), (5,), 4, seed=1).head.bias) == 0
-
-
-def test_a_dual_backbone_starts_as_the_plain_model():
-    plain = complete_state(build_model(ModelConfig(name="small_cnn"), (1, 8, 8), 3, seed=1))
-    dual = complete_state(
-        build_model(ModelConfig(name="dual_backbone", backbone="small_cnn"), (1, 8, 8), 3, seed=1)
-    )
-    assert plain.keys() == dual.keys()
-    assert all(torch.equal(plain[key], dual[key]) for key in plain)
-
-
-def test_impossible_inputs_are_named():
-    with pytest.raises(ConfigError, match=r"model\.name.*'se_cnn'.*3x9.*4x4"):
-        build_model(ModelConfig(name="se_cnn"), (1, 3, 9), 2, seed=1)
-    with pytest.raises(ConfigError, match=r"model\.backbone.*'mlp'.*2x2"):
-        build_model(ModelConfig(name="digest_two_branch", backbone="mlp"), (1, 2, 2), 2, seed=1)
-    with pytest.raises(ConfigError, match="found 0 classes"):
-        build_model(ModelConfig(name="mlp"), (4,), 0, seed=1)
-    assert build_model(ModelConfig(name="mlp"), (1, 2, 2), 2, seed=1)(torch.rand(1, 1, 2, 2)).shape == (1, 2)
-
-
-def test_channel_attention_by_hand():
-    attention = SqueezeExcitation(16)
-    assert sum(parameter.numel() for parameter in attention.parameters()) == 280, "16x8 + 8 + 8x16 + 16"
-    u = torch.randn(3, 16, 5, 7)
-    scaled = attention(u)
-    assert scaled.shape == u.shape
-    scale = scaled / u
-    torch.testing.assert_close(scale, scale[:, :, :1, :1].expand_as(u))
-    assert scale.min() > 0 and scale.max() < 1
-    with torch.no_grad():
-        attention.excite.weight.zero_()
-        attention.excite.bias.zero_()
-    assert torch.equal(attention(u), u / 2)
-
-
-def test_se_cnn_without_its_attention_is_the_same_network_otherwise():
-    full, bare = (
-        build_model(ModelConfig(name="se_cnn", squeeze_excitation=asked), (3, 8, 8), 2, seed=1).state_dict()
-        for asked in (None, False)
-    )
-    assert {key: value.shape for key, value in bare.items()} == {
-        key: value.shape for key, value in full.items() if not key.startswith("backbone.attention.")
-    }
-    assert len(bare) == len(full) - 4
-
-
-def test_channel_attention_follows_the_formula():
-    attention = SqueezeExcitation(4)
-    u = torch.arange(16.0).reshape(1, 4, 2, 2)
-    means = torch.tensor([1.5, 5.5, 9.5, 13.5])
-    hidden = (attention.squeeze.weight @ means + attention.squeeze.bias).clamp(min=0)
-    expected = 1 / (1 + torch.exp(-(attention.excite.weight @ hidden + attention.excite.bias)))
-    torch.testing.assert_close(attention(u)[0], u[0] * expected[:, None, None])

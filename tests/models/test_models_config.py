@@ -6,19 +6,6 @@ from pydantic import ValidationError
 from perennial.models.config import ModelConfig
 
 
-def test_resolved_settings_are_settings_again():
-    for settings in (
-        {"name": "small_cnn"},
-        {"name": "dual_backbone", "backbone": "mlp", "hidden": [32, 16]},
-        {"name": "resnet18", "squeeze_excitation": True, "norm": "batch"},
-        {"name": "se_cnn"},
-        {"name": "se_cnn", "squeeze_excitation": False},
-        {"name": "mlp", "squeeze_excitation": False},
-    ):
-        config = ModelConfig.model_validate(settings)
-        assert ModelConfig.model_validate(config.model_dump(mode="json")) == config
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -44,9 +31,3 @@ def test_an_option_that_the_network_does_not_take_is_named(settings, words):
         ModelConfig.model_validate(settings)
     for word in words:
         assert word in str(error.value)
-
-
-def test_only_torchvision_networks_normalise_unless_asked():
-    assert ModelConfig(name="small_cnn").resolved_norm == "none"
-    assert ModelConfig(name="dual_backbone", backbone="resnet34").resolved_norm == "group"
-    assert ModelConfig(name="small_cnn", norm="batch").resolved_norm == "batch"

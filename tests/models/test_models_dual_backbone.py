@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream
 from perennial.learning.frozen_outputs import teacher_logits
 from perennial.models.config import ModelConfig
-from perennial.models.dual_backbone import ChannelGate, DualBackboneModel
+from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import complete_state, load_complete, travelling
@@ -50,14 +49,6 @@ def _next_task(model, num_classes, task):
     return previous
 
 
-def test_gate_by_hand():
-    gate = ChannelGate(64, seed=1)
-    old, new = torch.randn(5, 64), torch.randn(5, 64)
-    assert gate.squeeze.out_features == 8, "max(8, 2 * 64 // 16)"
-    assert ChannelGate(512, seed=1).squeeze.out_features == 64
-    assert torch.equal(gate(old, new), torch.full((5, 64), 0.5))
-
-
 def test_fused_features_lie_between_old_and_new():
     model = _build()
     _train(model)
@@ -74,14 +65,6 @@ def test_fused_features_lie_between_old_and_new():
     fused = model.fuse(old, new)
     assert (fused >= torch.minimum(old, new) - 1e-6).all() and (fused <= torch.maximum(old, new) + 1e-6).all()
     assert not torch.allclose(fused, (old + new) / 2)
-
-
-def test_the_first_task_has_neither_old_backbone_nor_gate():
-    model = _build()
-    model.begin_task(None)
-    assert not any(key.startswith(("old_backbone.", "gate.")) for key in complete_state(model))
-    x, _ = _batch(2)
-    assert torch.equal(model.features(x), model.backbone(x))
 
 
 def test_the_second_task_starts_as_the_first_ended():
@@ -135,17 +118,6 @@ def test_each_task_freezes_the_new_backbone_and_resets_the_gate():
     assert travelling(model).keys() == complete_state(model).keys()
 
 
-def test_a_site_that_only_has_the_snapshot_builds_the_same_model():
-    server = _build()
-    _train(server)
-    previous = _next_task(server, 4, 2)
-    site = _build(4, seed=1)
-    site.begin_task(previous)
-    FlatParameters(site).load(travelling(server))
-    x, _ = _batch(2)
-    assert torch.equal(site.eval()(x), server.eval()(x))
-
-
 @pytest.mark.parametrize("backbone", ["small_cnn", "mlp"])
 def test_a_teacher_is_rebuilt_from_the_complete_state(backbone):
     config = ModelConfig(name="dual_backbone", backbone=backbone)
@@ -188,22 +160,3 @@ def test_the_teacher_answers_from_features_that_are_there(tasks):
     assert not asked
     assert torch.equal(teacher_logits(teacher, x, None, head_alone=False), whole)
     assert asked
-
-
-def test_a_snapshot_of_another_network_is_refused():
-    model = _build(4)
-    previous = _snapshot(_build(2, ModelConfig(name="dual_backbone", backbone="mlp")))
-    with pytest.raises(StateError, match="unknown to this model"):
-        model.begin_task(previous)
-
-
-def test_an_attack_on_the_input_sees_the_frozen_path():
-    model = _build()
-    _next_task(model, 4, 2)
-    x = _batch(2)[0].requires_grad_()
-    with torch.no_grad():
-        for parameter in model.backbone.parameters():
-            parameter.zero_()
-    model.eval()(x).square().sum().backward()
-    assert x.grad is not None and torch.count_nonzero(x.grad) > 0
-    assert all(parameter.grad is None for parameter in model.old_backbone.parameters())

@@ -49,59 +49,6 @@ def test_training_on_the_vector_is_training_the_model(make):
         torch.testing.assert_close(flat.views(flat.vector)[key], tensor)
 
 
-def test_gradients_are_those_of_a_normal_model_and_accumulate_in_place():
-    plain, ours = _model(), _model()
-    flat = FlatParameters(ours)
-    x, y = _batch()
-    for model in (plain, ours):
-        for _ in range(2):
-            F.cross_entropy(model(x), y).backward()
-    expected = torch.cat([parameter.grad.reshape(-1) for parameter in plain.parameters()])
-    assert torch.equal(flat.gradient, expected)
-    assert all(
-        parameter.grad.untyped_storage().data_ptr() == flat.gradient.untyped_storage().data_ptr()
-        for parameter in ours.parameters()
-    )
-    flat.gradient.zero_()
-    assert all(torch.count_nonzero(parameter.grad) == 0 for parameter in ours.parameters())
-
-
-def test_channels_last_inputs_train_the_same_model():
-    plain, ours = _model(), _model().to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    _train(plain, optimizer, optimizer.zero_grad)
-    flat = FlatParameters(ours)
-    optimizer = torch.optim.SGD([flat.trainable], lr=0.1)
-    _train(ours, optimizer, flat.gradient.zero_, memory_format=torch.channels_last)
-    for key, tensor in travelling(plain).items():
-        torch.testing.assert_close(flat.views(flat.vector)[key], tensor)
-    assert flat.views(flat.vector)["backbone.conv2.weight"].is_contiguous()
-
-
-def test_layout_is_parameters_then_float_buffers_without_counters():
-    model = _model()
-    values = {key: tensor.clone() for key, tensor in travelling(model).items()}
-    flat = FlatParameters(model)
-    assert flat.keys == tuple(values) == tuple(flat.shapes)
-    assert torch.equal(flat.vector, torch.cat([tensor.reshape(-1) for tensor in values.values()]))
-    assert flat.vector.dtype == torch.float32 and flat.vector.is_contiguous()
-    assert len(flat.trainable) == sum(parameter.numel() for parameter in model.parameters())
-    assert len(flat.vector) == len(flat.trainable) + 2 * (16 + 32)
-    assert any(key.endswith("running_var") for key in flat.keys)
-    assert not any(key.endswith("num_batches_tracked") for key in flat.keys)
-
-
-def test_buffers_follow_training():
-    model = _model()
-    flat = FlatParameters(model)
-    model(_batch()[0])
-    assert torch.equal(
-        flat.views(flat.vector)["backbone.norm1.running_mean"], model.backbone.norm1.running_mean
-    )
-    assert torch.count_nonzero(model.backbone.norm1.running_mean) > 0
-    assert model.backbone.norm1.num_batches_tracked == 1
-
-
 def test_views_load_and_flatten_are_inverse():
     model = _model()
     flat = FlatParameters(model)
@@ -173,13 +120,6 @@ def test_a_model_that_left_its_vector_is_noticed(change):
     change(model)
     with pytest.raises(StateError, match="no longer lives in this vector"):
         flat.load(flat.views(flat.vector.clone()))
-
-
-def test_a_model_in_another_precision_or_wholly_frozen_is_refused():
-    with pytest.raises(StateError, match=r"found torch\.float64"):
-        FlatParameters(_model().double())
-    with pytest.raises(StateError, match="nothing can be trained"):
-        FlatParameters(_model(norm="none").requires_grad_(False))
 
 
 def test_held_tensors_come_back_to_the_byte_and_others_do_not() -> None:

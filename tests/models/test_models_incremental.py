@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream
@@ -38,15 +37,6 @@ def test_growth_keeps_old_rows_and_draws_new_ones_from_the_stream():
     assert all(parameter.requires_grad for parameter in model.head.parameters())
 
 
-def test_growth_to_the_present_number_changes_nothing_and_below_it_is_an_error():
-    model = _model()
-    before = _copy(model)
-    model.grow(3, stream(1, "head", 2))
-    assert all(torch.equal(before[key], tensor) for key, tensor in complete_state(model).items())
-    with pytest.raises(StateError, match="found 3 classes, asked for 2"):
-        model.grow(2, stream(1, "head", 2))
-
-
 def test_parameters_travel_before_float_buffers_and_counters_never():
     model = _model(norm="batch")
     keys = list(travelling(model))
@@ -65,17 +55,6 @@ def test_a_frozen_part_does_not_travel_with_its_statistics():
     assert complete_state(model).keys() - travelling(model).keys() == {
         f"backbone.norm1.{name}" for name in ("weight", "bias", "running_mean", "running_var")
     }
-
-
-def test_a_complete_state_makes_another_model_the_same():
-    one, two = (
-        _model(norm="batch"),
-        build_model(ModelConfig(name="small_cnn", norm="batch"), (1, 8, 8), 3, seed=2),
-    )
-    one(torch.rand(8, 1, 8, 8))
-    load_complete(two, _copy(one))
-    x = torch.rand(4, 1, 8, 8)
-    assert torch.equal(one.eval()(x), two.eval()(x))
 
 
 @pytest.mark.parametrize(
@@ -104,25 +83,3 @@ def test_a_state_of_another_model_is_refused_and_copies_nothing(damage, words):
     with pytest.raises(StateError, match=words):
         load_complete(model, state)
     assert all(torch.equal(before[key], tensor) for key, tensor in complete_state(model).items())
-
-
-def test_dropout_acts_before_the_head_and_only_in_training():
-    model = _model(dropout=0.5)
-    x = torch.rand(4, 1, 8, 8)
-    features = model.features(x)
-    assert torch.equal(features, model.features(x)), "features must not be dropped"
-    assert not torch.equal(model.classify(features), model.head(features))
-    assert torch.equal(model.eval().classify(features), model.head(features))
-
-
-def test_small_cnn_is_the_plain_sequence():
-    model = _model()
-    plain = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 3),
-    )  # fmt: skip
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        theirs.data.copy_(ours.data)
-    x = torch.rand(4, 1, 8, 8)
-    assert torch.equal(model(x), plain(x))

@@ -18,8 +18,6 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
-from perennial.models.feature_maps.config import PretrainedConfig
-from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.incremental import IncrementalModel, travelling
 from perennial.models.saved import load_saved
 
@@ -61,14 +59,6 @@ def weights(tmp_path: Path) -> dict[str, Any]:
 def built(weights: dict[str, Any], **changes: Any) -> IncrementalModel:
     config = ModelConfig.model_validate({"name": "pretrained", "pretrained": weights, **changes})
     return build_model(config, (1, 8, 8), 4, 1, None, CONSTANTS)
-
-
-def test_its_features_are_those_of_the_fixed_map(weights: dict[str, Any]) -> None:
-    pixels = torch.randint(0, 256, (3, 1, 8, 8)).float()
-    x = (pixels / 255 - 0.4) / 0.3
-    fixed = build_fixed_features([PretrainedConfig.model_validate(weights)], None, (1, 8, 8), CONSTANTS)
-    expected = fixed.maps[0](pixels)
-    assert torch.allclose(built(weights).eval().features(x), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("trained", [0, 1, 2, "all"])

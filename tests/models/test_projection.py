@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
@@ -53,17 +52,6 @@ def test_components_whiten_the_public_images() -> None:
     assert float((among - among.diagonal().diag()).abs().max()) < 0.02
 
 
-def test_features_have_their_length_and_each_map_its_own_components() -> None:
-    other = PATCHES | {"size": 5}
-    backbone = built(features=[PATCHES, other])
-    assert backbone.width == 16
-    found = backbone(inputs_of(torch.randint(0, 256, (5, *SHAPE)).float()))
-    assert found.shape == (5, 16)
-    assert torch.allclose(found.norm(dim=1), torch.full((5,), RADIUS), atol=1e-3)
-    halves = found.split(8, dim=1)
-    assert torch.allclose(halves[0].norm(dim=1), halves[1].norm(dim=1), atol=1e-3)
-
-
 def test_the_same_experiment_has_the_same_projection_and_another_one_has_not(tmp_path: Path) -> None:
     one = built()
     kept = list((tmp_path / "cache" / "projections").iterdir())
@@ -75,14 +63,6 @@ def test_the_same_experiment_has_the_same_projection_and_another_one_has_not(tmp
         projection = {"width": 8, "images": 60} | changes
         assert built(projection=projection).content != one.content
     assert built(projection=None).content != one.content
-
-
-def test_constants_of_the_inputs_change_no_feature() -> None:
-    pixels = torch.randint(0, 256, (4, *SHAPE)).float()
-    other = torch.full((3,), 0.1), torch.full((3,), 0.7)
-    model = build_model(config(), SHAPE, 2, 1, constants=other)
-    shifted = (pixels / 255 - other[0].view(3, 1, 1)) / other[1].view(3, 1, 1)
-    assert torch.equal(model.backbone(shifted), built()(inputs_of(pixels)))
 
 
 def test_signs_and_grids_leave_nothing_to_the_machine() -> None:
@@ -122,12 +102,3 @@ def test_what_cannot_be_projected_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         built(shape, **changes)
-
-
-def test_a_projection_and_an_expansion_exclude_each_other() -> None:
-    with pytest.raises(ValidationError, match="choose one"):
-        config(expansion={"width": 4})
-    with pytest.raises(ValidationError, match="random map"):
-        config(features=["random"])
-    with pytest.raises(ValidationError, match="allowed with name features"):
-        ModelConfig.model_validate({"name": "mlp", "projection": {}})

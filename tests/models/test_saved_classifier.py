@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors import safe_open
-from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
@@ -17,9 +14,6 @@ from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
 from perennial.data.augmentation import to_float
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import StateError
-from perennial.models.class_means import NearestMean
-from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import SavedModel, load_saved, model_file
 
 EXPERIMENT: dict[str, Any] = {
@@ -47,14 +41,6 @@ def run(folder: Path, means: str, **settings: Any) -> dict[str, Any]:
 def predicted(saved: SavedModel, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return saved.classifier(to_float(x, saved.inputs.mean, saved.inputs.std)).argmax(dim=1)
-
-
-def test_logits_by_hand() -> None:
-    model = IncrementalModel(torch.nn.Identity(), 2, 3, np.random.default_rng(1))
-    means = torch.tensor([[0.6, 0.8], [1.0, 0.0], [0.0, 0.0]])
-    logits = NearestMean(model, means)(torch.tensor([[0.0, 5.0]]))
-    # squared distances of (0, 1) from the first two means; nobody had the third class
-    assert logits[0].tolist() == pytest.approx([-0.4, -2.0, -torch.inf])
 
 
 def test_the_file_of_a_run_with_global_means_classifies_as_the_server_did(tmp_path: Path) -> None:
@@ -128,26 +114,3 @@ def test_predict_names_a_class_and_says_when_the_head_stands_in(tmp_path: Path, 
     own = CliRunner().invoke(app, ["predict", str(folder), str(image), "--site", "site-1"])
     assert own.exit_code == (0 if means == "site" else 1)
     assert "by the head" not in own.stderr
-
-
-def test_export_says_which_classifier_it_is(tmp_path: Path) -> None:
-    run(tmp_path, "global")
-    out = tmp_path / "export"
-    result = CliRunner().invoke(
-        app, ["export", str(tmp_path / "runs" / "means"), "--output", str(out)], catch_exceptions=False
-    )
-    assert result.exit_code == 0
-    assert '"classifier": "nearest_mean"' in (out / "model.json").read_text()
-    assert load_saved(out / "model.safetensors").class_means is not None
-
-
-def test_means_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
-    run(tmp_path, "global")
-    path = tmp_path / "runs" / "means" / "model.safetensors"
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    tensors["class_means"] = tensors["class_means"][:3].clone()
-    save_file(tensors, path, metadata)
-    with pytest.raises(StateError, match=r"class_means: found \(3, 16\), allowed \(10, 16\)"):
-        load_saved(path)

@@ -7,12 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.config import PatchesConfig, PretrainedConfig, Symmetry
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
-from perennial.models.feature_maps.patches import Patches, drawn_filters
 from perennial.models.feature_maps.symmetry import Symmetric
-from perennial.models.pretrained_backbone import build_pretrained_backbone
 from tests.models.test_feature_maps import features_of, images
 from tests.models.test_pretrained_backbone import weights  # noqa: F401
 
@@ -91,45 +88,11 @@ def test_a_square_counts_each_of_its_eight_images_once() -> None:
     assert float(Symmetric(Pixel(), "square")(image)) == (2**8 - 1) / 8
 
 
-def test_roots_are_taken_of_patches_before_images_are_averaged() -> None:
-    filters = drawn_filters(5, 3, 3, 0)
-    plain, rooted = Patches(filters, 2, 0.5), Patches(filters, 2, 0.5, power=0.5)
-    x = images(3).float()
-    assert torch.allclose(rooted(x), plain(x).sqrt())
-    both = Symmetric(rooted, "mirror")(x)
-    assert torch.allclose(both, (plain(x).sqrt() + plain(x.flip(-1)).sqrt()) / 2, atol=1e-6)
-
-
 def test_what_decides_features_decides_their_hash() -> None:
     contents = {built().content, built(symmetry="mirror").content, built(symmetry="square").content}
     contents |= {built(power=power).content for power in (0.5, 0.9)}
     assert len(contents) == 5
     assert built(power=1.0).content == built().content
-
-
-def test_an_experiment_without_them_keeps_its_digest() -> None:
-    assert not {"power", "symmetry"} & patches_config().model_dump().keys()
-    kept = patches_config(power=0.5, symmetry="mirror").model_dump()
-    assert (kept["power"], kept["symmetry"]) == (0.5, "mirror")
-
-
-def test_the_bits_of_patches_are_those_of_one_pass_over_all_images() -> None:
-    patches = Patches(drawn_filters(30, 6, 3, 0), 3, 0.5)
-    x = images(21, side=32).float()
-    assert torch.equal(patches(x), patches._features(x))
-
-
-def test_quarter_turns_of_oblong_images_are_refused() -> None:
-    with pytest.raises(ConfigError, match="found 'square'.*they are 8x12; allowed: mirror, rectangle"):
-        built((8, 12), symmetry="square")
-    built((8, 12), symmetry="rectangle")
-    built((8, 12), symmetry="square", image_size=8)
-
-
-def test_a_backbone_that_learns_has_no_symmetry(weights: dict[str, Any]) -> None:  # noqa: F811
-    config = PretrainedConfig.model_validate(weights | {"symmetry": "mirror"})
-    with pytest.raises(ConfigError, match=r"pretrained\.symmetry: found 'mirror'; allowed in model\.feat"):
-        build_pretrained_backbone(config, "all", (3, 32, 32), CONSTANTS)
 
 
 def test_a_pretrained_network_sees_the_mirror_image_too(weights: dict[str, Any]) -> None:  # noqa: F811

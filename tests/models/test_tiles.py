@@ -10,15 +10,13 @@ import yaml
 from PIL import Image
 from torch import Tensor, nn
 
-from perennial.cli.check import check_command
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
 from perennial.data.deployed import declared_input_shape
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError
 from perennial.foundation.tiling import grid_of, places
-from perennial.models.feature_maps.config import ModelMapConfig, PatchesConfig, PretrainedConfig, size_to_read
+from perennial.models.feature_maps.config import PatchesConfig
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
 from perennial.models.feature_maps.tiled import Tiled
 from tests.models.test_feature_maps import images
@@ -64,13 +62,6 @@ def test_features_are_the_mean_over_the_tiles() -> None:
     assert float(Tiled(Sides(), 6)(taller)[0, 0]) == pytest.approx(float(torch.stack(parts).mean()))
 
 
-def test_black_tiles_do_not_count_unless_all_are_black() -> None:
-    batch = torch.zeros(3, 1, 4, 4)
-    batch[0, 0, :2, :2] = 8.0
-    batch[1, 0] = 8.0
-    assert Tiled(Sides(), 4)(batch)[:, 0].tolist() == [8.0, 8.0, 0.0]
-
-
 def test_a_map_in_tiles_is_the_map_of_each_tile() -> None:
     x = images(3, side=16).float()
     tiled, plain = built((3, 16, 16), tiles=4).maps[0], built((3, 8, 8)).maps[0]
@@ -78,23 +69,6 @@ def test_a_map_in_tiles_is_the_map_of_each_tile() -> None:
     assert torch.allclose(tiled(x), torch.stack(parts).mean(dim=0), atol=1e-6)
     assert built((3, 16, 16), tiles=4).content != built((3, 16, 16)).content
     assert "tiles" not in patches().model_dump() and patches(tiles=4).model_dump()["tiles"] == 4
-
-
-def test_tiles_without_pixels_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"tiles: found 64, 8 x 8 of images of 4x40 pixels; allowed fewer"):
-        built((3, 4, 40), tiles=64)
-
-
-def test_files_are_read_at_the_largest_size_that_a_map_asks_for() -> None:
-    network = PretrainedConfig.model_validate({"image_size": [96, 128]})
-    assert size_to_read([network, patches(image_size=32)]) == (96, 128)
-    assert size_to_read([network, patches(image_size=64, tiles=6)]) == (128, 192)
-    assert size_to_read([network, patches()]) is None
-    assert size_to_read([]) is None
-    inputs = {"shape": (1, 8, 8), "mean": (0.0,), "std": (1.0,)}
-    layout = {"name": "learnt", "model": {"name": "mlp"}, "seed": 1, "classes": 2, "inputs": inputs}
-    learnt = {"name": "model", "file": "x", "sha256": "0" * 64, "layout": layout}
-    assert size_to_read([network, ModelMapConfig.model_validate(learnt)]) is None
 
 
 # an experiment on a folder of large images
@@ -145,19 +119,6 @@ def test_files_are_read_at_the_map_s_size_and_shrunk_once(tmp_path: Path) -> Non
     assert declared_input_shape(alone) == (1, 32, 48)
     again = Experiment.model_validate(yaml.safe_load(loaded.to_yaml()))
     assert again.digest == loaded.digest
-
-
-def test_a_size_that_the_file_says_is_kept_and_the_check_says_what_it_costs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = experiment(tmp_path, [MAP], image_size=[8, 12])
-    assert load_experiment(path).data.size == (8, 12)
-    check_command(path, None)
-    said = capsys.readouterr().out
-    assert "files become 8 x 12 pixels, and a map enlarges them to 32 x 48" in said
-    path = experiment(tmp_path, [MAP])
-    check_command(path, None)
-    assert "enlarges" not in capsys.readouterr().out
 
 
 def test_an_experiment_on_large_images_in_tiles_runs_and_tells_what_small_ones_hide(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from perennial.foundation.errors import PrivacyError
 from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from tests.budgets import budget_for
+from tests.privacy.budgets import budget_for
 
 DELTA = 1e-5
 MULTIPLIER = 2.0

@@ -33,9 +33,9 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.privacy_claim import open_channels
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible, wilson
 from perennial.strategies.round.queries import check_counts
-from tests.attacked_hospital import BASE, Hospital, template_policy
-from tests.distinguishing import audit
-from tests.hostile_server import SAMPLE, counted_pixels
+from tests.privacy.distinguishing import audit
+from tests.redteam.attacked_hospital import BASE, Hospital, template_policy
+from tests.redteam.hostile_server import SAMPLE, counted_pixels
 
 NOISED = {"federated": True, "noise_multiplier": 4.0}
 HEAD = {"name": "analytic", "head": "ridge", "shrinkage": 0.1, "standardise": False}

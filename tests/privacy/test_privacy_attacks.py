@@ -62,10 +62,6 @@ class TestSimilarity:
         assert structural_similarity(images, images).tolist() == pytest.approx([1.0] * 5, abs=1e-6)
         assert structural_similarity(images, 1 - images).max().item() < 0
 
-    def test_unrelated_noise_is_near_zero(self) -> None:
-        noise = torch.rand(2, 50, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-        assert abs(structural_similarity(noise[0], noise[1]).mean().item()) < 0.02
-
     def test_different_shapes_are_refused(self) -> None:
         with pytest.raises(ValueError, match="expected equal"):
             structural_similarity(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))

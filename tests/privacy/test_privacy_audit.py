@@ -19,7 +19,7 @@ from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
 from perennial.privacy.sample_level import PrivateGradient
-from tests.distinguishing import audit, clopper_pearson
+from tests.privacy.distinguishing import audit, clopper_pearson
 
 DELTA = 0.05
 SOURCE = SeededNoise(stream(1, "dp-noise"))

@@ -16,8 +16,8 @@ from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
-from tests.budgets import budget_for
 from tests.forks import run_code, started_code
+from tests.privacy.budgets import budget_for
 
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 

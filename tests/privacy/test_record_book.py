@@ -19,7 +19,7 @@ from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.ledger_tip import guarantee
 from perennial.privacy.record_book import ChargedSet, Ids, Payments, RecordBook, as_ids
 from perennial.privacy.spending import order_of
-from tests.budgets import budget_for
+from tests.privacy.budgets import budget_for
 
 KEY, DELTA = bytes(32), 1e-5
 

@@ -17,7 +17,7 @@ from perennial.privacy.secure.roster import Peer, peers_hash, roster_hash
 from perennial.privacy.secure.server_session import ServerSession
 from perennial.privacy.secure.shamir import PRIME, join, split
 from perennial.privacy.secure.site_session import SiteSession
-from tests.secure_sites import (
+from tests.privacy.secure_sites import (
     RUN,
     MaskedFederation,
     attempt_of,

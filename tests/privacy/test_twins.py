@@ -8,13 +8,13 @@ import pytest
 from perennial.privacy.covered import UNCOVERED, uncovered_in_words
 from perennial.privacy.statement import describe
 from perennial.protocol import messages, secure_messages
-from tests.twins.cases import MODES, Case, cases
-from tests.twins.compare import compared, flattened
-from tests.twins.covered import COVERED
-from tests.twins.leaks import LEAKS
-from tests.twins.slices import data_of
-from tests.twins.trial import trials
-from tests.twins.world import Federation
+from tests.privacy.twins.cases import MODES, Case, cases
+from tests.privacy.twins.compare import compared, flattened
+from tests.privacy.twins.covered import COVERED
+from tests.privacy.twins.leaks import LEAKS
+from tests.privacy.twins.slices import data_of
+from tests.privacy.twins.trial import trials
+from tests.privacy.twins.world import Federation
 
 SAMPLED = random.Random(34).sample([case.name for case in cases()], 4)
 

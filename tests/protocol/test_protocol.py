@@ -3,7 +3,6 @@
 from copy import deepcopy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
@@ -13,12 +12,11 @@ from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import (
     DescribeReply,
     DigestRequest,
-    EvaluateReply,
     FinishTaskReply,
     TrainReply,
     TrainRequest,
 )
-from perennial.protocol.tensors import ALLOWED_DTYPES, Tensors, pack, unpack
+from perennial.protocol.tensors import Tensors, pack, unpack
 
 STAMP = {
     "run": "0" * 16,
@@ -107,27 +105,6 @@ def test_a_header_that_would_exhaust_its_reader_is_refused_by_name(data: bytes) 
         unpack(record, "reply")
 
 
-def test_an_array_in_fortran_order_has_the_values_that_numpy_reads() -> None:
-    values = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
-    (tensor,) = unpack(ArrayRecord({"w": Array(values)}), "reply").values()
-    assert tensor.tolist() == values.tolist()
-
-
-@pytest.mark.parametrize("dtype", ALLOWED_DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (3, 2), (1, 1, 1, 2, 1, 12)])
-def test_what_numpy_writes_is_read(dtype: str, shape: tuple[int, ...]) -> None:
-    values = np.ones(shape, dtype=dtype)
-    (tensor,) = unpack(ArrayRecord({"w": Array(values)}), "reply").values()
-    assert (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{dtype}", shape)
-    assert np.array_equal(tensor.numpy(), values)
-
-
-def test_counts_are_bounded() -> None:
-    reply = EvaluateReply(**STAMP, correct=[1, -200_000_000], total=[2, 2])
-    with pytest.raises(ProtocolError, match="'correct'"):
-        reply.to_record()
-
-
 def test_an_array_pickles_as_an_ordinary_one() -> None:
     tensor = torch.randn(3, 2)
     (array,) = pack({"w": tensor}).values()
@@ -136,13 +113,6 @@ def test_an_array_pickles_as_an_ordinary_one() -> None:
     assert type(copy) is Array
     assert copy.data == array.data
     assert torch.equal(unpack(ArrayRecord({"w": copy}), "copy")["w"], tensor)
-
-
-def test_shared_arrays_are_looked_at_once_and_bad_ones_each_time() -> None:
-    record = pack({"w": torch.tensor([1.0, float("nan")])})
-    for _ in range(2):
-        with pytest.raises(ProtocolError, match="'w': holds NaN"):
-            unpack(record, "record")
 
 
 @pytest.mark.parametrize("run", ["", "../../escaped", "/tmp/escaped", "0" * 15, "A" * 16, "0" * 16 + "\n"])

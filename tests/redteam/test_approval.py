@@ -27,8 +27,8 @@ from perennial.protocol.messages import DescribeRequest
 from perennial.protocol.stamp import VERSION
 from perennial.server.app import serve
 from tests.approved import approve_installed
-from tests.attacked_hospital import BASE, SITE, Hospital, template_policy
-from tests.hostile_server import SAMPLE
+from tests.redteam.attacked_hospital import BASE, SITE, Hospital, template_policy
+from tests.redteam.hostile_server import SAMPLE
 
 MEASURED: dict[str, Any] = {
     "privacy": SAMPLE | {"noise_multiplier": 2.0},

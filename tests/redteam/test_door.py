@@ -24,8 +24,8 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
-from tests.attacked_hospital import POLICIES, RUN, Hospital
-from tests.hostile_server import replace_settings
+from tests.redteam.attacked_hospital import POLICIES, RUN, Hospital
+from tests.redteam.hostile_server import replace_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))

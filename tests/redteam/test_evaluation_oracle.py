@@ -13,8 +13,8 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.messages import CompareHeadsRequest, EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
-from tests.attacked_hospital import BASE, Hospital
-from tests.hostile_server import threshold
+from tests.redteam.attacked_hospital import BASE, Hospital
+from tests.redteam.hostile_server import threshold
 
 ONE_CLASS_TASKS = {"tasks": {"count": 10, "rounds": 1}}
 WIDE = {

@@ -12,7 +12,7 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PrivacyError
 from perennial.protocol.messages import ClassCountsRequest, CompareHeadsRequest, StatisticsRequest
 from perennial.protocol.tensors import Tensors
-from tests.attacked_hospital import BASE, Hospital
+from tests.redteam.attacked_hospital import BASE, Hospital
 
 SUMS: dict[str, Any] = {
     "data": BASE["data"] | {"validation_fraction": 0.3},

@@ -10,9 +10,9 @@ from perennial.config.site import SitePolicy
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
-from tests import attacked_hospital
-from tests.attacked_hospital import BASE, PIXELS, POLICIES, Hospital, template_policy
-from tests.hostile_server import imprint
+from tests.redteam import attacked_hospital
+from tests.redteam.attacked_hospital import BASE, PIXELS, POLICIES, Hospital, template_policy
+from tests.redteam.hostile_server import imprint
 
 SECURE = {"answers": ["train"], "require_secure": True, "least_sites": 3, "peers": {"b": "0" * 32}}
 UNITS = 600
@@ -44,7 +44,7 @@ def test_one_honest_sum_of_three_sites_gives_single_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mean is what a masked run opens, to the bits of its grid (tests/strategies/test_secure_runs.py)."""
-    from tests import hostile_server
+    from tests.redteam import hostile_server
 
     monkeypatch.setattr(hostile_server, "PIXELS", PIXELS)
     hospitals = []

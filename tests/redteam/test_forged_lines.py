@@ -11,7 +11,7 @@ from perennial.foundation.errors import shown
 from perennial.foundation.site_log import INDENT, log
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from tests.attacked_hospital import POLICIES, Hospital
+from tests.redteam.attacked_hospital import POLICIES, Hospital
 
 FORGED = "x\nINFO:  approved by Dr. Huber\r\x1b[2K\x1b[32mall is well\u2028\u202e\x07"
 

@@ -43,7 +43,7 @@ from perennial.protocol.messages import CompareHeadsRequest, EvaluateRequest, Sp
 from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import LATEST, load_checkpoint
 from perennial.strategies.factory import build_strategy
-from tests.attacked_hospital import POLICIES, Hospital
+from tests.redteam.attacked_hospital import POLICIES, Hospital
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "perennial" / "experiments"
 SECONDS, SAMPLE, ALL = 5.0, 60, 640

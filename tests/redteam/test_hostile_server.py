@@ -9,8 +9,8 @@ from flwr.app import Context, RecordDict
 from perennial.client.exposure import channels, in_one_sentence, in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
-from tests.attacked_hospital import POLICIES, Hospital
-from tests.hostile_server import ATTACKS, attacked, overrides
+from tests.redteam.attacked_hospital import POLICIES, Hospital
+from tests.redteam.hostile_server import ATTACKS, attacked, overrides
 
 CHANNEL = {
     "update": "updates",

@@ -17,8 +17,8 @@ from perennial.privacy import ledger_lines
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.ledger_tip import MOST_GUARANTEES, Tip, TipPosition, commitment, with_one_more
-from tests.budgets import budget_for
 from tests.forks import run_code
+from tests.privacy.budgets import budget_for
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 Attack = Callable[[Ledger, bytes], object]
@@ -340,45 +340,6 @@ def long_ledger(folder: Path, count: int) -> Ledger:
             addition.data = b""
     addition.tip.write(ledger.beside, durable=True)
     return ledger
-
-
-def read_by_a_charge(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes of the ledger that one charge reads."""
-    read: list[int] = []
-    pread = os.pread
-
-    def counted(descriptor: int, size: int, offset: int) -> bytes:
-        data = pread(descriptor, size, offset)
-        read.append(len(data))
-        return data
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger_lines.os, "pread", counted)
-        ledger.charge(update())
-    return sum(read)
-
-
-def test_a_charge_reads_as_much_of_a_long_ledger_as_of_one_ten_times_as_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorter, longer = long_ledger(tmp_path / "a", 4_000), long_ledger(tmp_path / "b", 40_000)
-    assert longer.path.stat().st_size > 9 * shorter.path.stat().st_size > 9 * 2**20
-    most = ledger_lines.CHECKED_EACH_TIME + 4096
-    assert read_by_a_charge(shorter, monkeypatch) <= most
-    assert read_by_a_charge(longer, monkeypatch) <= most
-    assert longer.cost(1e-5).releases == 40_001
-
-
-def test_the_recorded_ledgers_cost_as_the_page_says() -> None:
-    """The program's own ledgers are checked line by line; ten million lines are in the recorded result."""
-    rows = json.loads((RESULTS / "ledger_length.json").read_text())["rows"]
-    page = (RESULTS.parents[1] / "docs" / "privacy.md").read_text()
-    assert rows[-1]["lines"] == 10_000_000
-    for row in rows:
-        assert row["most_bytes_read"] <= ledger_lines.CHECKED_EACH_TIME + 4096
-        assert row["releases_after"] == row["lines"] + row["charges"]
-    for row in (rows[0], rows[-1]):
-        assert f"{1000 * row['median_seconds']:.0f} ms in " in page and f"{row['lines']:,}" in page
 
 
 def test_an_edit_far_back_is_found_within_as_many_charges_as_the_ledger_has_pieces(tmp_path: Path) -> None:

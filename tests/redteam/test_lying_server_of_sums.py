@@ -10,7 +10,7 @@ from flwr.app import Message
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Subject
-from tests.secure_sites import MaskedFederation, attempt_of, subject_of
+from tests.privacy.secure_sites import MaskedFederation, attempt_of, subject_of
 from tests.strategies.test_secure_runs import run, serve_with
 
 

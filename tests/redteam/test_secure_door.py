@@ -25,8 +25,8 @@ from perennial.protocol.secure_messages import (
     ShareRequest,
     VoteRequest,
 )
-from tests.attacked_hospital import Hospital
-from tests.secure_sites import RUN, MaskedFederation, attempt_of, subject_of
+from tests.privacy.secure_sites import RUN, MaskedFederation, attempt_of, subject_of
+from tests.redteam.attacked_hospital import Hospital
 
 SECURE = {"secure": {"least": 3, "assumed_colluders": 0}}
 KEYS = {"peers": ["a"], "peer_identities": ["0" * 64], "peer_ciphers": ["0" * 64]}

@@ -36,16 +36,6 @@ STAGE = (
     "with using(listed(','.join(sys.argv[3:]))):\n"
     "    print(stage_application(Path(sys.argv[1]), [], 'staged', Path(sys.argv[2])).digest)"
 )
-SPAWNED = """
-from pathlib import Path
-from perennial import run
-from perennial.engine import workers
-
-if __name__ == "__main__":
-    grid = workers.WorkerGrid
-    workers.WorkerGrid = lambda *asked: grid(*asked[:3], "spawn", *asked[4:])
-    print(run("experiment.yaml", runs="spawned", workers=2, device="cpu").summary["model_sha256"])
-"""
 
 
 @dataclass(frozen=True)
@@ -144,51 +134,6 @@ def test_the_wheel_holds_the_package_and_its_metadata(fresh: Fresh) -> None:
     }
     assert "perennial/py.typed" in names and "perennial/library.py" in names
     assert not [name for name in names if "/tests/" in name or "/benchmarks/" in name]
-
-
-def test_a_program_beside_modules_of_the_same_names(fresh: Fresh) -> None:
-    code = (
-        "import config, perennial; from perennial import run\n"
-        "import perennial.config.experiment, perennial.data.sources, perennial.client.app\n"
-        "summary = run('experiment.yaml', runs='runs', device='cpu').summary\n"
-        "print(config.COLOUR, perennial.__file__, summary['model_sha256'], sep='\\n')"
-    )
-    colour, place, sha256 = fresh.python("-c", code).splitlines()[-3:]
-    assert colour == "blue" and Path(place).is_relative_to(fresh.packages)
-    command = fresh.python(fresh.binaries / "perennial", "run", "experiment.yaml", "--name", "again")
-    assert "report" in command
-    summary = json.loads((fresh.folder / "runs" / "again" / "summary.json").read_text())
-    assert summary["model_sha256"] == sha256
-
-
-def test_spawned_workers_import_the_package_and_not_the_folder(fresh: Fresh) -> None:
-    (fresh.folder / "spawned.py").write_text(SPAWNED)
-    code = "from perennial import run; print(run('experiment.yaml', runs='alone', device='cpu').summary"
-    alone = fresh.python("-c", code + "['model_sha256'])").splitlines()[-1]
-    assert fresh.python("spawned.py").splitlines()[-1] == alone
-
-
-def test_ray_workers_import_the_app_and_not_the_folder(
-    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    code = "from perennial import run; print(run('experiment.yaml', runs='beside', device='cpu').summary"
-    alone = fresh.python("-c", code + "['model_sha256'])").splitlines()[-1]
-    there = fresh.flwr_run("experiment.yaml", tmp_path)
-    assert (there["engine"], there["model_sha256"]) == ("ray", alone)
-
-
-def test_a_foreign_room_in_site_packages_is_not_ours(fresh: Fresh) -> None:
-    foreign = fresh.packages / "learning"
-    foreign.mkdir()
-    (foreign / "__init__.py").write_text("")
-    (foreign / "theirs.py").write_text("")
-    try:
-        place = fresh.python("-c", "import perennial.learning as room; print(room.__file__)")
-        assert Path(place).is_relative_to(fresh.packages / "perennial")
-        assert "No module named" in fresh.python("-c", "import perennial.learning.theirs", fails=True)
-    finally:
-        shutil.rmtree(foreign)
 
 
 def test_checkout_and_wheel_give_the_same_app(fresh: Fresh, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from perennial.server import attendance
 from perennial.server.control import RunStopped, clear_request, read_request, write_request
 from tests.live_pages import until
-from tests.switched_grid import SwitchedRun
+from tests.server.switched_grid import SwitchedRun
 
 
 @pytest.fixture(scope="module")

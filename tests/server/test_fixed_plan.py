@@ -10,16 +10,13 @@ import yaml
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save
-from typer.testing import CliRunner
 
-from perennial.cli.main import app
 from perennial.config import simulation
 from perennial.config.run import RunSettings
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.foundation.errors import StateError
-from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, load_checkpoint
+from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST
 from perennial.server.journal import read_events
-from perennial.server.run_states import State
 
 CLASSES = "abcdef"
 
@@ -124,20 +121,6 @@ def test_classes_that_came_are_learnt_after_the_run_is_finished_and_not_before(t
     for name in "gh":
         (tmp_path / name).rename(tmp_path / "images" / name)
     assert resumed(runs / "own")["tasks"] == [*first["tasks"], ["g", "h"]], "now it was finished"
-
-
-def test_too_few_answers_end_a_simulation_with_an_error_and_use_up_no_round(tmp_path: Path) -> None:
-    """Every site refuses: exit status 1, and after the reason is gone the whole plan is trained."""
-    policy = {"preset": "none", "memory": {"selection": "random", "per_class": 3}, "optimizer": {"lr": 1e30}}
-    path = experiment(tmp_path, learner=policy)
-    done = CliRunner().invoke(app, ["run", str(path), "--runs", str(tmp_path / "runs")])
-    folder = tmp_path / "runs" / "own"
-    assert done.exit_code != 0 and isinstance(done.exception, StateError)
-    assert "3 times in a row without 1 valid replies" in str(done.exception)
-    progress = load_checkpoint(folder / CHECKPOINT)[0].progress
-    assert (progress.task, progress.round, progress.state) == (1, 0, State.BETWEEN)
-    assert not any(event["event"] == "run_finished" for event in read_events(folder))
-    assert not (folder / "summary.json").exists()
 
 
 def test_a_checkpoint_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:

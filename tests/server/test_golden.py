@@ -17,7 +17,7 @@ from perennial.privacy.record_book import RecordBook, as_ids
 from perennial.server.run_record import read_events, read_run, read_summary
 from perennial.server.verification import verify
 from perennial.server.withdrawal import withdraw
-from tests.golden_states import BUDGET, STATES, messages, write_experiment
+from tests.server.golden_states import BUDGET, STATES, messages, write_experiment
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 RELEASES = sorted(path for path in GOLDEN.iterdir() if path.is_dir())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.small_runs import SmallRun
+from tests.server.small_runs import SmallRun
 
 KILLED = 17
 """Exit status of a fork that ended at its moment."""

@@ -33,7 +33,6 @@ from perennial.server.measures.calibration import (
     at_an_end,
     calibration_error,
     chosen_temperature,
-    error_by_chance,
     expected_calibration_error,
     reliability,
 )
@@ -172,21 +171,6 @@ def test_the_temperature_is_that_of_the_least_loss_and_mends_overconfidence() ->
     assert chosen_temperature(tables) is None
 
 
-def test_the_error_of_true_probabilities_is_that_of_chance() -> None:
-    confidence = np.zeros((2, CONFIDENCE_BINS), dtype=np.int64)
-    confidence[:, 75] = 10, 9
-    # ten answers of one bin, stated 75.5 %: the mean of |right / 10 - 0.755| over the binomial distribution
-    share = 0.755
-    each = [math.comb(10, k) * share**k * (1 - share) ** (10 - k) for k in range(11)]
-    exact = sum(p * abs(k / 10 - share) for k, p in enumerate(each))
-    few = error_by_chance(confidence)
-    assert few.value == pytest.approx(exact, abs=0.01)
-    assert None not in (few.low, few.value, few.high)
-    assert (few.low or 0) < (few.value or 0) < (few.high or 0)
-    many = error_by_chance(confidence * 1000).high
-    assert many is not None and many < 0.02 and error_by_chance(confidence * 0).value is None
-
-
 def test_an_error_that_chance_explains_is_no_headline() -> None:
     wrong = Calibration(scaled_error=Figure(value=0.2), by_chance=Figure(value=0.15, high=0.19))
     assert "wrong by 20 points" in headline(measures([0.9, 0.8], calibration=wrong))[0]
@@ -289,16 +273,6 @@ def test_drawing_patients_widens_intervals_where_a_patient_has_several_samples()
     )
     assert drawn[1] - drawn[0] > 2 * (naive.high - naive.low)
     assert drawn[1] - drawn[0] == pytest.approx(alone.high - alone.low, rel=0.2)
-
-
-def test_a_site_that_is_served_worse_is_marked_and_one_that_is_unlucky_is_not() -> None:
-    good = np.array([[100, 90, 100], [100, 90, 100]])
-    bad, small = np.array([[100, 55, 100], [100, 60, 100]]), np.array([[4, 2, 4], [4, 4, 4]])
-    found = part_measures({"a": good, "b": good, "c": bad, "d": small}, ["x", "y"])
-    assert [name for name, part in found.items() if part.lower] == ["c"]
-    assert (found["c"].weakest, found["c"].weakest_sensitivity) == ("x", 0.55)
-    many = part_measures({str(i): good for i in range(5000)}, ["x", "y"])
-    assert many["0"].classes is None and not any(part.lower for part in many.values())
 
 
 def test_a_site_with_many_samples_of_a_difficult_class_is_not_served_worse_for_that() -> None:

@@ -12,7 +12,7 @@ from perennial.live.run_state import RunState
 from perennial.protocol.messages import Refusal
 from perennial.server import attendance
 from tests.live_pages import until
-from tests.switched_grid import SwitchedGrid, SwitchedRun
+from tests.server.switched_grid import SwitchedGrid, SwitchedRun
 
 QUORUM = {"quorum": 3, "max_skipped": 3}
 

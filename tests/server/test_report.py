@@ -3,8 +3,6 @@
 import base64
 import hashlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,18 +156,6 @@ def test_the_accuracy_charts_hold_the_matrix_and_the_forgetting_of_each_task(tmp
     ]
 
 
-def test_a_hole_in_the_matrix_is_explained(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {
-        "accuracy_matrix": [[0.9], [None, None], [0.5, 0.7, 0.9]],
-        "average_accuracy": [0.9, None, 0.7],
-        "forgetting": None,
-    }
-    page = report(write_run(tmp_path / "run", **changes))
-    assert "A dash or an empty cell was not measured" in page.text
-    assert not [told for told in page.charts["accuracy-matrix"].tells if told.startswith("after 2")]
-    assert "was not measured" not in report(write_run(tmp_path / "whole")).text
-
-
 def test_a_matrix_that_is_no_triangle_is_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", accuracy_matrix=[[0.9], [0.8]])
     with pytest.raises(StateError, match="accuracy_matrix: .*row 2 has 1 columns, expected 2"):
@@ -251,20 +237,3 @@ def test_other_pictures_are_refused(tmp_path: Path, image: str) -> None:
     folder = write_run(tmp_path / "run", attacks=[{"name": "inversion", "images": [image]}])
     with pytest.raises(StateError, match="attacks: images: found .*allowed"):
         write_report(folder)
-
-
-def test_writing_a_report_imports_neither_torch_nor_flower(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    program = (
-        "import sys; from pathlib import Path; from perennial.server.report.write import write_report; "
-        f"write_report(Path({str(folder)!r})); "
-        "print(sorted({'torch', 'pandas', 'flwr'} & sys.modules.keys()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.stdout.strip() == "[]"

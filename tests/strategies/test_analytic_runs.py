@@ -145,18 +145,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     assert (sums_of(summary), summary["model_sha256"]) == (sums_of(central), central["model_sha256"])
 
 
-def test_a_finished_run_goes_on_with_new_classes(tmp_path: Path, central: dict[str, Any]) -> None:
-    """A later class list continues the run; what was summed is not asked for again."""
-    names = [str(digit) for digit in range(10)]
-    data = {"classes": names[:6], "samples_limit": None}
-    order = {"count": None, "increments": [3, 3], "order": names[:6], "rounds": 1}
-    run(tmp_path, "longer", data=data, tasks=order)
-    data, order = data | {"classes": names}, order | {"increments": [3, 3, 4], "order": names}
-    longer = run(tmp_path, "longer", resume="yes", data=data, tasks=order)
-    whole = run(tmp_path, "whole", data=data, tasks=order)
-    assert sums_of(longer) == sums_of(whole)
-
-
 def test_the_saved_model_is_an_ordinary_one(tmp_path: Path, central: dict[str, Any]) -> None:
     summary = run(tmp_path, "saved")
     folder = tmp_path / "runs" / "saved"
@@ -208,17 +196,6 @@ def test_balanced_ridge_asks_a_task_again_when_its_counts_change(tmp_path: Path)
     returned = run(tmp_path, "returned", strategy=balanced, absence=away)
     assert sums_of(returned) == sums_of(whole)
     assert returned["model_sha256"] == whole["model_sha256"]
-
-
-def test_balanced_ridge_is_shrunk_as_validation_samples_prefer(tmp_path: Path) -> None:
-    """Cross-validation counts samples, and would shrink classes of very different size far too little."""
-    plain = {"name": "analytic", "head": "balanced_ridge", "shrinkage": None}
-    chosen = run(tmp_path, "chosen", strategy=plain)
-    asked = run(tmp_path, "asked", strategy={**plain, "shrinkage": "validation"})
-    assert chosen["analytic"]["shrinkage"] == asked["analytic"]["shrinkage"]
-    assert chosen["model_sha256"] == asked["model_sha256"]
-    with pytest.raises(ConfigError, match=r"balanced_ridge takes 'validation' here.*a number, or gcv"):
-        run(tmp_path, "without", strategy=plain, data={"validation_fraction": 0.0})
 
 
 def test_check_says_what_the_kept_sums_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

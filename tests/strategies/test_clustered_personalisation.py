@@ -15,7 +15,7 @@ from perennial.models.layers import with_rows
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors, content_sha256
-from tests.personal_runs import EXPERIMENT, GROUPS, Run, equal, go, run
+from tests.strategies.personal_runs import EXPERIMENT, GROUPS, Run, equal, go, run
 
 
 def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from perennial.strategies.clusters.clustering import (
     by_threshold,
     has_drifted,
     k_means,
-    where_most_went,
 )
 
 
@@ -51,9 +50,3 @@ def test_drift_is_measured_against_half_the_least_distance_of_centres() -> None:
     assert not has_drifted(before, {"a": np.array([0.2]), "b": np.array([0.4])}, of)
     assert has_drifted(before, {"a": np.array([0.21]), "b": np.array([0.4])}, of)
     assert not has_drifted(before, {"stranger": np.array([0.9])}, of)
-
-
-def test_a_site_that_is_away_goes_where_most_of_its_neighbours_went() -> None:
-    before = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 2, "away": 0, "tied": 1, "alone": 3}
-    now = {"a": 1, "b": 1, "c": 0, "d": 2, "e": 0, "f": 0}
-    assert where_most_went(before, now) == {"away": 1, "tied": 0}

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from perennial.foundation.errors import ConfigError
-from perennial.learning.worth import Worth, balanced
 from perennial.strategies.contribution import Contribution
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.request import Arrays
 from perennial.strategies.serial_ring import SerialRing
-from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
+from tests.strategies.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
 
 RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
 
@@ -56,40 +55,6 @@ def test_online_values_are_what_each_turn_added_and_sum_to_the_gain() -> None:
     assert block["a"]["share"] == pytest.approx(18 / 63)
     assert block["c"]["share"] == 0.0
     assert block["b"]["low"] == pytest.approx(block["b"]["high"]), "equal sweeps have no spread"
-
-
-def test_models_are_weighed_while_the_next_site_works_and_each_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    strategy = valued(SerialRing(**{**RING, "segments": 2}))
-    grid = ScriptedGrid({"a": adds(1.0), "rider": adds(0.0), "b": adds(3.0), "away": lambda _: None})
-    weighed: list[tuple[float, int]] = []
-    measure = strategy.worth_of
-
-    def noted(arrays: Arrays) -> Worth:
-        worth = measure(arrays)
-        weighed.append((1000.0 + balanced(worth), len(grid.asked)))
-        return worth
-
-    monkeypatch.setattr(strategy, "worth_of", noted)
-    rounds(strategy, grid, 1)
-    # (worth, hops before): what a works on, the rider, whose 6 stays, who is away, and twice round, and the
-    # end
-    assert weighed == [(3.0, 0), (6.0, 1), (15.0, 3), (18.0, 5), (27.0, 7)]
-    assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 6, "rider": 0, "b": 18}
-
-
-def test_of_every_third_sweep_the_values_are_those_of_that_sweep() -> None:
-    strategy = valued(SerialRing(**{**RING, "segments": 2}), every=3)
-    # what a site adds grows with the model, so that each sweep has values of its own
-    grid = ScriptedGrid({"a": doubles_and_adds(1), "rider": adds(0.0), "b": doubles_and_adds(2)})
-    everything = valued(SerialRing(**{**RING, "segments": 2}))
-    rounds(strategy, grid, 3)
-    rounds(everything, grid, 3)
-    valued_sweeps = [number for number in range(1, 7) if strategy._valued(number)]
-    assert len(valued_sweeps) == 2 and valued_sweeps[0] <= 3 < valued_sweeps[1]
-    assert strategy._rows == [everything._rows[number - 1] for number in valued_sweeps]
-    assert strategy.summary_blocks()["valuation"]["sweeps"] == 2
 
 
 def test_who_sends_back_what_it_got_is_flagged_and_nobody_else_is() -> None:

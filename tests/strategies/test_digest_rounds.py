@@ -15,7 +15,6 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
-from perennial.strategies.digests.recall import Recall
 
 EXPERIMENT: dict[str, Any] = {
     "name": "rounds",
@@ -117,34 +116,6 @@ def test_stale_and_foreign_digests_are_not_kept(tmp_path: Path, field: str, valu
     assert held == [["site-0", "site-2"]] * 3
     warnings = [event.get("text", "") for event in events]
     assert any("digests of site-1" in text and field in text for text in warnings)
-
-
-def test_recall_is_done_while_the_replies_are_awaited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    stand_in = Recall.stand_in
-
-    def recorded(self: Recall, *arguments: Any) -> Any:
-        order.append("stand-in")
-        return stand_in(self, *arguments)
-
-    class Recording(InProcessGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            sent = list(messages)
-            order.extend(f"out: {message.metadata.message_type}" for message in sent)
-            return super().push_messages(sent)
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            order.append("pull")
-            return super().pull_messages(message_ids)
-
-    monkeypatch.setattr(Recall, "stand_in", recorded)
-    served(tmp_path, Recording, absence=[{"site": "site-1", "first_round": 2, "last_round": 2}])
-    place = order.index("stand-in")
-    assert order.count("stand-in") == 1
-    assert order[place - 2 : place] == ["out: train", "out: train"]
-    assert order[place + 1] == "pull"
 
 
 def test_a_whole_run_with_nobody_absent_and_no_server_epochs_has_the_bits_of_its_base(tmp_path: Path) -> None:

@@ -197,16 +197,6 @@ def test_a_withdrawal_in_one_cluster_ends_what_every_cluster_has_learnt_from_the
     assert checkpoint.strategy["base/withdrawals"] == 1
 
 
-def test_a_site_that_is_away_in_the_next_task_is_stood_in_for_in_a_found_cluster(tmp_path: Path) -> None:
-    found = clusters(grouping="sparsity", groups=None, clusters=2, channels=4, layers=1)
-    gone = [{"site": "site-2", "first_round": 4}]
-    run_in_process(settings(tmp_path, tasks={"count": 2, "rounds": 3}, absence=gone, **found))
-    for event in rounds_of(tmp_path)[4:]:
-        in_clusters = event["details"]["in_clusters"].values()
-        assert [site for facts in in_clusters for site in facts["digests"]["stood_in"]] == ["site-2"]
-        assert event["details"]["clusters"].keys() == set(SITES) - {"site-2"}
-
-
 @pytest.mark.slow
 def test_the_bits_do_not_depend_on_workers(tmp_path: Path) -> None:
     hashes = {run_in_process(settings(tmp_path, f"{n}"), workers=n)["model_sha256"] for n in (1, 2)}

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
@@ -17,7 +16,6 @@ from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
-from perennial.strategies.layer_attention import LayerAttention
 
 SMALL = {
     "name": "small",
@@ -100,20 +98,3 @@ def test_a_site_that_decides_alone_is_named_in_the_journal_and_over_the_heat_map
     section = (folder / "report.html").read_text().split('id="attention"')[1].split("</section>")[0]
     assert f"The journal warns 1 time; last in {warning}" in section
     assert "Weight of each site in each layer" in section
-
-
-def third_party(message: Message, context: Context) -> Message:
-    """An app that knows Flower's convention only: the partition number plus one is added to every weight."""
-    arrays = message.content.array_records["arrays"]
-    step = float(context.node_config["partition-id"]) + 1.0
-    record = ArrayRecord({name: Array(array.numpy() + step) for name, array in arrays.items()})
-    content = RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 5})})
-    return Message(content, reply_to=message)
-
-
-def test_it_works_under_flowers_own_start_with_an_app_of_somebody_else() -> None:
-    grid = InProcessGrid(third_party, site_contexts(2, {}))
-    start = ArrayRecord({"w": Array(torch.zeros(1).numpy())})
-    result = LayerAttention(fraction_evaluate=0.0).start(grid, start, num_rounds=2)
-    # distances 1 and 2 in both rounds: weights 0.268941 and 0.731059, a step of 1.731059 each time
-    assert result.arrays["w"].numpy() == pytest.approx([2 * 1.731059], abs=1e-6)

@@ -16,11 +16,8 @@ from perennial.engine.run import answer
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import STRATEGIES, build_strategy
-from tests.quickstart_client import Net, load_data
-from tests.quickstart_client import app as quickstart
-from tests.sklearn_client import app as sklearn_quickstart
-from tests.sklearn_client import first_weights, model_with
-from tests.sklearn_client import load_data as sklearn_data
+from tests.strategies.quickstart_client import Net, load_data
+from tests.strategies.quickstart_client import app as quickstart
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
 KEYS: dict[str, dict[str, Any]] = {
@@ -82,21 +79,6 @@ def test_a_strategy_learns_or_says_what_it_needs(name: str, variant: str, keys: 
 def test_the_page_lists_every_strategy_and_no_other() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     assert len(rows) == len(CASES)
-
-
-def test_a_client_of_scikit_learn_learns_as_under_flowers_own_fedavg() -> None:
-    def answers(message: Message, context: Context) -> Message:
-        return sklearn_quickstart(message, context)
-
-    scores = []
-    for strategy in (build_strategy("fedavg", {}), FlowerFedAvg(fraction_evaluate=0.0)):
-        set_task_identity()
-        grid = InProcessGrid(answers, site_contexts(SITES, {}))
-        start = ArrayRecord(first_weights())
-        arrays = strategy.start(grid, start, num_rounds=3, timeout=30.0).arrays
-        scores.append(model_with(arrays.to_numpy_ndarrays()).score(*sklearn_data(SITES)))
-    assert scores[0] > 0.85
-    assert scores[0] == pytest.approx(scores[1], abs=1e-9)
 
 
 def test_a_first_round_of_which_nothing_can_be_used_stops_with_the_reason() -> None:

@@ -1,12 +1,10 @@
 """Replies that come late, while the server already asks something else."""
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -200,39 +198,6 @@ def test_a_late_end_of_task_costs_a_site_no_evaluation(tmp_path: Path) -> None:
     summary, events = run(tmp_path, "FinishTaskReply", learner=learner, tasks={"count": 2, "rounds": 1})
     assert notes(events, "site-0") == ["site site-0: no answer within 60 s"] * 2
     assert summary["sites"]["site-0"]["accuracy"] is not None
-
-
-class Slow:
-    """A grid on which what was asked first is answered at the fourth look, or never."""
-
-    def __init__(self, answers: bool) -> None:
-        self.answers, self.looks = answers, 0
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        return [str(number) for number, _ in enumerate(messages)]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
-        self.looks += 1
-        reply = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id="0"), has_content=lambda: False)
-        return [reply] if self.answers and self.looks == 4 else []
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_where_all_sites_are_late_the_next_round_waits_for_one_of_them(answers: bool) -> None:
-    exchange, grid = Exchange(), cast(Any, Slow(answers))
-    requests = [(site, node, TrainRequest(**STAMP, round=1, arrays=MODEL)) for site, node in SITES.items()]
-    assert list(exchange.train(grid, requests, deadline=0.012)) == []
-    assert exchange.busy("a") and exchange.busy("b")
-    exchange.owed = {
-        message: owed._replace(until=time.monotonic() + 0.3) for message, owed in exchange.owed.items()
-    }
-    exchange.settle(grid, SITES, enough=0)
-    exchange.settle(grid, ["c"], enough=1)
-    assert exchange.busy("a")
-    exchange.settle(grid, SITES, enough=1)
-    assert not exchange.busy("a")
-    assert exchange.busy("b") == answers
-    assert [site for site, _ in exchange.late] == (["a"] if answers else [])
 
 
 @pytest.mark.parametrize(

@@ -181,12 +181,6 @@ def test_granularity_joins_tensors() -> None:
     assert list(OUTCOMES[strategy].details["attention"]) == ["model"]
 
 
-def test_sample_counts_multiply_the_weights() -> None:
-    strategy = LayerAttention(times_samples=True)
-    aggregate(strategy, ZERO, scalars(1.0, -1.0), samples=[30, 10])
-    assert weights(strategy) == pytest.approx([0.75, 0.25], abs=1e-12)
-
-
 def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:
     strategy = LayerAttention()
     value = aggregate(strategy, ZERO, scalars(0.1, 0.1, 21.0))
@@ -198,16 +192,6 @@ def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:
     near = LayerAttention(sign=-1)
     assert abs(float(aggregate(near, ZERO, scalars(0.1, 0.1, 21.0))["a"]) - 0.1) < 1e-6
     assert OUTCOMES[near].warnings == []
-
-
-def test_the_summary_is_the_mean_over_rounds_and_survives_a_restart() -> None:
-    strategy = LayerAttention()
-    aggregate(strategy, ZERO, scalars(1.0, 3.0))
-    resumed = LayerAttention()
-    resumed.load_state_dict(strategy.state_dict())
-    aggregate(resumed, ZERO, scalars(1.0))
-    block = resumed.summary_blocks()["attention"]["a"]
-    assert block == pytest.approx({"site-0": (0.119203 + 1) / 2, "site-1": 0.880797 / 2}, abs=1e-6)
 
 
 def test_an_update_of_no_finite_or_no_possible_size_is_rejected_before_any_sum() -> None:

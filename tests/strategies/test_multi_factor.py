@@ -95,22 +95,6 @@ def test_weights_lie_on_the_simplex_below_the_cap(
         assert max(found) <= max(largest, 1 / len(rows)) + 1e-9
 
 
-@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=6), st.floats(0.1, 50), st.randoms())
-def test_weights_follow_proportions_not_scale_and_not_order(
-    values: list[float], scale: float, random: Any
-) -> None:
-    mix = {"size": 0.6, "quality": 0.4}
-    rows: list[dict[str, float | None]] = [{"size": 1.0 + k, "quality": v} for k, v in enumerate(values)]
-    found = weights(mix, rows, 0.4)
-    scaled: list[dict[str, float | None]] = [
-        row | {"quality": v * scale} for row, v in zip(rows, values, strict=True)
-    ]
-    assert weights(mix, scaled, 0.4) == pytest.approx(found)
-    order = list(range(len(rows)))
-    random.shuffle(order)
-    assert weights(mix, [rows[k] for k in order], 0.4) == pytest.approx([found[k] for k in order])
-
-
 @pytest.mark.parametrize(
     ("raw", "largest", "expected"),
     [

@@ -13,7 +13,7 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.factory import build_strategy
-from tests.personal_runs import GROUPS, Run, equal, run
+from tests.strategies.personal_runs import GROUPS, Run, equal, run
 
 SITES = [f"site-{number}" for number in range(4)]
 
@@ -93,27 +93,6 @@ def test_scaffold_inside_clusters_corrects_the_shared_layers_alone(tmp_path: Pat
     record = SiteState(records, "site-0").get("correction-in-cluster", before=4)
     assert record is not None
     assert record[0].keys() == longer.cluster(0).keys()
-
-
-@pytest.mark.parametrize("base", ["feddyn", "adabest"])
-def test_other_corrections_leave_personal_layers_alone_too(tmp_path: Path, base: str) -> None:
-    done = run(tmp_path, strategy=GROUPS | {"base": base})
-    assert all(not event["dropped"] and not event["refused"] for event in done.events("round"))
-    checkpoint, _ = load_checkpoint(done.folder / "checkpoint")
-    memory = {name for name in checkpoint.strategy if name.startswith("aggregator-0/memory/")}
-    assert {name.removeprefix("aggregator-0/memory/") for name in memory} == done.cluster(0).keys()
-
-
-@pytest.mark.parametrize("sites", [4, 8])
-def test_the_server_holds_one_model_for_each_cluster(tmp_path: Path, sites: int) -> None:
-    data = {"source": "digits", "sites": sites, "samples_limit": 200, "partition": {"kind": "iid"}}
-    done = run(tmp_path, data=data, tasks={"count": 1, "rounds": 2})
-    tensors = load_file(done.folder / "checkpoint" / "latest.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if name.startswith("strategy/")}
-    vectors = kept.pop("strategy/grouping/vectors")
-    assert vectors.shape == (sites, 8)
-    assert {name.split("/")[1] for name in kept} == {"model-0", "model-1"}
-    assert sum(tensor.numel() for tensor in kept.values()) == 2 * (64 * 8 + 8)
 
 
 @pytest.mark.parametrize(

@@ -8,29 +8,23 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
 from perennial.config.experiment import load_experiment
-from perennial.config.learner import LearnerConfig
 from perennial.config.run import RunSettings
-from perennial.data.config import AugmentationConfig
-from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.frozen_outputs import FrozenOutputs
-from perennial.learning.training import train
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
-from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.server.app import serve
 from perennial.server.summary import hashes_of
-from perennial.strategies.multi_factor import MultiFactor
-from tests.rounds import context, received
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -188,21 +182,6 @@ def test_the_old_backbone_as_teacher_needs_a_dual_backbone(tmp_path: Path) -> No
         load_experiment(Path(write(tmp_path, learner=learner, model={"name": "mlp"})))
 
 
-def test_a_stranger_to_this_project_can_take_part_under_flowers_own_round() -> None:
-    set_task_identity()
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord({"w": torch.ones(2)}),
-            "metrics": MetricRecord({"num-examples": 5, "train_loss": 0.7}),
-        }
-    )
-    message = Message(RecordDict({"config": ConfigRecord()}), dst_node_id=1, message_type="train")
-    arrays, outcome = received(
-        MultiFactor(), context({"w": torch.zeros(2)}), [Message(content, reply_to=message)]
-    )
-    assert arrays["w"].tolist() == [1.0, 1.0] and outcome.train_loss == pytest.approx(0.7)
-
-
 # the frozen past
 
 
@@ -253,30 +232,6 @@ def test_the_past_must_be_frozen_and_know_less() -> None:
     wide, _ = past_models()
     with pytest.raises(ProtocolError, match="a head of 4 classes"):
         FrozenOutputs(model, wide.requires_grad_(False), "full", training_set(), True)
-
-
-@pytest.mark.parametrize("kind", ["full", "old_backbone"])
-def test_training_leaves_the_past_as_it_was(kind: str) -> None:
-    learner = LearnerConfig.model_validate(SMALL["learner"] | {"distillation": {"teacher": kind}})
-    model, teacher = past_models()
-    past = {key: value.clone() for key, value in complete_state(teacher).items()}
-    flat = FlatParameters(model)
-    result = train(
-        learner,
-        model,
-        flat,
-        training_set(),
-        stream(1, "train"),
-        teacher=teacher,
-        augmentation=AugmentationConfig(),
-    )
-    assert float(result.update.norm()) > 0
-    after, old = complete_state(teacher), complete_state(model)
-    for key, value in past.items():
-        assert torch.equal(after[key], value)
-        if key.startswith("backbone."):
-            assert torch.equal(old[f"old_{key}"], value) and not torch.equal(old[key], value)
-    assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
 @pytest.mark.slow

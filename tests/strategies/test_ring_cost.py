@@ -4,7 +4,7 @@ import pytest
 
 from perennial.protocol.tensors import byte_count
 from perennial.strategies.serial_ring import SerialRing
-from tests.ring_grid import START, ScriptedGrid, adds, request, services
+from tests.strategies.ring_grid import START, ScriptedGrid, adds, request, services
 
 
 @pytest.mark.parametrize("segments", [1, 2, 4])

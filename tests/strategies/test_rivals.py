@@ -21,8 +21,8 @@ from perennial.strategies.feddyn import FedDyn
 from perennial.strategies.fednova import FedNova, accumulated_weight
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.scaffold import Scaffold
-from tests.quadratics import STAMP, Federation
 from tests.rounds import begun
+from tests.strategies.quadratics import STAMP, Federation
 
 ONE = {"a": 1, "b": 1}
 ONE_TWO = {"a": 1, "b": 2}

@@ -19,7 +19,7 @@ from perennial.models.feature_maps.ball import GRID
 from perennial.privacy.discrete_gaussian import SecureWords
 from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
 from perennial.server.withdrawal import withdraw
-from tests.distinguishing import audit
+from tests.privacy.distinguishing import audit
 from tests.privacy.test_shared_noise import exact_epsilon
 from tests.strategies.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
 from tests.strategies.test_secure_runs import Killed, events, gone, serve_dying, serve_file

@@ -16,7 +16,7 @@ from perennial.strategies.ring import hop_log as ring_log
 from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
-from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
+from tests.strategies.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
 
 
 def ring(folder: Path | None = None, **settings: Any) -> SerialRing:

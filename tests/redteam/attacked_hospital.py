@@ -36,7 +36,7 @@ from perennial.protocol.messages import (
 from perennial.protocol.stamp import Stamp
 from tests.approved import approve_installed
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SITE, RUN = "site-1", "0123456789abcdef"
 PIXELS = 64
 """Of an image."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from perennial.protocol.fields import read_kind
-from tests.twins.cases import Case
-from tests.twins.compare import Difference, compared
-from tests.twins.pairs import HELD_OUT, Pair, Pairs, training_count
-from tests.twins.slices import data_of
-from tests.twins.world import Federation, Ran
+from tests.privacy.twins.cases import Case
+from tests.privacy.twins.compare import Difference, compared
+from tests.privacy.twins.pairs import HELD_OUT, Pair, Pairs, training_count
+from tests.privacy.twins.slices import data_of
+from tests.privacy.twins.world import Federation, Ran
 
 TRAINED_ON = ("TrainReply.update", "StatisticsReply.", "DigestReply.", "SparsityReply.", "ClassCountsReply.")
 """Releases that a held-out record has no part in, whoever is charged for them."""

@@ -1,6 +1,6 @@
 """Write what a release leaves on a disk and sends, so that later releases are tried with it.
 
-    python -m tests.golden_states FOLDER
+    python -m tests.server.golden_states FOLDER
 
 FOLDER/NAME.zip holds a run folder with its sites' states, site.zip a ledger with the sets of records that
 paid, messages.json the fields of each message. All data are drawn by a generator. Written once for a release
@@ -26,7 +26,7 @@ import yaml
 import perennial.protocol
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.stamp import VERSION
-from tests.small_runs import SmallRun
+from tests.server.small_runs import SmallRun
 
 STATES: dict[str, tuple[str, str, int | None]] = {
     "replay": ("patients", "replay", 3),

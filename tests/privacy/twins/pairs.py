@@ -9,8 +9,8 @@ import numpy as np
 from perennial.config.site import load_site_config
 from perennial.data.deployed import load_site, site_config
 from perennial.data.site import SiteData
-from tests.twins.records import Array, Records, record
-from tests.twins.world import Federation, Ran
+from tests.privacy.twins.records import Array, Records, record
+from tests.privacy.twins.world import Federation, Ran
 
 TRIES = 400
 HELD_OUT = ("test", "validation")
@@ -114,7 +114,7 @@ class Pairs:
         return Pair("unreadable file", self.records.with_one(x, "c0", unreadable=True), part="unreadable")
 
     def few(self) -> Iterator[Pair]:
-        """Pairs for every committed experiment."""
+        """Pairs for every case."""
         yield self.added("added", "train")
         yield self.in_its_place()
         yield self.added("added to the validation part", "validation")

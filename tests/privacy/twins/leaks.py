@@ -13,7 +13,7 @@ from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal
 from perennial.learning.evaluation import head_counts
 from perennial.server.journal import Journal
-from tests.twins.cases import MODES, Case
+from tests.privacy.twins.cases import MODES, Case
 
 Leak = Callable[[], Any]
 

@@ -41,10 +41,7 @@ def bound_of(
     *,
     replaced: bool,
 ) -> Bound | None:
-    """The bound of what a charge covers in two replies; None where none is known.
-
-    Digests that are drawn from noised sums are made of noise by a solver, which has no bound of its own.
-    """
+    """The bound of what a charge covers in two replies; None where none is known."""
     if "MaskedReply.words/words" in first:
         return _of_words(entry, request, first, second, experiment, replaced=replaced)
     if entry.kind == "update":
@@ -169,7 +166,7 @@ def _of_counts(
 def _of_digests(first: Mapping[str, Any], second: Mapping[str, Any], experiment: Experiment) -> Bound | None:
     digests, name = experiment.digests, "DigestReply.digests/features"
     assert digests is not None
-    if digests.kind == "statistics" or first[name].shape != second[name].shape:
+    if first[name].shape != second[name].shape:
         return None
     weight = 1 / digests.per_digest if digests.weights is None else max(digests.weights)
     apart = first[name].astype(np.float64) - second[name]

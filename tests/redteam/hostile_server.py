@@ -28,7 +28,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
-from tests.attacked_hospital import BASE, PIXELS, POLICIES, Hospital
+from tests.redteam.attacked_hospital import BASE, PIXELS, POLICIES, Hospital
 
 ALIKE = 0.98
 """Correlation from which a reconstruction counts as the image."""

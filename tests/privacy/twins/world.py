@@ -30,8 +30,8 @@ from perennial.privacy.ledger import Ledger
 from perennial.protocol.fields import read_kind
 from perennial.server.app import serve
 from tests.approved import approve_installed
-from tests.twins.coupling import coupled, drawn_as
-from tests.twins.records import Records
+from tests.privacy.twins.coupling import coupled, drawn_as
+from tests.privacy.twins.records import Records
 
 OPEN: dict[str, Any] = {
     "answers": ["train", "evaluate", "measures", "digest", "sparsity", "statistics"],

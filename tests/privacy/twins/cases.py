@@ -1,10 +1,10 @@
-"""What twins are run of: every committed experiment, every protection, request and branch."""
+"""What twins are run of: every protection, request and branch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.twins.slices import EXPERIMENTS, committed, sliced
+from tests.privacy.twins.slices import sliced
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,6 @@ MODES: dict[str, dict[str, Any]] = {
         },
         **TWO_BRANCHES,
     ),
-    "none, digests of noised sums": of(
-        "digests-sums",
-        digests={"kind": "statistics", "per_digest": 1, "protection": "gauss", "epsilon": 200.0, "norm": 1.0},
-        **TWO_BRANCHES,
-    ),
     "client_local": _protected("local", LOCAL, learner=HERDED),
     "client_local, counts": _protected("local-counts", LOCAL, evaluation=NOISY | {"clip_counts": 4.0}),
     "client_local, class means": _protected(
@@ -223,13 +218,4 @@ def cases() -> list[Case]:
             "few",
         )
     )
-    return found + [Case(f"experiment {name}", _slice(name), "few") for name in EXPERIMENTS]
-
-
-def _slice(name: str) -> dict[str, Any]:
-    settings = sliced(committed(name))
-    privacy = settings.get("privacy", {})
-    if "sample_rate" in privacy:
-        # of few records one in ten would be in hardly any batch
-        settings["privacy"] = privacy | {"sample_rate": 0.5}
-    return settings
+    return found

@@ -14,9 +14,9 @@ from perennial.privacy.covered import UNCOVERED
 from perennial.privacy.entries import Entry
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import unpack
-from tests.twins.bounds import Bound, bound_of
-from tests.twins.covered import covered_by
-from tests.twins.world import Answer, Ran
+from tests.privacy.twins.bounds import Bound, bound_of
+from tests.privacy.twins.covered import covered_by
+from tests.privacy.twins.world import Answer, Ran
 
 MOVING = re.compile(
     rb"time|second|started|finished|duration|written|pid|memory|clock|date|elapsed|cpu|disk|position"
