@@ -1,7 +1,6 @@
 """Bundles: what a hospital receives, what it may write there, and what it may not."""
 
 import gzip
-import hashlib
 import io
 import re
 import tarfile
@@ -97,23 +96,10 @@ def members(bundle: Path) -> dict[str, bytes]:
         return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def with_sums(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The same with checksums that fit, as whoever makes a bundle can write them."""
-    kept = {name: data for name, data in sorted(files.items()) if name != "graz/SHA256SUMS"}
-    sums = [f"{hashlib.sha256(data).hexdigest()}  {name[5:]}\n" for name, data in kept.items()]
-    return {**kept, "graz/SHA256SUMS": "".join(sums).encode()}
-
-
 def test_a_damaged_bundle_writes_nothing(operator: OperatorFolder, tmp_path: Path) -> None:
     operator.add_site("graz", public_line(make_node_key()))
     good = write_bundle(operator, "graz")
-    files, site = members(good), tmp_path / "site"
-    changed = archive(tmp_path / "changed.tar.gz", {**files, "graz/site.yaml": b"site: other\n"})
-    with pytest.raises(ConfigError, match=r"checksums do not fit for site\.yaml"):
-        open_bundle(changed, site)
-    extra = archive(tmp_path / "extra.tar.gz", {**files, "graz/offered/extra.fab": b""})
-    with pytest.raises(ConfigError, match=r"checksums do not fit for offered/extra\.fab"):
-        open_bundle(extra, site)
+    site = tmp_path / "site"
     cut = tmp_path / "cut.tar.gz"
     cut.write_bytes(good.read_bytes()[:-200])
     with pytest.raises(ConfigError, match="not a readable tar"):
@@ -151,7 +137,6 @@ def test_a_damaged_bundle_writes_nothing(operator: OperatorFolder, tmp_path: Pat
 def test_a_bundle_writes_only_what_a_bundle_holds(
     operator: OperatorFolder, tmp_path: Path, name: str
 ) -> None:
-    """Whoever makes a bundle writes its checksums too, so they fit here."""
     key, site = make_node_key(), tmp_path / "site"
     operator.add_site("graz", public_line(key))
     site.mkdir()
@@ -159,7 +144,7 @@ def test_a_bundle_writes_only_what_a_bundle_holds(
     (site / "state").mkdir()
     (site / "state" / "ledger.jsonl").write_text("what has left\n")
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    files = with_sums({**members(write_bundle(operator, "graz")), name: b"evil"})
+    files = {**members(write_bundle(operator, "graz")), name: b"evil"}
     hostile = archive(tmp_path / "hostile.tar.gz", files)
     with pytest.raises(ConfigError, match=r"allowed plain files below one folder: .*ca\.crt"):
         open_bundle(hostile, site)
@@ -182,7 +167,7 @@ def test_a_newer_bundle_does_not_change_what_runs(operator: OperatorFolder, tmp_
     open_bundle(bundle, site)
     before = {path.name: path.read_bytes() for path in site.iterdir() if path.is_file()}
     files = {name: data + b"\n# newer" for name, data in members(bundle).items()}
-    written = open_bundle(archive(tmp_path / "newer.tar.gz", with_sums(files)), site)
-    assert sorted(written) == ["GUIDE.md", "SHA256SUMS", "ca.crt"]
+    written = open_bundle(archive(tmp_path / "newer.tar.gz", files), site)
+    assert sorted(written) == ["GUIDE.md", "ca.crt"]
     after = {path.name: path.read_bytes() for path in site.iterdir() if path.is_file()}
     assert {name for name in before if after[name] != before[name]} == set(written)

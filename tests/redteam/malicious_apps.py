@@ -297,8 +297,8 @@ def bundles() -> Made:
     yield "bundle that is no archive", b"not a tar"
     yield "bundle that is cut", tarred({"graz/site.yaml": b"x" * 5000})[:60]
     yield "bundle with a member twice", tarred({"graz/ca.crt": b"x", "other/ca.crt": b"y"})
-    yield "bundle without sums", tarred({"graz/ca.crt": b"x"})
-    yield "bundle with wrong sums", tarred({"graz/ca.crt": b"x", "graz/SHA256SUMS": b"00  ca.crt\n"})
+    yield "bundle of an authority alone", tarred({"graz/ca.crt": b"x"})
+    yield "bundle with sums of its own", tarred({"graz/ca.crt": b"x", "graz/SHA256SUMS": b"00  ca.crt\n"})
     yield "bundle of 300 MB of zeros", tarred({"graz/ca.crt": bytes(300 * 2**20)})
     many = {f"graz/offered/a{n}.fab": b"" for n in range(100_000)}
     yield "bundle of 100,000 empty members", tarred(many)
