@@ -57,10 +57,10 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
 def open_bundle(bundle: Path, folder: Path) -> list[str]:
     """Unpack a bundle into a site's folder; returns the names of the files that were written.
 
-    What it may write is a closed list: the templates of a site, ca.crt, and apps on offer, which run only once
-    they are approved. Templates that say what runs (site.yaml, .env, compose.yaml, ...) are kept when they are
-    there already, so that a newer bundle brings a new ca.crt, guide or app and changes nothing that the
-    hospital decided.
+    What it may write is a closed list: the templates of a site, ca.crt, and apps on offer, which run only
+    once they are approved. Templates that say what runs (site.yaml, .env, compose.yaml, ...) are kept when
+    they are there already, so that a newer bundle brings a new ca.crt, guide or app and changes nothing that
+    the hospital decided.
     Raises ConfigError for an archive that is damaged or holds other paths than a bundle's; nothing is written
     then.
     """
