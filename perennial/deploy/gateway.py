@@ -293,7 +293,6 @@ class Gateway:
 
     async def status(self) -> dict[str, Any]:
         """The status as of now. Raises httpx.HTTPError while the SuperLink does not answer."""
-        looked = time.time()
         reply = await self._upstream.post(LIST_RUNS, content=b"", headers={"content-type": PROTOBUF})
         reply.raise_for_status()
         runs = listed_runs(reply.content)
@@ -304,9 +303,7 @@ class Gateway:
             "certificate_ends": ends.timestamp(),
             "sites": {name: self._silent_since(name) for name in states if states[name] == "registered"},
             "others": {name: state for name, state in states.items() if state != "registered"},
-            "runs": {run: (facts.status, facts.bundle, facts.name) for run, facts in runs.items()},
             "unknown": self._book.unknown(runs),
-            "looked": looked,
         }
 
     def _silent_since(self, name: str) -> float | None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
 
 STATUS = ".superlink.json"
@@ -23,17 +22,15 @@ class SuperLinkStatus:
     silent_for: seconds since its last heartbeat. certificate_ends: when the certificate that it serves with
     expires, in seconds since 1970. sites: of every registered site, None while it is connected, else the time
     since which it is silent, in seconds since 1970; 0 if it was never connected. others: `added` or `revoked`
-    of every other site on record. runs: Flower's list of runs by id, as of `looked`, in seconds since 1970.
-    unknown: status by id of those that go on and that no name here has (deploy/run_book.py).
+    of every other site on record. unknown: status by id of Flower's runs that go on and that no name here has
+    (deploy/run_book.py).
     """
 
     silent_for: float
     certificate_ends: float
     sites: Mapping[str, float | None]
     others: Mapping[str, str] = field(default_factory=dict)
-    runs: Mapping[str, FlowerRun] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    looked: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -52,9 +49,7 @@ def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
             str(name)[:80]: None if since is None else float(since) for name, since in found["sites"].items()
         }
         others = {str(name)[:80]: str(state)[:20] for name, state in found.get("others", {}).items()}
-        flower_runs = {str(run): FlowerRun(*map(str, facts)) for run, facts in found.get("runs", {}).items()}
         unknown = {str(run)[:40]: str(state)[:40] for run, state in found.get("unknown", {}).items()}
-        ends, looked = float(found["certificate_ends"]), float(found.get("looked", 0.0))
-        return SuperLinkStatus(silent_for, ends, sites, others, flower_runs, unknown, looked)
+        return SuperLinkStatus(silent_for, float(found["certificate_ends"]), sites, others, unknown)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
