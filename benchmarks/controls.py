@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from benchmarks.environment import machine, versions
 from benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table, table_called, tables
-from perennial.config.experiment import ON_DISK, Experiment
+from perennial.config.experiment import Experiment
+from perennial.config.schema import ON_DISK
 from perennial.data.augmentation import to_float
 from perennial.data.federation import SimulatedFederation, build
 from perennial.data.site import SiteData

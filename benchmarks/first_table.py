@@ -50,9 +50,11 @@ def tables(data: Path, folder: Path) -> dict[str, tuple[int, dict[str, Any]]]:
     }
     found: dict[str, tuple[int, dict[str, Any]]] = {"heart disease": (920, heart)}
     arrays = np.load(data / "tabular_multiclass.npz")
-    sets = {name: (arrays[f"{name}_x"], arrays[f"{name}_y"]) for name in ("sorlie", "khan", "isolet")}
+    sets = {name: (arrays[f"{name}_x"], arrays[f"{name}_y"]) for name in ("sorlie", "khan")}
     sizes = {"linear": 800, "rare": 3000, "product": 900, "U-shaped and gated": 3000}
     sets |= {kind: generated(kind, rows, place) for place, (kind, rows) in enumerate(sizes.items())}
+    # the references of its 26 classes take the longest
+    sets["isolet"] = arrays["isolet_x"], arrays["isolet_y"]
     for name, (x, y) in sets.items():
         path = folder / f"{name.replace(' ', '-')}.csv"
         head = ",".join([*(f"c{column}" for column in range(x.shape[1])), "label"])
@@ -125,7 +127,8 @@ def _scores(model: Any, x: np.ndarray, classes: int) -> np.ndarray:
 def main(data: Path, output: Path) -> None:
     """Measure all tables and write a page."""
     warnings.filterwarnings("ignore")
-    lines = ["# The first model of a table", "", " ".join((__doc__ or "").split("\n\n")[2].split()), ""]
+    lines, verdicts = list[str](), dict[str, str]()
+    about = " ".join((__doc__ or "").split("\n\n")[2].split())
     with tempfile.TemporaryDirectory() as name:
         for table, (rows, block) in tables(data, Path(name)).items():
             seeds = [measured(block, seed, Path(name) / table.replace(" ", "-")) for seed in SEEDS]
@@ -140,6 +143,7 @@ def main(data: Path, output: Path) -> None:
             bar = 0.01 if rows < 1000 else 0.02
             short = np.maximum(best - bar, mean["best site alone"]) - mean["first model"]
             met = "met" if (short <= 0).all() else f"MISSED by {max(short):.3f}"
+            verdicts[table] = met
             lines += [
                 f"## {table}, {rows} rows: {met}",
                 "",
@@ -148,7 +152,10 @@ def main(data: Path, output: Path) -> None:
             ]
             lines += [f"| {who} | {a:.3f} | {b:.3f} |" for who, (a, b) in mean.items()] + [""]
             print(table, met, {who: np.round(value, 3).tolist() for who, value in mean.items()}, flush=True)
-            output.write_text("\n".join(lines))
+            named = "; ".join(f"{name}: {verdict}" for name, verdict in verdicts.items())
+            output.write_text(
+                "\n".join(["# The first model of a table", "", about, "", f"{named}.", "", *lines])
+            )
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from typing import Any
 
 from benchmarks.environment import machine, versions
 from benchmarks.table import RESULTS, RESULTS_REVISION, ROOT, Row, Table
-from perennial.config.experiment import ON_DISK, Experiment
+from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
+from perennial.config.schema import ON_DISK
 from perennial.foundation.files import replace_file
 from perennial.foundation.plugins import using
 

@@ -121,7 +121,8 @@ class Model:
             found = read_cases([*map(Path, paths)], shape, data.pool.images or 1, fill, reading)
         else:
             files = files_in([*map(Path, paths)], of_images=len(shape) == 3)
-            found = read_inputs(files, shape, stored, fill, inputs.columns, reading, data.missing)
+            cells = data.missing, data.units, data.limits
+            found = read_inputs(files, shape, stored, fill, inputs.columns, reading, *cells)
         for names, x in found:
             yield from self._named(names, self.answers(x))
 

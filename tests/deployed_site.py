@@ -114,7 +114,7 @@ class DeployedSite:
     def _built(self, task: int) -> IncrementalModel:
         classes = self.registry.schedule.num_classes(task)
         experiment = self.experiment
-        return build_model(experiment.model, self._shape, classes, experiment.seed, experiment.encoder)
+        return build_model(experiment.model, self._shape, classes, experiment.seed)
 
     def stamp(self, number: int, run: str = RUN) -> dict[str, Any]:
         """The stamp of a round, as the approved experiment has it; a round is a task here."""

@@ -42,14 +42,6 @@ def _row(label: str, experiment: str, *changes: str) -> Row:
 
 
 DIGITS_64 = "model={name: features, features: [{name: random, width: 64}]}"
-HAM_64 = (
-    "model={name: features, features: [{name: patches, filters: 400, size: 8}], "
-    "expansion: {width: 64, keep: false}}"
-)
-CIFAR_256 = (
-    "model={name: features, features: [{name: pretrained, network: efficientnet_lite0, image_size: 128, "
-    "stages: 4}], expansion: {width: 256, keep: false}}"
-)
 PLAIN_RIDGE = "strategy={name: analytic, head: ridge, shrinkage: 1.0e-6, standardise: false}"
 
 
@@ -155,47 +147,6 @@ TABLES = {
         note=(
             "5 sites; the upper rows have 2 tasks and samples dealt evenly, as `dp_sample_digits` has. "
             f"{NOISE_UNIT} The noise of four of five sites hides a sample: the sum has 5/4 of the variance."
-        ),
-    ),
-    "analytic_noise_ham10000": Table(
-        "Sums of 64 features of HAM10000's four clinics with one Gaussian release a task, delta 1e-5",
-        [
-            *(
-                _noised(words, eps, REDUCED, shared=shared, experiment=HAM, model=HAM_64, sites=4)
-                for words, shared in (("one noise in all", True), ("each clinic its own noise", False))
-                for eps in EPSILONS
-            ),
-            *(_by_dp_sgd(eps, *HAM_BY_DP_SGD, tasks=3) for eps in EPSILONS),
-            _row("no noise, 64 features", HAM, HAM_64, PLAIN_RIDGE, REDUCED),
-        ],
-        seeds=SEEDS,
-        measures={"epsilon": epsilon} | BALANCED,
-        plain=frozenset({"epsilon"}),
-        note=(
-            "32 px, tasks of 3, 2 and 2 classes, 2,000 images. 64 random features of 400 patches. DP-SGD "
-            f"trains a perceptron on the pixels in 5 rounds a task. {NOISE_UNIT}"
-        ),
-    ),
-    "analytic_noise_cifar100": Table(
-        "Sums of 256 features of CIFAR-100 with one Gaussian release a task, delta 1e-5",
-        [
-            *(
-                _noised(words, eps, _tasks(2), shared=shared, experiment=CIFAR, model=CIFAR_256)
-                for words, shared in (("one noise in all", True), ("each site its own noise", False))
-                for eps in EPSILONS
-            ),
-            _by_dp_sgd(8, CIFAR_BY_DP_SGD),
-            _row("no noise, 256 features", CIFAR, CIFAR_256, PLAIN_RIDGE, _tasks(2)),
-        ],
-        seeds=SEEDS,
-        measures={"epsilon": epsilon} | dict(STANDARD),
-        plain=frozenset({"epsilon"}),
-        scale="paper",
-        note=(
-            "All 50,000 training images, 5 sites, Dirichlet 0.5, 2 tasks. 256 random features of "
-            "EfficientNet-Lite0's last four stages; 128 and 256 were looked at on test images of seed 11. "
-            "Lite0 was trained on ImageNet. DP-SGD trains a perceptron on the pixels, which had no such "
-            f"start: its row answers another question. {NOISE_UNIT}"
         ),
     ),
     "analytic_ham10000": Table(

@@ -14,14 +14,6 @@ IMAGE_BRANCH_ONLY = ("model.name=small_cnn", "model.backbone=null")
 BASE = ("strategy=fedavg",)
 TOGETHER = "strategy.spread=false"
 """Digests as the sites lent them, as in the paper."""
-ENCODERS = {
-    "random": "digests.encoder=random",
-    # weights are not part of the project: the table's note says how to make the file
-    "autoencoder of Fashion-MNIST": "digests.encoder={name: autoencoder, "
-    "file: experiments/encoders/fashion_mnist_8x8.safetensors, "
-    "sha256: afabf93212c0aab9761d95bc745a6f5bce829adbbbdca437a509e1272c58dac0}",
-    "MobileNetV2, random weights": "digests.encoder=mobilenet_v2",
-}
 ONE_EPOCH = "strategy={name: digest_synthesis, base: fedavg, server_lr: 0.01, guidance_lr: 1.0}"
 """The server trains once over the digests in a round, as they came."""
 RANDOM = "digests.mix=random"
@@ -265,26 +257,6 @@ TABLES = {
         measures=FINAL,
         note="Mixed within classes with equal weights, spread at the server, and without noise, unless a row "
         "says otherwise; with honest noise nothing is spread. Labels leave in the clear.",
-    ),
-    "feddig_encoders_digits": Table(
-        "FedDig, digits, everybody leaves within 20 rounds: the encoder",
-        [
-            *[
-                Row(f"mixed within classes, spread: {name}", "feddig_digits", (*SHORT_DIGESTS, encoder))
-                for name, encoder in ENCODERS.items()
-            ],
-            *[
-                Row(f"mixed at random: {name}", "feddig_digits", (*SHORT, ONE_EPOCH, RANDOM, ENCODERS[name]))
-                for name in ("random", "autoencoder of Fashion-MNIST")
-            ],
-        ],
-        measures=FINAL,
-        note="The autoencoder was trained once, on images that no site holds: `perennial digest "
-        "train-encoder experiments/encoders/fashion_mnist_8x8.yaml "
-        "experiments/encoders/fashion_mnist_8x8.safetensors`, in the checkout's folder, where this table has "
-        "to run too. On another processor the file's last bits may differ; then its SHA-256 in the table "
-        "has to follow. Random weights are others with each seed. MobileNetV2 "
-        "with weights of ImageNet was not run.",
     ),
     "feddig_sites_digits": Table(
         "FedDig, digits, Dirichlet 0.1: half of the sites leave for good after round 8 of 20",

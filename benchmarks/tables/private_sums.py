@@ -84,7 +84,7 @@ TABLES = {
                 4,
                 True,
                 "data.samples_limit=2000",
-                "model.projection.width=48",
+                "model.projection=48",
             ),
             _without(HAM, "patches, 96 components, no noise, Gaussian head"),
             *_rows("Lite0 beside patches, one noise in all", HAM, 4, True, *LITE0),

@@ -134,11 +134,10 @@ def _print_ranks(console: Console, data: "DataConfig", columns: Mapping[str, Any
     """Print how well each column of a table alone tells the class, so that a person sees what leaks."""
     if data.source != "csv" or data.path is None or columns is None or len(columns) < 2:
         return
-    from perennial.data.csv_file import read_csv
     from perennial.data.leaks import rank_columns
+    from perennial.data.table import table_file
 
-    file = read_csv(Path(data.path).expanduser(), data.encoding, data.decimal)
-    ranked = rank_columns(file, data.label_column, columns, data.missing)
+    ranked = rank_columns(table_file(data), data.label_column, columns, data.missing)
     console.print("columns by how well each alone tells the class (AUROC; .5 tells nothing):")
     for told in ranked[:MOST_RANKED]:
         console.print(f"  {told}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""perennial digest: what a site may lend, and the encoders that make it."""
+"""perennial digest: what a site may lend."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,15 +24,3 @@ def preview(
     from perennial.cli.digest_preview import preview_command
 
     typer.echo(preview_command(site, experiment, task, output))
-
-
-@app.command()
-def train_encoder(
-    settings: Annotated[Path, typer.Argument(help="YAML: a data block, and how long to train")],
-    output: Annotated[Path, typer.Argument(help="file to write, .safetensors")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. seed=2")] = None,
-) -> None:
-    """Train an encoder of digests on public data; its weights reveal something of that data to every site."""
-    from perennial.cli.encoder import train_encoder_command
-
-    typer.echo(train_encoder_command(settings, output, overrides or [], typer.echo))

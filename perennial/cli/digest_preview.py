@@ -56,7 +56,7 @@ def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path)
     from perennial.client.digests import digests_of
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
-    from perennial.models.digest_encoders import build_encoder
+    from perennial.models.digest_encoders import FeatureEncoder
     from perennial.privacy.noise import SecureNoise
 
     experiment = load_experiment(experiment_file)
@@ -66,7 +66,7 @@ def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path)
     schedule = site.process.registry.schedule
     if not 1 <= task <= schedule.count:
         raise ConfigError(f"--task: found {task}, allowed 1 to {schedule.count}")
-    encoder = build_encoder(experiment.encoder, site.data.input_shape, experiment.seed)
+    encoder = FeatureEncoder(site.data.input_shape, experiment.seed)
     digests, guarantee = digests_of(site, encoder, task, SecureNoise())
     lines = _facts(site, experiment, task, digests, guarantee)
     if len(site.data.input_shape) == 3:
@@ -141,7 +141,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     colours, height, width = data.input_shape
     mean, std = data.mean.view(-1, 1, 1), data.std.view(-1, 1, 1)
     known = digests.labels.shape[1]
-    model = build_model(experiment.model, data.input_shape, known, experiment.seed, experiment.encoder)
+    model = build_model(experiment.model, data.input_shape, known, experiment.seed)
     if not isinstance(model, DigestTwoBranchModel):
         raise ConfigError("model.name: digests are read by digest_two_branch only")
     reference = {name: tensor.clone() for name, tensor in travelling(model).items()}

@@ -92,10 +92,11 @@ def evaluate(
     folder = output or run / "evaluations" / data.stem
     first = [sentence] if sentence else said
     worth = prevalence_in_words(measures, read_shares(prevalence or [], saved.classes))
-    told = {"headline": [*first, *measures.headline], "notes": [*measures.notes, *worth]}
+    strange = outside.strange_columns()
+    told = {"headline": [*first, *measures.headline], "notes": [*measures.notes, *worth, *strange]}
     measures = measures.model_copy(update=told)
     _show(console, measures)
-    for text in worth:
+    for text in (*worth, *strange):
         console.print(text, soft_wrap=True)
     name = saved.settings["name"] + (f", site {site}" if site else "")
     console.print(f"report: {write_evaluation(folder, measures, name, data.name)}", soft_wrap=True)

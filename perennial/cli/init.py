@@ -20,7 +20,7 @@ from perennial.data.surveyed import Survey
 from perennial.data.suspicion import answer
 from perennial.data.table_columns import feature_count
 from perennial.deploy.bundle import template_policy
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.models.feature_maps.automatic import WIDEST_PAIRED, network_is_here
 
@@ -46,11 +46,13 @@ def init_command(
     epsilon: float | None = None,
     missing: Sequence[str] = (),
     decimal: Decimal | None = None,
+    units: Mapping[str, str] | None = None,
+    limits: Sequence[str] = (),
 ) -> list[str]:
     """Write experiment.yaml, experiment_trained.yaml and site.yaml to output; returns what to do next.
 
     epsilon: of each record, by noise at the sites, without experiment_trained.yaml; None: no noise.
-    layout: of a folder of images. missing, decimal: of a table, as in its data block.
+    layout: of a folder of images. missing, decimal, units, limits: of a table, as in its data block.
     ask: from a question and the answers that are allowed to one of these; None: nobody is there to ask.
     Raises ConfigError where one of these files exists, before anything is asked, and DataError on data that
     cannot be understood; then no file is written.
@@ -60,12 +62,12 @@ def init_command(
         if (output / name).exists():
             raise ConfigError(f"{output / name}: exists already, and is kept; give another --output FOLDER")
     try:
-        found = survey(data, label, site_column, patient, layout, missing, decimal)
+        found = survey(data, label, site_column, patient, layout, missing, decimal, units, limits)
     except TwoLevels as question:
         if ask is None:
             raise
         layout = cast(Layout, ask(str(question), LAYOUTS))
-        found = survey(data, label, site_column, patient, layout, missing, decimal)
+        found = survey(data, label, site_column, patient, layout, missing, decimal, units, limits)
     for question in found.questions:
         if ask is None or not question.key:
             continue
@@ -80,8 +82,14 @@ def init_command(
         where = str(output / name)
         if name == "site.yaml":
             validate(SiteConfig, parse_yaml(text, where), where)
-        else:
+            continue
+        try:
             experiment_of(parse_yaml(text, where), output, where)
+        except DataError as error:
+            options = " ".join(filter(None, (each.option for each in found.questions)))
+            if not options:
+                raise
+            raise DataError(f"{error}\nor answer what init would ask in a terminal: {options}") from error
     make_folder(output)
     for name, text in files.items():
         replace_file(output / name, text.encode(), mode=0o644)

@@ -122,7 +122,8 @@ def rounded_constants(found: Survey) -> dict[str, Any]:
     Empty for images, whose constants are public.
     """
     if found.source == "csv":
-        file, columns = read_csv(found.path), found.columns
+        keys = {key: found.options[key] for key in ("decimal", "units", "limits") if key in found.options}
+        file, columns = read_csv(found.path, **keys), found.columns
         values = encode(file, columns, (), BadCells(file))
         indices = numeric_indices(columns)
         both = {name: _rounded(values[:, place]) for name, place in indices.items()}

@@ -130,12 +130,20 @@ def init(
         list[str] | None, typer.Option(help="a text of a table that means unknown; may be given again")
     ] = None,
     decimal: Annotated[str | None, typer.Option(help="decimal sign of a table: . or ,")] = None,
+    units: Annotated[
+        list[str] | None, typer.Option(help="COLUMN=UNIT behind a table's numbers; may be given again")
+    ] = None,
+    limits: Annotated[
+        list[str] | None, typer.Option(help="a column in which <0.5 counts as 0.5; may be given again")
+    ] = None,
 ) -> None:
     """Inspect data and write the files of a first run, with reasons as comments; asks what is not clear."""
     from perennial.cli.init import LAYOUTS, init_command
 
     if decimal not in (None, ".", ","):
         raise ConfigError(f"--decimal: found {decimal!r}, allowed . or ,")
+    if wrong := [each for each in units or () if not each.partition("=")[2]]:
+        raise ConfigError(f"--units: found {wrong[0]!r}, allowed COLUMN=UNIT")
     if layout not in (None, *LAYOUTS):
         raise ConfigError(f"--layout: found {layout!r}, allowed {', '.join(LAYOUTS)}")
 
@@ -145,9 +153,9 @@ def init(
         return typer.prompt(question, type=click.Choice(allowed))
 
     asked = ask if sys.stdin.isatty() else None
-    told = init_command(
-        data, output, site, label, site_column, patient, layout, asked, epsilon, missing or (), decimal
-    )
+    behind = {column: unit for column, _, unit in (each.partition("=") for each in units or ())}
+    cells = missing or (), decimal, behind, limits or ()
+    told = init_command(data, output, site, label, site_column, patient, layout, asked, epsilon, *cells)
     for line in told:
         typer.echo(line)
 

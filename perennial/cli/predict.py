@@ -5,16 +5,17 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import ConfigError, DataError, StateError
 
 if TYPE_CHECKING:
     from perennial.library import Prediction
+    from perennial.models.saved import SavedModel
 
 SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".tsv": "text", ".txt": "text"}
 
@@ -49,11 +50,28 @@ def predict_command(
     if saved.confidence.void:
         typer.echo(f"predict: the sets have no stated coverage: {saved.confidence.void}", err=True)
     model = Model(saved)
+    for sentence in _strangers(saved, paths):
+        typer.echo(f"predict: {sentence}", err=True)
     with _opened(output) as file:
         for line in WRITERS[form](
             model.predictions(paths), saved.classes, saved.confidence.thresholds is not None
         ):
             file.write(line + "\n")
+
+
+def _strangers(saved: "SavedModel", paths: Sequence[Path]) -> Iterator[str]:
+    """Sentences on columns of tables that are unlike the training data; faulty tables are for the reading."""
+    from perennial.data.config import DataConfig
+    from perennial.data.csv_file import read_csv
+    from perennial.data.inputs import strange_columns
+
+    inputs, data = saved.inputs, DataConfig.model_validate(saved.settings["data"])
+    for path in paths:
+        if inputs.columns is not None and path.is_file() and path.suffix.lower() != ".npz":
+            with suppress(DataError):
+                file = read_csv(path, units=data.units, limits=data.limits)
+                for said in strange_columns(file, inputs.columns, inputs.mean, inputs.std, data.missing):
+                    yield f"{path}: {said}"
 
 
 def _text(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:

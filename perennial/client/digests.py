@@ -17,7 +17,7 @@ from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
+from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
 from perennial.privacy.noise import NoiseSource
@@ -44,7 +44,7 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
             **request.stamp_fields, encoder=request.encoder, samples_per_digest=config.per_digest
         )
     check_digests(policy, site.experiment, config)
-    encoder = build_encoder(site.experiment.encoder, site.data.input_shape, site.experiment.seed)
+    encoder = FeatureEncoder(site.data.input_shape, site.experiment.seed)
     ours = encoder_hash(encoder)
     if request.encoder != ours:
         raise ProtocolError(f"DigestRequest: encoder: found {request.encoder:.12}, this site has {ours:.12}")

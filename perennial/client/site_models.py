@@ -88,7 +88,7 @@ class SiteModels:
     def _built(self, num_classes: int) -> IncrementalModel:
         experiment = self.experiment
         shape, seed = self.input_shape, experiment.seed
-        return build_model(experiment.model, shape, num_classes, seed, experiment.encoder, self.constants)
+        return build_model(experiment.model, shape, num_classes, seed, self.constants)
 
     def _placed(self, model: IncrementalModel) -> IncrementalModel:
         return model.to(self.device)

@@ -23,7 +23,7 @@ from perennial.client.ring_turn import features_as_asked, segment_of, turn_of
 from perennial.client.site import Site
 from perennial.client.training_samples import training_indices
 from perennial.config import charges
-from perennial.config.simulated_sites import AdversaryKind
+from perennial.config.rounds import AdversaryKind
 from perennial.config.turn import Turn
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet

@@ -38,7 +38,7 @@ class Approval(Block):
 
     @property
     def name(self) -> str:
-        """Name of the record's file; an encoder's text is in the folder of the same name without .json."""
+        """Name of the record's file."""
         return f"{self.experiment[:16]}-{self.bundle[:16] or 'installed'}.json"
 
     @cached_property
@@ -71,8 +71,7 @@ def experiment_of(approval: Approval, approvals: Path, plugins: Mapping[str, str
 
     Raises ConfigError when this installation cannot run it, StateError when the record was changed.
     """
-    folder = approvals / approval.name.removesuffix(".json")
-    experiment = read_document(approval.document, str(approvals / approval.name), folder, plugins)
+    experiment = read_document(approval.document, str(approvals / approval.name), plugins)
     if experiment.digest != approval.experiment:
         raise StateError(f"{approvals / approval.name}: was changed since the approval; approve it again")
     return experiment

@@ -1,20 +1,18 @@
 """`features: auto`: the maps that fit the data's kind and shape, written into an experiment as it is read."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
+from perennial.config.schema import ExperimentFields
 from perennial.config.simulation import as_for, simulated_federation
 from perennial.data.deployed import declared_input_shape
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.automatic import maps_for, network_is_here
 
-if TYPE_CHECKING:
-    from perennial.config.experiment import Experiment
+Checked = TypeVar("Checked", bound=ExperimentFields)
 
 
-def with_maps(
-    content: dict[str, Any], where: str, read: "Callable[[dict[str, Any]], Experiment]"
-) -> "Experiment":
+def with_maps(content: dict[str, Any], where: str, read: Callable[[dict[str, Any]], Checked]) -> Checked:
     """The experiment with feature maps chosen for its data in place of `features: auto`.
 
     content: of its file, named `where` in errors. read: validates such content. Raises ConfigError where it
@@ -36,5 +34,7 @@ def with_maps(
     else:
         federation = simulated_federation(draft)
         shape, stored = federation.input_shape, federation.stored
-    model["features"] = maps_for(shape, stored, network=network_is_here())
+    model["features"] = maps_for(
+        shape, stored, network=network_is_here(), chooses=draft.data.validation_fraction > 0
+    )
     return as_for(read(content | {"model": model}), draft)

@@ -1,20 +1,16 @@
 """Which settings of an experiment cannot go together, each with what is allowed in its place."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from perennial.config.analytic import uncovered
 from perennial.config.evaluation import require_calibration, require_covered_counts
 from perennial.config.learner import NO_LEARNER
+from perennial.config.schema import ExperimentFields
 from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
-from perennial.config.stopping import require_validation
 from perennial.config.strategies import ASKS, asks_of, nested
 
-if TYPE_CHECKING:
-    from perennial.config.experiment import Experiment
 
-
-def _learner(experiment: "Experiment") -> None:
+def _learner(experiment: ExperimentFields) -> None:
     strategy = experiment.strategy
     if not strategy.trains and experiment.learner != NO_LEARNER:
         raise ValueError(
@@ -22,7 +18,7 @@ def _learner(experiment: "Experiment") -> None:
         )
 
 
-def _release(experiment: "Experiment") -> None:
+def _release(experiment: ExperimentFields) -> None:
     """The privacy block is about what leaves, and maps are chosen only where a head can choose."""
     privacy, strategy, model = experiment.privacy, experiment.strategy, experiment.model
     if privacy.enabled and not strategy.trains and privacy.release != "sums":
@@ -51,7 +47,7 @@ def _release(experiment: "Experiment") -> None:
         )
 
 
-def uncovered_sums(experiment: "Experiment") -> str:
+def uncovered_sums(experiment: ExperimentFields) -> str:
     """Why no accountant covers what the experiment's sums ask of a site under privacy; "" if one does."""
     strategy = experiment.strategy
     found = nested(strategy.name, strategy.parameters)
@@ -59,14 +55,14 @@ def uncovered_sums(experiment: "Experiment") -> str:
     return next((why for keys in own if (why := uncovered(keys))), "")
 
 
-def _masks(experiment: "Experiment") -> None:
+def _masks(experiment: ExperimentFields) -> None:
     if experiment.secure is not None:
         refuse_what_needs_single_updates(experiment)
     if experiment.privacy.shared:
         require_shared_noise(experiment)
 
 
-def _sites(experiment: "Experiment") -> None:
+def _sites(experiment: ExperimentFields) -> None:
     names = [adversary.site for adversary in experiment.adversaries]
     if len(set(names)) < len(names):
         raise ValueError(f"adversaries: a site is listed twice: {', '.join(names)}")
@@ -74,7 +70,7 @@ def _sites(experiment: "Experiment") -> None:
         experiment.require_sites(experiment.data.shares)
 
 
-def _pretraining(experiment: "Experiment") -> None:
+def _pretraining(experiment: ExperimentFields) -> None:
     mode = experiment.privacy.mode
     why = {
         "client_central": "plain averaging adds no noise at the server",
@@ -88,7 +84,7 @@ def _pretraining(experiment: "Experiment") -> None:
         )
 
 
-def _class_means(experiment: "Experiment") -> None:
+def _class_means(experiment: ExperimentFields) -> None:
     mode = experiment.privacy.mode
     if experiment.learner.means == "global" and mode in ("client_central", "client_shared", "sample"):
         raise ValueError(
@@ -97,7 +93,7 @@ def _class_means(experiment: "Experiment") -> None:
         )
 
 
-def _learnt_features(experiment: "Experiment") -> None:
+def _learnt_features(experiment: ExperimentFields) -> None:
     learner, privacy = experiment.learner, experiment.privacy
     if learner.classifier == "gaussian" and (privacy.enabled or experiment.secure is not None):
         found = "secure" if experiment.secure is not None else f"privacy.mode {privacy.mode!r}"
@@ -113,14 +109,14 @@ def _learnt_features(experiment: "Experiment") -> None:
         )
 
 
-def _patients(experiment: "Experiment") -> None:
+def _patients(experiment: ExperimentFields) -> None:
     data = experiment.data
     named = data.patient is not None or data.only_at_sites or "patient" in data.arrays
     if experiment.privacy.unit == "patient" and not named:
         raise ValueError("data.patient: missing; privacy.unit is patient, so the data must name the patients")
 
 
-def _precision(experiment: "Experiment") -> None:
+def _precision(experiment: ExperimentFields) -> None:
     precision = experiment.learner.precision
     if experiment.privacy.mode == "sample" and precision != "float32":
         raise ValueError(
@@ -129,7 +125,7 @@ def _precision(experiment: "Experiment") -> None:
         )
 
 
-def _bayesian_figure(experiment: "Experiment") -> None:
+def _bayesian_figure(experiment: ExperimentFields) -> None:
     if experiment.learner.means == "global" and experiment.privacy.bayesian_estimate is not None:
         raise ValueError(
             "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
@@ -137,7 +133,7 @@ def _bayesian_figure(experiment: "Experiment") -> None:
         )
 
 
-def _dual_backbone(experiment: "Experiment") -> None:
+def _dual_backbone(experiment: ExperimentFields) -> None:
     """Parts of a learner that need an old backbone beside a new one."""
     distillation, consolidation = experiment.learner.distillation, experiment.learner.consolidation
     model = experiment.model.name
@@ -159,14 +155,34 @@ def _dual_backbone(experiment: "Experiment") -> None:
         )
 
 
-def _bounds(experiment: "Experiment") -> None:
+def _bounds(experiment: ExperimentFields) -> None:
     names = [name for name, _ in nested(experiment.strategy.name, experiment.strategy.parameters)]
     experiment.bounds.require_fit("analytic" in names)
 
 
-CHECKS: tuple[Callable[["Experiment"], None], ...] = (
+def _stopping(experiment: ExperimentFields) -> None:
+    """Raises ValueError where sites cannot tell after each round how good the model is."""
+    if experiment.stopping is None:
+        return
+    if experiment.data.validation_fraction == 0:
+        raise ValueError("stopping: needs validation samples; data.validation_fraction is 0")
+    if not experiment.evaluation.federated:
+        raise ValueError("stopping: sites count their validation samples; evaluation.federated is false")
+    if experiment.privacy.enabled and not experiment.privacy.allow_unaccounted_metrics:
+        raise ValueError(
+            f"stopping: counts of every round would leave the sites, which no accountant covers under "
+            f"privacy.mode {experiment.privacy.mode!r}; remove it, or allow_unaccounted_metrics"
+        )
+    name = experiment.strategy.name
+    if not experiment.strategy.trains or experiment.strategy.asks.personal_layers:
+        raise ValueError(
+            f"stopping: strategy {name!r} has no global model that rounds make better; remove it"
+        )
+
+
+CHECKS: tuple[Callable[[ExperimentFields], None], ...] = (
     *(_learner, _release),
-    *(require_covered_counts, require_calibration, require_validation),
+    *(require_covered_counts, require_calibration, _stopping),
     *(_masks, _sites, _pretraining, _class_means, _learnt_features),
     *(_patients, _precision, _bayesian_figure, _dual_backbone, _bounds),
 )

@@ -8,27 +8,26 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from perennial.config.experiment import ON_DISK, Experiment
+from perennial.config.experiment import Experiment
 from perennial.config.methods import require_code_of_sites
+from perennial.config.schema import ON_DISK
 from perennial.config.yaml_file import parse_yaml, validate
 from perennial.foundation.errors import ConfigError, shown
 from perennial.foundation.plugins import only
 
-DOCUMENT, ENCODER = "experiment.yaml", "encoder.json"
-"""Names in an app: the experiment, and the text of an encoder."""
+DOCUMENT = "experiment.yaml"
+"""Its name in an app."""
 
 
-def read_document(text: str, where: str, folder: Path, plugins: Mapping[str, str]) -> Experiment:
+def read_document(text: str, where: str, plugins: Mapping[str, str]) -> Experiment:
     """The experiment in the text of a document; its digest is the document's. where: names it in errors.
 
-    folder: of the encoder's text, if the document has one. plugins: package -> SHA-256 of its source, the
+    plugins: package -> SHA-256 of its source, the
     packages that may be imported for it, as site.yaml names them. Raises ConfigError naming what is wrong.
     """
     content = parse_yaml(text, where)
-    _locate_encoder(content, where, folder)
     try:
         with only(plugins):
             experiment = validate(Experiment, content, where)
@@ -85,16 +84,3 @@ def _without(found: Any, below: Any) -> None:
     elif isinstance(found, dict):
         for key, more in below.items():
             _without(found.get(key), more)
-
-
-def _locate_encoder(content: dict[str, Any], where: str, folder: Path) -> None:
-    """Make digests.encoder.file the text beside the document, which is the only one that it may name."""
-    digests = content.get("digests")
-    encoder = digests.get("encoder") if isinstance(digests, dict) else None
-    if not isinstance(encoder, dict) or (file := encoder.get("file")) is None:
-        return
-    if file != ENCODER or not isinstance(encoder.get("sha256"), str):
-        raise ConfigError(
-            f"{where}: digests.encoder.file: found {shown(repr(file))}, allowed {ENCODER} with its sha256"
-        )
-    encoder["file"] = str(folder / ENCODER)

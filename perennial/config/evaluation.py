@@ -1,51 +1,10 @@
-"""When and where a model is measured, and the noise on the counts of right answers that sites report."""
+"""What follows from how an experiment measures its model, and the noise on the counts that sites report."""
 
-import operator
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
-
-from perennial.foundation.block import Block
+from perennial.config.schema import ExperimentFields
 from perennial.privacy.noised_counts import CountNoise
 
-if TYPE_CHECKING:
-    from perennial.config.experiment import Experiment
 
-_WITHOUT = operator.not_
-
-
-class EvaluationConfig(Block):
-    """When and where the model is measured."""
-
-    every: Literal["task", "round"] = "task"
-    central: bool = True
-    """On the server's test set, where it has one."""
-    federated: bool = True
-    """At the sites, on their held-out samples, at the end of each task."""
-    measures: bool = True
-    """Beside right answers, the tables of which sensitivity, AUROC, calibration and more are made; a site
-    sends its own if its policy answers measures, and none sends any with noise."""
-    coverage: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False, exclude_if=_WITHOUT)
-    """Make prediction sets that hold the true class with
-    this probability; needs data.calibration_fraction."""
-    operating_points: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
-        default_factory=dict, exclude_if=_WITHOUT
-    )
-    """Class -> specificity: choose the probability from which the class is reported so that this share of
-    the other classes' calibration samples does not reach it, and say its sensitivity there."""
-    noise_multiplier: float | None = Field(
-        default=None, gt=0, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
-    )
-    """With a protection: noise on each count of right and wrong answers, for the unit that privacy hides; its
-    standard deviation over what one unit moves them by, which is 1 for a sample or a patient."""
-    clip_counts: float | None = Field(
-        default=None, ge=1, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
-    )
-    """With noise, in the modes that hide a whole site: the L2 norm to which a site's counts are shrunk, about
-    the number of samples that it counts for."""
-
-
-def count_noise(experiment: "Experiment") -> CountNoise | None:
+def count_noise(experiment: ExperimentFields) -> CountNoise | None:
     """The noise on counts of held-out samples; None without evaluation.noise_multiplier."""
     found = experiment.evaluation
     if found.noise_multiplier is None:
@@ -53,23 +12,23 @@ def count_noise(experiment: "Experiment") -> CountNoise | None:
     return CountNoise(found.noise_multiplier, found.clip_counts or 1.0)
 
 
-def asks_for_tables(experiment: "Experiment") -> bool:
+def asks_for_tables(experiment: ExperimentFields) -> bool:
     """Whether sites are asked for tables of counts: not with noise, of which tables would need too much."""
     found = experiment.evaluation
     return found.federated and found.measures and found.noise_multiplier is None
 
 
-def fits(experiment: "Experiment") -> bool:
+def fits(experiment: ExperimentFields) -> bool:
     """Whether a temperature is fitted on the sites' validation samples before tables are made."""
     return asks_for_tables(experiment) and experiment.data.validation_fraction > 0
 
 
-def subgroups_of(experiment: "Experiment") -> int:
+def subgroups_of(experiment: ExperimentFields) -> int:
     """Number of subgroups in the tables, 0 without data.subgroup."""
     return 0 if experiment.data.subgroup is None else len(experiment.data.subgroup.values)
 
 
-def require_calibration(experiment: "Experiment") -> None:
+def require_calibration(experiment: ExperimentFields) -> None:
     """Raises ValueError if prediction sets or operating points are asked for without calibration samples."""
     asked = "coverage" if experiment.evaluation.coverage is not None else "operating_points"
     if not getattr(experiment.evaluation, asked):
@@ -86,7 +45,7 @@ def require_calibration(experiment: "Experiment") -> None:
         )
 
 
-def require_covered_counts(experiment: "Experiment") -> None:
+def require_covered_counts(experiment: ExperimentFields) -> None:
     """Raises ValueError if counts would leave without an accountant, or their noise would hide nothing.
 
     Noise hides nothing where no counts leave, no privacy mode claims anything, or another setting voids the
@@ -114,7 +73,7 @@ def require_covered_counts(experiment: "Experiment") -> None:
     CountNoise(found.noise_multiplier, found.clip_counts or 1.0).check()
 
 
-def _hides_nothing(experiment: "Experiment") -> str:
+def _hides_nothing(experiment: ExperimentFields) -> str:
     """Why noise on counts would make a false claim; '' if it would not."""
     privacy = experiment.privacy
     if not experiment.evaluation.federated:

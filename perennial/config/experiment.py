@@ -1,102 +1,25 @@
 """experiment.yaml: everything that a run needs, and nothing about a machine."""
 
-import hashlib
-import json
-import operator
-from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from perennial.config.asks import Asks
-from perennial.config.bounds import BoundsConfig
 from perennial.config.combinations import CHECKS
-from perennial.config.digests import DigestsConfig, locate_encoder
-from perennial.config.evaluation import EvaluationConfig
-from perennial.config.learner import NO_LEARNER, LearnerConfig
 from perennial.config.methods import with_targets
 from perennial.config.presets import NONE, choose_preset, complete_learner
 from perennial.config.removed import drop_removed_from_experiment
-from perennial.config.rounds import PretrainingConfig, RoundsConfig
-from perennial.config.secure import SecureConfig
-from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
-from perennial.config.stopping import StoppingConfig
-from perennial.config.strategies import asks_of, nested
-from perennial.config.sums import SumsConfig
+from perennial.config.schema import ExperimentFields, StrategySpec
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig
-from perennial.data.tasks_config import TasksConfig
-from perennial.foundation.block import Block
-from perennial.foundation.errors import ConfigError, nearest
-from perennial.foundation.plain import Plain
+from perennial.foundation.errors import ConfigError
 from perennial.foundation.plugins import with_names
-from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.config import ModelConfig
 from perennial.models.feature_maps.config import size_to_read
-from perennial.privacy.config import PrivacyConfig
-
-ON_DISK: Any = {
-    "data": {"path"},
-    "digests": {"encoder": {"file"}},
-    "model": {"features": {"__all__": {"file"}}},
-}
-"""Settings that say where something lies on a disk, and nothing about what it is."""
 
 
-class StrategySpec(BaseModel):
-    """A strategy's name and its own keys; a strategy that takes another one has it under `base`.
-
-    The keys are checked against the strategy itself when it is built, before anything starts.
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    __pydantic_extra__: dict[str, Plain] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
-    name: str
-
-    @property
-    def asks(self) -> Asks:
-        """What requests of this strategy may ask of a site, without those of strategies that it wraps."""
-        return asks_of(self.name, self.parameters)
-
-    @property
-    def trains(self) -> bool:
-        """Whether sites train by gradients, under this strategy or one that it wraps."""
-        return not any(asks_of(name, keys).statistics for name, keys in nested(self.name, self.parameters))
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
-class Experiment(Block):
+class Experiment(ExperimentFields):
     """One experiment. Build it with load_experiment."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    seed: int = Field(default=1, ge=0)
-    data: DataConfig
-    tasks: TasksConfig
-    model: ModelConfig
-    learner: LearnerConfig = NO_LEARNER
-    strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
-    bounds: BoundsConfig = BoundsConfig()
-    sums: SumsConfig = SumsConfig()
-    secure: SecureConfig | None = None
-    """The server learns sums over sites alone; None: it sees each site's update."""
-    privacy: PrivacyConfig = PrivacyConfig()
-    digests: DigestsConfig | None = None
-    """What sites lend for the time when they are away; None: nothing."""
-    pretraining: PretrainingConfig | None = None
-    rounds: RoundsConfig = RoundsConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    stopping: StoppingConfig | None = Field(default=None, exclude_if=operator.not_)
-    """Ends tasks early by sites' validation and keeps the best model; None: all rounds, the last model."""
-    absence: list[AbsenceConfig] = Field(default_factory=list)
-    adversaries: list[AdversaryConfig] = Field(default_factory=list)
-    plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
-    """Other people's methods in this experiment: `module:Class` -> SHA-256 of its source, written down when
-    the experiment is read."""
 
     @classmethod
     def of(cls, **content: Any) -> "Experiment":
@@ -167,54 +90,13 @@ class Experiment(Block):
             check(self)
         return self
 
-    def require_sites(self, known: Sequence[str]) -> None:
-        """Raises ValueError when absence or adversaries name a site that is not among the known ones."""
-        for key in ("absence", "adversaries"):
-            for entry in getattr(self, key):
-                if entry.site not in known:
-                    found = f"{key}: found site {entry.site!r}{nearest(entry.site, known)}"
-                    raise ValueError(f"{found}, allowed {', '.join(known[:5])}{', ...' if known[5:] else ''}")
-
-    def lead_rounds(self, task: int) -> int:
-        """Rounds of pre-training that come before the rounds of a task."""
-        return self.pretraining.rounds if self.pretraining is not None and task == 1 else 0
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the resolved settings, which identifies the experiment in every message.
-
-        The paths of files on a disk are not part of it.
-        """
-        settings = self.model_dump(mode="json", exclude=ON_DISK)
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def encoder(self) -> EncoderConfig:
-        """The network that encodes inputs for digests and the second branch of digest_two_branch."""
-        return EncoderConfig() if self.digests is None else self.digests.encoder
-
-    @property
-    def needs_previous(self) -> bool:
-        """Whether sites need the global model of the previous task.
-
-        They need it to distil from it, to build on it, to choose exemplars, or for sums of its features.
-        """
-        learner = self.learner
-        model_needs = self.model.name == "dual_backbone"
-        sums = learner.classifier == "gaussian"
-        return learner.needs_previous or learner.memory is not None or model_needs or sums
-
-    def to_yaml(self) -> str:
-        """The resolved experiment, every default written out."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
 
 def load_experiment(
     path: Path | str, overrides: list[str] | None = None, seed: int | None = None
 ) -> Experiment:
     """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
 
-    Relative paths, of data, of an encoder and of a finished run, are relative to the file's folder when
+    Relative paths, of data and of a finished run, are relative to the file's folder when
     they exist there, else to the working folder.
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
@@ -228,7 +110,6 @@ def load_experiment(
 def experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experiment:
     """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
     _locate_data(content.get("data"), folder)
-    locate_encoder(content.get("digests"), folder)
     model = content.get("model")
     _locate_runs(model, folder)
     if not isinstance(model, dict) or model.get("features") != "auto":

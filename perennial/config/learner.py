@@ -4,7 +4,7 @@ import operator
 import sys
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
@@ -16,7 +16,6 @@ CLASSIFICATIONS = (
     *("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"),
     "task_temperatures",
 )
-TEMPERATURES, KIND_WEIGHTS = (0.9, 1.1), (1.1, 0.9)
 _ROUNDING = 1e-9
 
 
@@ -57,12 +56,6 @@ class Classification(FiniteBlock):
     sign: Literal[1, -1] = 1
     """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL;
     for the ablation only."""
-    temperatures: tuple[PositiveFloat, PositiveFloat] = Field(
-        default=TEMPERATURES, exclude_if=TEMPERATURES.__eq__
-    )
-    """task_temperatures: what logits of old and of new classes are divided by."""
-    weights: tuple[PositiveFloat, PositiveFloat] = Field(default=KIND_WEIGHTS, exclude_if=KIND_WEIGHTS.__eq__)
-    """task_temperatures: of the mean loss over samples of old and of new classes."""
     options: dict[str, Plain] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a loss that is a plug-in: the keywords of its constructor."""
 

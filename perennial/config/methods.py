@@ -1,19 +1,17 @@
 """Other people's strategies, sources, models and losses in an experiment, by name."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perennial.config.asks import Asks
 from perennial.config.learner import CLASSIFICATIONS
+from perennial.config.schema import ExperimentFields
 from perennial.config.strategies import STRATEGIES, asks_of, nested
 from perennial.data.source_kinds import SOURCES
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
-from perennial.models.config import NETWORKS
+from perennial.models.config import NETWORKS, RunLayout
 from perennial.models.feature_maps.config import ModelMapConfig
-
-if TYPE_CHECKING:
-    from perennial.config.experiment import Experiment
 
 WHERE: Mapping[plugins.Kind, str] = {
     "strategy": "strategy.name",
@@ -103,14 +101,14 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return at(result, "learner", lambda learner: at(learner, "classification", loss)), found
 
 
-def require_code_of_sites(experiment: "Experiment") -> None:
+def require_code_of_sites(experiment: ExperimentFields) -> None:
     """Raises ConfigError for a source, network, loss or site half that no plug-in in use has.
 
     Sites need these. They need no code of a strategy without a site half, which works at the server.
     """
     of = nested(experiment.strategy.name, experiment.strategy.parameters)
     learnt = [each.layout for each in experiment.model.maps if isinstance(each, ModelMapConfig)]
-    networks = [experiment.model, *(layout.model for layout in learnt if layout is not None)]
+    networks = [experiment.model, *(RunLayout.model_validate(layout).model for layout in learnt)]
     named: list[tuple[plugins.Kind, str]] = [
         ("source", experiment.data.source),
         ("loss", experiment.learner.classification.name),

@@ -7,14 +7,12 @@ privacy mode sample and `default` for everything else.
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Memory, Optimizer
+from perennial.config.schema import ExperimentFields
 from perennial.config.yaml_file import name_only
 from perennial.foundation.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from perennial.config.experiment import Experiment
 
 NONE = "none"
 """The preset in which nothing is set but the keys' own defaults; `optimizer.lr` has none."""
@@ -81,7 +79,7 @@ def _without_budget(memory: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in memory.items() if key not in _BUDGETS}
 
 
-def describe_learner(experiment: "Experiment") -> str:
+def describe_learner(experiment: ExperimentFields) -> str:
     """One line that names the preset nearest to an experiment's learner, and each setting that differs."""
     usual, found = choose_preset(experiment.privacy.mode), experiment.learner.model_dump(mode="json")
     whole = {name: preset.model_dump(mode="json") for name, preset in _LEARNERS.items()}

@@ -78,6 +78,6 @@ def private_sums(
     if len(shape) == 3 and min(shape[1:]) >= PATCHES_SIDE:
         width = next(components for least, components in COMPONENTS if strength >= least)
         patches = {"name": "patches", "filters": 400, "size": 8, "symmetry": "mirror", "power": 0.5}
-        model = {"name": "features", "features": [patches], "projection": {"width": width}}
+        model = {"name": "features", "features": [patches], "projection": width}
         reasons.append(f"{width} components of patches: more would be noise")
     return PrivateSums(model, {"name": "analytic", "head": "gaussian"}, privacy, tuple(reasons))

@@ -21,6 +21,18 @@ class Removed(NamedTuple):
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
+    "stopping.measure": Removed("balanced_accuracy", "Balanced accuracy decides."),
+    "stopping.keep": Removed("best", "The best round's model goes on."),
+    "rounds.join_timeout": Removed(600.0, "`rounds.deadline` is also how long the server waits for sites."),
+    "learner.classification.temperatures": Removed([0.9, 1.1], "The values are those of the paper."),
+    "learner.classification.weights": Removed([1.1, 0.9], "The values are those of the paper."),
+    "model.expansion": Removed(None, "`features: [random]` maps the inputs themselves."),
+    "model.trained_blocks": Removed("all", "A frozen network is a map of `features`."),
+    "model.pretrained": Removed(None, "Give the network as the one map in `features`."),
+    "digests.encoder": Removed(
+        {"name": "random", "file": None, "sha256": None},
+        "The encoder is random and drawn from the seed (docs/methods/feddig.md).",
+    ),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
@@ -125,6 +137,8 @@ def _require_default(path: str, value: Any, removed: Removed) -> None:
 
 
 def _differences(path: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(value, str) and isinstance(default, Mapping):
+        value = {"name": value}
     if isinstance(value, Mapping) and isinstance(default, Mapping):
         for key, inner in value.items():
             yield from _differences(f"{path}.{key}", inner, default.get(key))

@@ -1,9 +1,18 @@
-"""Who takes part in a round and how long the server waits, and the rounds of pre-training before task 1."""
+"""Blocks about rounds: who takes part, how updates are added, when a task ends, and what is measured."""
 
-from pydantic import Field
+import operator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
 
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
+
+if TYPE_CHECKING:
+    from perennial.models.sum_grid import SumGrid
+
+_WITHOUT = operator.not_
+JOIN_SECONDS = 600.0
 
 
 class RoundsConfig(Block):
@@ -14,14 +23,18 @@ class RoundsConfig(Block):
     quorum: int = Field(default=1, ge=1)
     """Valid replies without which a round does not count: the model stays as it was."""
     deadline: float = Field(default=3600.0, gt=0)
-    """Seconds after which a round goes on without the sites that have not answered."""
+    """Seconds after which a round goes on without the sites that have not answered. The server waits as long,
+    and no longer than JOIN_SECONDS, for sites to connect, and for a quorum of them to come back."""
     wait_for: int | None = Field(default=None, ge=1)
     """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
-    join_timeout: float = Field(default=600.0, gt=0)
-    """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
     max_skipped: int = Field(default=3, ge=1)
     """Attempts in a row without a quorum after which a simulation ends with an error (it can be resumed) and
     a deployed run rests. The round is asked again: none of those planned is used up."""
+
+    @property
+    def join_seconds(self) -> float:
+        """Seconds to wait for sites that are not connected."""
+        return min(self.deadline, JOIN_SECONDS)
 
 
 class PretrainingConfig(Block):
@@ -49,3 +62,86 @@ class PretrainingConfig(Block):
                 f"pretraining.exclude: site {site!r} has no sample of task 1 but the {available} of "
                 "pretraining.samples; allowed with fewer of them"
             )
+
+
+class SumsConfig(Block):
+    """The public grid of a run's sums (models/sum_grid.py)."""
+
+    bits: Literal[64, 32] = 64
+    """Of an integer in a sum. 32 halves a masked message; for clipped updates of equal weight."""
+    largest_norm: float = Field(default=1024.0, gt=0, lt=1e30)
+    """L2 norm that an update of the largest weight may have; at half the weight it may be twice that."""
+
+    def grid(self, updates: int, largest_weight: float) -> "SumGrid":
+        """The grid for the sum of at most `updates` updates, none with a weight above largest_weight."""
+        from perennial.models.sum_grid import SumGrid  # torch, which saying who it is spares a site
+
+        return SumGrid(max(1, updates), largest_weight, self.largest_norm, self.bits)
+
+
+class StoppingConfig(Block):
+    """After each round the sites count right answers on their validation samples; the best model is kept."""
+
+    patience: int | None = Field(default=None, ge=1)
+    """Rounds without a better model after which the task ends; None: all its rounds are run."""
+    gain: float = Field(default=0.0, ge=0, lt=1)
+    """A model is better if its balanced accuracy is higher by more than this."""
+
+
+class EvaluationConfig(Block):
+    """When and where the model is measured."""
+
+    every: Literal["task", "round"] = "task"
+    central: bool = True
+    """On the server's test set, where it has one."""
+    federated: bool = True
+    """At the sites, on their held-out samples, at the end of each task."""
+    measures: bool = True
+    """Beside right answers, the tables of which sensitivity, AUROC, calibration and more are made; a site
+    sends its own if its policy answers measures, and none sends any with noise."""
+    coverage: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False, exclude_if=_WITHOUT)
+    """Make prediction sets that hold the true class with
+    this probability; needs data.calibration_fraction."""
+    operating_points: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
+        default_factory=dict, exclude_if=_WITHOUT
+    )
+    """Class -> specificity: choose the probability from which the class is reported so that this share of
+    the other classes' calibration samples does not reach it, and say its sensitivity there."""
+    noise_multiplier: float | None = Field(
+        default=None, gt=0, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
+    )
+    """With a protection: noise on each count of right and wrong answers, for the unit that privacy hides; its
+    standard deviation over what one unit moves them by, which is 1 for a sample or a patient."""
+    clip_counts: float | None = Field(
+        default=None, ge=1, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
+    )
+    """With noise, in the modes that hide a whole site: the L2 norm to which a site's counts are shrunk, about
+    the number of samples that it counts for."""
+
+
+class AbsenceConfig(Block):
+    """One stretch of rounds in which a site does not answer; for simulation."""
+
+    site: str
+    first_round: int = Field(ge=1)
+    last_round: int | None = Field(default=None, ge=1)
+    """None: for good."""
+
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> "AbsenceConfig":
+        if self.last_round is not None and self.last_round < self.first_round:
+            raise ValueError(
+                f"last_round: found {self.last_round}, allowed from first_round, {self.first_round}"
+            )
+        return self
+
+
+AdversaryKind = Literal["free_rider", "label_flip"]
+
+
+class AdversaryConfig(Block):
+    """A site that cheats in every round; for simulation."""
+
+    site: str
+    kind: AdversaryKind
+    """free_rider: returns the model as it came. label_flip: trains with every class called another one."""

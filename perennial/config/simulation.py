@@ -2,15 +2,14 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
+from perennial.config.schema import ExperimentFields
 from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
 from perennial.foundation.errors import ConfigError
 
-if TYPE_CHECKING:
-    from perennial.config.experiment import Experiment
-
+Checked = TypeVar("Checked", bound=ExperimentFields)
 DataKey = tuple[str, str | None, int]
 
 
@@ -26,7 +25,7 @@ class _Held:
 _held = _Held()
 
 
-def data_key(experiment: "Experiment", own: DataConfig | None = None) -> DataKey:
+def data_key(experiment: ExperimentFields, own: DataConfig | None = None) -> DataKey:
     """Key under which this process holds an experiment's data; it changes once they are forgotten.
 
     own: a site's own data in place of the experiment's. The path is part of the key, since a digest has no
@@ -35,7 +34,7 @@ def data_key(experiment: "Experiment", own: DataConfig | None = None) -> DataKey
     return experiment.digest, (own or experiment.data).path, _held.readings
 
 
-def simulated_federation(experiment: "Experiment") -> SimulatedFederation:
+def simulated_federation(experiment: ExperimentFields) -> SimulatedFederation:
     """All sites' data and the central test set. Raises ConfigError or DataError naming a fault."""
     key = data_key(experiment)
     if key not in _held.built:
@@ -47,7 +46,7 @@ def simulated_federation(experiment: "Experiment") -> SimulatedFederation:
     return _held.built[key]
 
 
-def as_for(experiment: "Experiment", other: "Experiment") -> "Experiment":
+def as_for(experiment: Checked, other: ExperimentFields) -> Checked:
     """Return `experiment`, and let it use the data that were read for `other`, which has the same ones."""
     if (known := _held.built.get(data_key(other))) is not None:
         _held.built[data_key(experiment)] = known
@@ -61,7 +60,7 @@ def forget_simulated() -> None:
     _held.files.clear()
 
 
-def forget_if_changed(experiment: "Experiment") -> None:
+def forget_if_changed(experiment: ExperimentFields) -> None:
     """Forget all data in memory if the experiment's files have changed. Never call it within a run."""
     path = experiment.data.path
     if path in _held.files and _held.files[path] != _as_it_is(path):
@@ -75,7 +74,7 @@ def _as_it_is(path: str) -> list[tuple[str, int, int]]:
     return [(place, at.st_mtime_ns, at.st_size) for place, at in found]
 
 
-def simulated_site_names(experiment: "Experiment") -> tuple[str, ...]:
+def simulated_site_names(experiment: ExperimentFields) -> tuple[str, ...]:
     """Names of the simulated sites, in order; reads the data only where the data names them.
 
     Raises ConfigError where the experiment has no data of its own.

@@ -26,7 +26,18 @@ ArrayRole = Literal[
 _OPTIONS = (
     *("path", "dataset", "download", "labels", "image_size", "color", "resize", "window", "frame"),
     *("columns", "column_kinds", "label_column", "site_column", "missing", "imputation"),
-    *("encoding", "decimal", "unreadable", "arrays", "options", "patient", "pool", "subgroup"),
+    *(
+        "encoding",
+        "decimal",
+        "units",
+        "limits",
+        "unreadable",
+        "arrays",
+        "options",
+        "patient",
+        "pool",
+        "subgroup",
+    ),
 )
 
 
@@ -187,6 +198,8 @@ class DataConfig(FiniteBlock):
     imputation (csv): what stands for a missing number: mean or median of the training rows, a number, or one
         for each column. An indicator of missing values stands beside each number whatever is chosen.
     encoding, decimal (csv): of the file, where what is found by itself is wrong.
+    units (csv): column -> the unit that stands behind its numbers, which is taken away; one that no cell has
+    says which unit the numbers are in. limits (csv): columns in which a text such as <0.5 counts as 0.5.
     unreadable: refuse (the default) or skip; {action: skip, at_most: 20} sets how many, or which share.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
     patient: where the data names each sample's patient: a column of a table or manifest, the array of a pack
@@ -228,6 +241,8 @@ class DataConfig(FiniteBlock):
     )
     encoding: Annotated[str, AfterValidator(_encoding)] | None = Field(default=None, exclude_if=_is_none)
     decimal: Literal[".", ","] | None = Field(default=None, exclude_if=_is_none)
+    units: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
+    limits: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
     unreadable: Annotated[UnreadableConfig, _text_as("action")] = Field(
         default=UnreadableConfig(), exclude_if=partial(operator.eq, UnreadableConfig())
     )

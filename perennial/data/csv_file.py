@@ -8,8 +8,8 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +23,21 @@ LEGACY = "cp1252"
 """Windows-1252, which holds Latin-1: what spreadsheets of western Europe wrote before UTF-8."""
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-_COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][-+]?\d+)?")
+_COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][-+]?\d+)?")
 _POINT_NUMBER = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(\.\d{3})+")
 _WHOLE = re.compile(r"[-+]?\d+")
+_ODD_NUMBER = re.compile(
+    r"(?P<limit>[<>\u2264\u2265]=?)?\s*(?P<number>[-+]?(\d[\d.]*)?[.,]?\d+([eE][-+]?\d+)?)\s*"
+    r"(?P<unit>([^\W\d_]{1,6}|[%\u00b0][CF]?)?( ?/ ?[^\W\d_]{1,6})?)"
+)
+"""A number, which may stand behind < or >, or before a unit."""
+_LETTERS = frozenset("glmsKUd%\u00b0")
+"""Units of one sign; another letter behind digits is more often a stage, as in 3a."""
+MOSTLY = 0.8
+"""A column of which at least this share of the cells are numbers is meant to hold numbers, dates likewise."""
+FRAMES = {".xlsx": "read_excel", ".parquet": "read_parquet"}
+"""Files that polars reads, whose cells are texts here as those of CSV files are."""
 _WORKBOOK = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 
@@ -48,15 +59,38 @@ class CsvFile:
         """File and line of a row, for errors."""
         return f"{self.path}, line {self.lines[row]}"
 
+    def cleaned(self, units: Mapping[str, str], limits: Sequence[str]) -> "CsvFile":
+        """The same with bare numbers where a column's numbers have this unit, or stand behind < or >."""
+        columns = dict(self.columns)
+        for name in {*units, *limits} & columns.keys():
+            found, place = np.unique(columns[name], return_inverse=True)
+            bare = []
+            for text in found.tolist():
+                match = _ODD_NUMBER.fullmatch(text)
+                fits = match is not None and match["unit"] in ("", units.get(name))
+                fits = fits and (match["limit"] is None or name in limits)  # pyright: ignore
+                bare.append(match["number"] if match is not None and fits else text)
+            columns[name] = np.array(bare, dtype=np.dtypes.StringDType())[place]
+        return replace(self, columns=columns)
 
-def read_csv(path: Path, encoding: str | None = None, decimal: Decimal | None = None) -> CsvFile:
-    """Read a CSV file whose first line names the columns.
+
+def read_csv(
+    path: Path,
+    encoding: str | None = None,
+    decimal: Decimal | None = None,
+    units: Mapping[str, str] | None = None,
+    limits: Sequence[str] = (),
+) -> CsvFile:
+    """Read a CSV file whose first line names the columns, or a sheet or Parquet file as if it were one.
 
     encoding: None takes UTF-8, or UTF-16 where the file is marked so, or else Windows-1252 with a note.
     decimal: None takes the comma where the separator is another sign and a cell is such a number.
+    units: column -> the unit behind its numbers. limits: columns in which `<0.5` counts as 0.5.
     The separator is the comma, semicolon or tab that the header has most of.
     Raises DataError naming the file and line where it is no table.
     """
+    if path.suffix.lower() in FRAMES:
+        return _of_frame(path).cleaned(units or {}, limits)
     text, notes = _decoded(path, encoding)
     separator = max(SEPARATORS, key=io.StringIO(text, newline="").readline().count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
@@ -75,7 +109,45 @@ def read_csv(path: Path, encoding: str | None = None, decimal: Decimal | None = 
     found = decimal or (_decimal(columns) if separator != "," else ".")
     if found == "," and decimal is None:
         notes = (*notes, f"{path}: numbers have a decimal comma; otherwise set data.decimal to '.'")
-    return CsvFile(path, columns, lines, found, notes)
+    return CsvFile(path, columns, lines, found, notes).cleaned(units or {}, limits)
+
+
+def _of_frame(path: Path) -> CsvFile:
+    """The first sheet of a workbook, or a Parquet file, with its cells as texts."""
+    try:
+        import polars
+    except ImportError:
+        raise DataError(
+            f"{path}: a file of this kind needs perennial-fl[sheets]; or save it as CSV (in UTF-8) first"
+        ) from None
+    try:
+        frame = getattr(polars, FRAMES[path.suffix.lower()])(path)
+    except Exception as error:  # whatever the reader's own library raises
+        raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from error
+    texts = frame.select(polars.all().cast(polars.String)).fill_null("")
+    names = [name.strip() for name in texts.columns]
+    rows = [(place + 2, [*row]) for place, row in enumerate(texts.iter_rows()) if any(row)]
+    lines = _require_rows(path, names, rows)
+    columns = {
+        name: np.strings.strip(np.array(values, dtype=np.dtypes.StringDType()))
+        for name, values in zip(names, zip(*(row for _, row in rows), strict=True), strict=True)
+    }
+    return CsvFile(path, columns, lines)
+
+
+def odd_numbers(texts: np.ndarray) -> tuple[str, bool]:
+    """(the unit behind the numbers of a column's cells or '', whether some stand behind < or >).
+
+    ('', False) where the cells are mostly no numbers, or have several units.
+    """
+    found, counts = np.unique(texts, return_counts=True)
+    matches = [_ODD_NUMBER.fullmatch(text) for text in found.tolist()]
+    numbers = sum(count for match, count in zip(matches, counts.tolist(), strict=True) if match)
+    units = {match["unit"] for match in matches if match and match["unit"]}
+    stage = any(len(unit) == 1 and unit not in _LETTERS for unit in units)
+    if len(units) > 1 or stage or numbers < MOSTLY * len(texts):
+        return "", False
+    return next(iter(units), ""), any(match["limit"] for match in matches if match)
 
 
 def _decoded(path: Path, encoding: str | None) -> tuple[str, tuple[str, ...]]:
@@ -85,7 +157,7 @@ def _decoded(path: Path, encoding: str | None) -> tuple[str, tuple[str, ...]]:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     if content.startswith(_WORKBOOK):
         raise DataError(
-            f"{path}: not a CSV file but a workbook or an archive; save the sheet as CSV (in UTF-8) first"
+            f"{path}: not a CSV file but a workbook or an archive; save the sheet as CSV (in UTF-8) or .xlsx"
         )
     marked = next((name for mark, name in _MARKS if content.startswith(mark)), None)
     try:
@@ -136,8 +208,10 @@ def _require_rows(path: Path, names: Sequence[str], numbered: Sequence[tuple[int
 
 def _decimal(columns: dict[str, np.ndarray]) -> Decimal:
     for values in columns.values():
-        if any(map(_COMMA_NUMBER.fullmatch, np.unique(values[np.strings.find(values, ",") >= 0]).tolist())):
-            return ","
+        for text in np.unique(values[np.strings.find(values, ",") >= 0]).tolist():
+            match = _ODD_NUMBER.fullmatch(text)
+            if match is not None and _COMMA_NUMBER.fullmatch(match["number"]):
+                return ","
     return "."
 
 

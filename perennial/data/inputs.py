@@ -10,12 +10,12 @@ from torch import Tensor
 
 from perennial.data.cases import image_shape, sheet
 from perennial.data.config import UnreadableConfig
-from perennial.data.csv_file import read_csv
+from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES
 from perennial.data.images import ImageReading, conform, is_dicom, read_images, windowed
 from perennial.data.npz import read_samples
 from perennial.data.samples import Stored, fill_missing, stored_as
-from perennial.data.table_columns import BadCells, encode
+from perennial.data.table_columns import BadCells, absent, encode, feature_ranges, numeric_indices
 from perennial.foundation.errors import DataError
 
 BATCH = 256
@@ -31,12 +31,15 @@ def read_inputs(
     columns: Columns | None = None,
     reading: ImageReading | None = None,
     missing: Sequence[str] = (),
+    units: Mapping[str, str] | None = None,
+    limits: Sequence[str] = (),
 ) -> Iterator[tuple[list[str], Tensor]]:
     """(names, x) of at most 256 samples at a time, x as a source of data delivers it.
 
     shape: (C, H, W) or (D,) of the model's inputs. stored: the numbers that it was trained on; others would
     have another scale. fill: (D,), for missing numbers of a table. reading: how image files were read in
     training, beside their size and colour. missing: texts of a table that mean a missing value.
+    units, limits: of a table, as in DataConfig.
     columns: of a table, as in the model's file. A CSV file needs these columns and may have others; a .npz
     file gives its array x, 8-bit images of any size and of either colour; any other file is an image. A row's
     name is its file with its line, or its index.
@@ -59,7 +62,7 @@ def read_inputs(
     for path in paths:
         if of_images and path.suffix != ".npz":
             continue
-        names, x = _array(path) if path.suffix == ".npz" else _table(path, columns, missing)
+        names, x = _array(path) if path.suffix == ".npz" else _table(path, columns, missing, units, limits)
         if stored == "uint8" and stored_as(x) != stored and x.ndim == 4 and reading.window is not None:
             x = torch.from_numpy(windowed(x.numpy(), reading.window, f"{path}, x"))
         if stored_as(x) != stored:
@@ -91,10 +94,16 @@ def _array(path: Path) -> tuple[list[str], Tensor]:
     return [f"{path}[{index}]" for index in range(len(x))], x
 
 
-def _table(path: Path, columns: Columns | None, missing: Sequence[str]) -> tuple[list[str], Tensor]:
+def _table(
+    path: Path,
+    columns: Columns | None,
+    missing: Sequence[str],
+    units: Mapping[str, str] | None,
+    limits: Sequence[str],
+) -> tuple[list[str], Tensor]:
     if columns is None:
         raise DataError(f"{path}: this model takes rows without column names; give them as x of a .npz file")
-    file = read_csv(path)
+    file = read_csv(path, units=units, limits=limits)
     for name in columns:
         if name not in file.columns:
             raise DataError(f"{path}: no column {name!r}; this model takes {', '.join(columns)}")
@@ -102,6 +111,53 @@ def _table(path: Path, columns: Columns | None, missing: Sequence[str]) -> tuple
     x = np.ascontiguousarray(encode(file, columns, missing, bad))
     bad.refuse()
     return [f"{path}:{line}" for line in file.lines], torch.from_numpy(x)
+
+
+FURTHEST = 3.5
+MOST_FAR, FAR_MEDIAN, OTHER_SPREAD = 0.05, 2.0, 8.0
+FEW_ROWS = 20
+
+
+def strange_columns(
+    file: CsvFile, columns: Columns, mean: Tensor, std: Tensor, missing: Sequence[str] = ()
+) -> list[str]:
+    """A sentence for each column of a table that is unlike the model's training data.
+
+    Of numbers: far from the training mean in its deviations, or with another spread, as in another unit; of
+    categories: texts that training did not have. mean, std: (D,) of the model's inputs. The least and the
+    greatest training value are single patients' and stand in no model.
+    """
+    numbers = numeric_indices(columns)
+    known = {name: kind for name, kind in columns.items() if name in file.columns}
+    values = encode(file, known, missing, BadCells(file))
+    found = []
+    for name, places in feature_ranges(known).items():
+        kind, texts = known[name], file.columns[name]
+        if not isinstance(kind, str):
+            strange = (values[:, places.stop - 1] > 0) & ~absent(texts, missing)
+            if strange.any():
+                shown = ", ".join(map(repr, np.unique(texts[strange]).tolist()[:4]))
+                found.append(
+                    f"column {name!r}: {int(strange.sum())} of {len(texts)} rows have {shown}, which "
+                    "training did not have"
+                )
+            continue
+        here = values[~np.isnan(values[:, places.start]), places.start].astype(np.float64)
+        middle, spread = float(mean[numbers[name]]), float(std[numbers[name]])
+        if kind != "numeric" or not len(here) or not spread > 0:
+            continue
+        away = (here - middle) / spread
+        far = int((np.abs(away) > FURTHEST).sum())
+        many = len(here) >= FEW_ROWS
+        moved = many and abs(float(np.median(away))) > FAR_MEDIAN
+        other = many and not 1 / OTHER_SPREAD < float(away.std()) < OTHER_SPREAD
+        if far > (MOST_FAR * len(here) if many else 0) or moved or other:
+            found.append(
+                f"column {name!r}: values around {np.median(here):.4g} with a deviation of {here.std():.3g}, "
+                f"{far} of {len(here)} far from the training data's {middle:.4g} with {spread:.3g}; is it in "
+                "another unit?"
+            )
+    return found
 
 
 def files_in(paths: Sequence[Path], *, of_images: bool) -> list[Path]:

@@ -8,7 +8,7 @@ FILES = ("window", "frame", "unreadable", "encoding")
 """Of sources that read image files one by one."""
 TABLE = (
     *("columns", "column_kinds", "label_column", "site_column"),
-    *("missing", "imputation", "encoding", "decimal", "unreadable"),
+    *("missing", "imputation", "encoding", "decimal", "units", "limits", "unreadable"),
 )
 COLLECTED = ("path", "labels", "patient")
 APART = ("subgroup",)

@@ -4,7 +4,7 @@ import os
 import re
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,10 @@ from perennial.data.surveyed import Survey
 from perennial.data.suspicion import (
     Suspicion,
     decimals,
+    is_identifier,
     odd_cells,
+    odd_numbers,
+    read_as_answered,
     repeats,
     suspicious_names,
     suspicious_table,
@@ -78,12 +81,14 @@ def survey(
     layout: Layout | None = None,
     missing: Sequence[str] = (),
     decimal: Decimal | None = None,
+    units: Mapping[str, str] | None = None,
+    limits: Sequence[str] = (),
 ) -> Survey:
     """Look at a folder of images, a CSV file (a table, or a manifest of images), or an .npz file.
 
     label, site, patient: columns of a table, where they are not called as such columns usually are.
-    layout: what the levels of a folder are; None: as they are, where that is clear. missing, decimal: of a
-    table, as in DataConfig.
+    layout: what the levels of a folder are; None: as they are, where that is clear.
+    missing, decimal, units, limits: of a table, as in DataConfig.
     Raises TwoLevels where a folder has two levels that could be either, DataError saying what was found and
     what is expected.
     """
@@ -95,12 +100,20 @@ def survey(
     require_readable(path)
     if path.suffix.lower() == ".npz":
         return _npz(path)
-    file = read_csv(path, decimal=decimal)
+    file = read_csv(path, decimal=decimal, units=units, limits=limits)
     if {"path", "label"} <= file.columns.keys():
         return _manifest(file, patient)
+    questions = odd_numbers(file, missing)
+    for each in questions:
+        # looked at as if the answer were yes, which the file says only after somebody gave it
+        file = read_as_answered(file, each)
     found = _table(file, label, site, patient, missing)
-    said = {"missing": [*missing]} if missing else {}
-    return replace(found, options=found.options | said | ({"decimal": decimal} if decimal else {}))
+    said = {"missing": [*missing], "decimal": decimal, "units": dict(units or {}), "limits": [*limits]}
+    return replace(
+        found,
+        options=found.options | {key: value for key, value in said.items() if value},
+        questions=(*questions, *found.questions),
+    )
 
 
 def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
@@ -313,7 +326,7 @@ def _table(
 
 def _is_identifier(name: str, distinct: Sequence[str], rows: int) -> bool:
     words = re.split(r"[_\W]+", name.lower())
-    named = bool({"id", "nr", "no", "number", "key", "name"} & set(words))
+    named = is_identifier(name) or bool({"id", "nr", "no", "number", "key", "name"} & set(words))
     return named and len(distinct) == rows > 1 and not decimals(distinct)
 
 

@@ -56,6 +56,8 @@ class Survey:
             return replace(
                 self, columns=kept, codes=codes, ignored=self.ignored | dict.fromkeys(value, question.text)
             )
+        if key == "units":
+            return replace(self, options=options | {key: options.get(key, {}) | dict(value)})
         if isinstance(value, Mapping):
             samples = Counter[str]()
             for name, count in self.samples.items():
@@ -64,4 +66,4 @@ class Survey:
             return replace(self, samples=dict(samples), options=options | {"labels": renamed})
         if isinstance(value, str):
             return replace(self, options=options | {key: value})
-        return replace(self, options=options | {"missing": [*options.get("missing", []), *value]})
+        return replace(self, options=options | {key: [*options.get(key, []), *value]})

@@ -5,6 +5,7 @@ nothing. Whoever knows the data answers, in `init` or in the file.
 """
 
 import re
+import shlex
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import yaml
 
+from perennial.data import csv_file
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import CsvFile, read_csv, with_points
 from perennial.data.leaks import ALMOST, APART, filled_for_one_class, is_outcome, told_together
@@ -64,6 +66,16 @@ class Suspicion:
         """The answer as a line of the data block; '' without a key."""
         return answer(self.key, self.value) if self.key else ""
 
+    @property
+    def option(self) -> str:
+        """The same for the command line of `init`; '' where it has none."""
+        if isinstance(self.value, Mapping):
+            pairs = [f"{name}={value}" for name, value in self.value.items()]
+        else:
+            pairs = [self.value] if isinstance(self.value, str) else [*self.value]
+        known = self.key in ("missing", "units", "limits", "decimal")
+        return " ".join(f"--{self.key} {shlex.quote(each)}" for each in pairs) if known else ""
+
     def __str__(self) -> str:
         return f"{self.text}; if so: {self.line}" if self.key else self.text
 
@@ -85,7 +97,8 @@ def suspicions(
     """
     first = next(iter(sites.values()))
     if config.source == "csv" and config.path is not None and first.columns is not None:
-        file = read_csv(Path(config.path).expanduser(), config.encoding, config.decimal)
+        path = Path(config.path).expanduser()
+        file = read_csv(path, config.encoding, config.decimal, config.units, config.limits)
         yield from suspicious_table(
             file,
             config.label_column,
@@ -149,10 +162,15 @@ def _quantity(label: str, labels: np.ndarray) -> Iterator[Suspicion]:
         )
 
 
+def is_identifier(name: str) -> bool:
+    """Whether a column has the name of an identifier."""
+    words = [word for word in re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", name) if word]
+    return bool(words) and all(_IDENTIFIER.fullmatch(word.lower()) for word in words)
+
+
 def repeats(name: str, present: np.ndarray) -> bool:
     """Whether a column is named like an identifier, and its values, `present`, occur in several rows."""
-    words = [word for word in re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", name) if word]
-    if not words or not all(_IDENTIFIER.fullmatch(word.lower()) for word in words):
+    if not is_identifier(name):
         return False
     found = np.unique(present).tolist()
     return len(found) >= max(10, len(present) / 20) and len(found) < len(present) and not decimals(found)
@@ -194,6 +212,43 @@ def odd_cells(words: Mapping[str, Sequence[str]]) -> Suspicion:
     every = sorted({word for texts in words.values() for word in texts})
     shown = "; ".join(f"{name}: {', '.join(map(repr, texts[:5]))}" for name, texts in [*words.items()][:8])
     return Suspicion(f"texts among numbers may mean unknown ({shown})", "missing", every)
+
+
+def odd_numbers(file: CsvFile, missing: Sequence[str] = ()) -> list[Suspicion]:
+    """Questions on numbers that are not written alike: behind < or >, before a unit, by two decimal signs."""
+    units, below, mixed = dict[str, str](), list[str](), dict[str, str]()
+    shown = dict[str, str]()
+    for name, texts in file.columns.items():
+        present = texts[~absent(texts, missing)]
+        unit, limits = csv_file.odd_numbers(present)
+        odd = [text for text in np.unique(present).tolist() if not is_number(text)]
+        odd.sort(key=lambda text: text[0] not in "<>\u2264\u2265")
+        shown[name] = f"{name}: {', '.join(map(repr, odd[:2]))}"
+        units |= {name: unit} if unit else {}
+        below += [name] * limits
+        cells = file.cleaned(units, below).columns[name][~absent(texts, missing)]
+        if file.decimal == "." and len(cells) and csv_file.other_decimal(cells, "."):
+            mixed[name] = shown[name]
+    found = list[Suspicion]()
+    if units:
+        said = "; ".join(shown[name] for name in units)
+        found.append(
+            Suspicion(f"a unit stands behind numbers ({said}) and can be taken away", "units", units)
+        )
+    if below:
+        said = "; ".join(shown[name] for name in below)
+        found.append(Suspicion(f"numbers stand behind < or > ({said}); the limit may count", "limits", below))
+    if mixed:
+        said = "; ".join(mixed.values())
+        found.append(Suspicion(f"some numbers have a decimal comma ({said})", "decimal", ","))
+    return found
+
+
+def read_as_answered(file: CsvFile, question: Suspicion) -> CsvFile:
+    """The file as it is read after yes to a question of odd_numbers()."""
+    if isinstance(question.value, Mapping):
+        return file.cleaned(question.value, ())
+    return replace(file, decimal=",") if question.key == "decimal" else file.cleaned({}, question.value)
 
 
 def _codes(name: str, present: np.ndarray) -> Iterator[Suspicion]:

@@ -31,8 +31,7 @@ def load_table(config: DataConfig) -> Source:
 
     Raises DataError naming the file, and the line if there is one.
     """
-    assert config.path is not None
-    file = read_csv(Path(config.path).expanduser(), config.encoding, config.decimal)
+    file = table_file(config)
     texts = file.columns
     named = (config.label_column, config.site_column, config.patient)
     apart = config.subgroup.column if config.subgroup is not None else None
@@ -81,6 +80,13 @@ def load_table(config: DataConfig) -> Source:
         fill=table_fill(config, columns),
         notes=tuple(notes),
     )
+
+
+def table_file(config: DataConfig) -> CsvFile:
+    """The cells of a data block's table. Raises DataError as read_csv does."""
+    assert config.path is not None
+    path = Path(config.path).expanduser()
+    return read_csv(path, config.encoding, config.decimal, config.units, config.limits)
 
 
 def _sites(file: CsvFile, column: str | None) -> tuple[Tensor | None, tuple[str, ...]]:

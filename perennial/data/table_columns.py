@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from perennial.data.csv_file import CsvFile, other_decimal, with_points
+from perennial.data.csv_file import MOSTLY, CsvFile, other_decimal, with_points
 from perennial.foundation.errors import DataError, nearest
 
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
@@ -16,8 +16,6 @@ MOST_CATEGORIES = 100
 HASHES = 32
 """Parts into which the texts of a column of more categories are hashed."""
 MOST_BAD_CELLS = 10
-MOSTLY = 0.8
-"""A column of which at least this share of the cells are numbers is meant to hold numbers, dates likewise."""
 
 Kind = str | tuple[str, ...]
 Columns = dict[str, Kind]

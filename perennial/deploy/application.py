@@ -15,20 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import perennial
-from perennial.config.document import DOCUMENT, ENCODER, document_digest
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.document import DOCUMENT, document_digest
+from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.yaml_file import LARGEST_FILE, parse_yaml
 from perennial.foundation.errors import ConfigError, StateError, shown
 from perennial.foundation.files import replace_file
-from perennial.models.encoder_file import as_text, content_of
 
 PUBLISHER, NAME, VERSION = "perennial", "perennial", perennial.__version__
 PROJECT = "pyproject.toml"
 MANIFEST = ".info/CONTENT"
-LARGEST = 10 * 2**20
-"""Bytes of an app; Flower takes no larger one."""
-MEMBERS = {PROJECT: 2**14, DOCUMENT: LARGEST_FILE, ENCODER: LARGEST, MANIFEST: 2**14}
+LARGEST = 2 * 2**20
+"""Bytes of an app."""
+MEMBERS = {PROJECT: 2**14, DOCUMENT: LARGEST_FILE, MANIFEST: 2**14}
 """Everything that an app may hold, and the most bytes of it."""
 DATE = (2024, 10, 1, 0, 0, 0)
 """What Flower gives every member, so that the same app has the same hash."""
@@ -53,27 +52,20 @@ class Application:
 def stage_application(experiment: Path, overrides: list[str], name: str, apps: Path) -> Application:
     """Put the experiment, resolved, below apps/name, and build its bundle.
 
-    An encoder's file goes along beside the experiment. The same experiment and encoder give the same bytes,
-    so the same hash, whatever the run is called. Raises ConfigError for a bad experiment, or one too large to
-    travel; StateError when apps/name holds another app already.
+    The same experiment gives the same bytes, so the same hash, whatever the run is called. Raises ConfigError
+    for a bad experiment; StateError when apps/name holds another app already.
     """
     resolved = load_experiment(experiment, overrides)
     name = name or resolved.name
     staged, folder = apps / f".{name}.staged", apps / name
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    resolved = _with_encoder(resolved, staged / ENCODER)
     document = resolved.to_yaml()
     digest = document_digest(parse_yaml(document, str(experiment)))
     replace_file(staged / DOCUMENT, document.encode(), mode=0o644)
-    project = project_file(VERSION, digest, encoder=(staged / ENCODER).exists())
+    project = project_file(VERSION, digest)
     replace_file(staged / PROJECT, project.encode(), mode=0o644)
     content = archive_of(staged)
-    if len(content) > LARGEST:
-        shutil.rmtree(staged)
-        raise ConfigError(
-            f"{experiment}: makes an app of {len(content)} bytes, allowed {LARGEST}, as Flower has it"
-        )
     digest = hashlib.sha256(content).hexdigest()
     if folder.exists():
         if archive_of(folder) != content:
@@ -167,7 +159,7 @@ def version_of(project: bytes) -> str:
     return VERSION if found is None else found[1].decode()
 
 
-def project_file(version: str, digest: str, *, encoder: bool) -> str:
+def project_file(version: str, digest: str) -> str:
     """The pyproject.toml of an app, byte for byte: what Flower makes of it is the same again.
 
     digest: of the experiment. Its dependencies are in the installations: nothing is installed at run time.
@@ -175,26 +167,12 @@ def project_file(version: str, digest: str, *, encoder: bool) -> str:
     settings = {**RunSettings().__dict__, "experiment": DOCUMENT, "digest": digest}
     lines = [f'{key} = "{value}"' for key, value in settings.items() if isinstance(value, str)]
     lines += [f"{key} = {value}" for key, value in settings.items() if isinstance(value, int)]
-    members = [DOCUMENT, *([ENCODER] if encoder else []), PROJECT]
     return (
         f'[project]\nname = "{NAME}"\nversion = "{version}"\n'
         'description = "Federated class-incremental learning"\nlicense = "Apache-2.0"\ndependencies = []\n\n'
         f'[tool.flwr.app]\npublisher = "{PUBLISHER}"\n'
-        "fab-include = [\n" + "".join(f'    "{member}",\n' for member in members) + "]\n\n"
+        "fab-include = [\n" + "".join(f'    "{member}",\n' for member in (DOCUMENT, PROJECT)) + "]\n\n"
         '[tool.flwr.app.components]\nserverapp = "perennial.server.app:app"\n'
         'clientapp = "perennial.client.app:app"\n\n'
         "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n"
     )
-
-
-def _with_encoder(experiment: Experiment, inside: Path) -> Experiment:
-    """The experiment, changed to read its encoder from a file inside the app.
-
-    The file is written as text, because Flower's FABs hold nothing else.
-    """
-    encoder, digests = experiment.encoder, experiment.digests
-    if digests is None or encoder.file is None or encoder.sha256 is None:
-        return experiment
-    replace_file(inside, as_text(content_of(Path(encoder.file), encoder.sha256)), mode=0o644)
-    moved = digests.model_copy(update={"encoder": encoder.model_copy(update={"file": inside.name})})
-    return experiment.model_copy(update={"digests": moved})

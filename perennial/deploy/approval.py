@@ -20,13 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perennial.config.approval import Approval, read_approvals
-from perennial.config.document import DOCUMENT, ENCODER, read_document
+from perennial.config.document import DOCUMENT, read_document
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig
 from perennial.deploy.application import LARGEST, PROJECT, app_name, project_file, read_archive, version_of
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
-from perennial.models.encoder_file import content_of
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,14 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
         document = members[DOCUMENT].decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: member {DOCUMENT}: no text in UTF-8 ({error.reason})") from error
-    experiment = read_document(document, f"{where}: {DOCUMENT}", fab.parent, site.plugins)
-    expected = project_file(version_of(members[PROJECT]), experiment.digest, encoder=ENCODER in members)
+    experiment = read_document(document, f"{where}: {DOCUMENT}", site.plugins)
+    expected = project_file(version_of(members[PROJECT]), experiment.digest)
     # apps of 0.2.0 had no plug-ins of the server in their run config
     if members[PROJECT].decode("utf-8", "replace") not in (expected, expected.replace('plugins = ""\n', "")):
         raise ConfigError(
             f"{where}: member {PROJECT}: is not the one that `perennial deploy stage` writes for "
             "this experiment"
         )
-    if (experiment.encoder.file is not None) != (ENCODER in members):
-        raise ConfigError(f"{where}: an app holds {ENCODER} exactly where digests.encoder.file names it")
     return Offer(fab, digest, experiment, document, members)
 
 
@@ -99,8 +96,7 @@ def prepare_apps(flower_home: Path, approvals: Path) -> None:
 def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     """Unpack an app into the apps folder, and record its experiment in the folder approvals.
 
-    Raises ConfigError when its encoder is another one than the experiment names, or it shares the folder's
-    name with another app.
+    Raises ConfigError when it shares the folder's name with another app.
     """
     _refuse_same_folder(offer.digest, approvals)
     approval = Approval(
@@ -112,8 +108,6 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     )
     apps = flower_home / "apps"
     apps.mkdir(parents=True, exist_ok=True)
-    if ENCODER in offer.members:
-        _keep_encoder(offer, approval, approvals)
     os.chmod(apps, 0o755)
     # an approval that was killed may have left half of it
     for folder in apps.glob(f"*.{offer.digest[:8]}"):
@@ -225,19 +219,3 @@ def _read(fab: Path) -> bytes:
             return file.read(LARGEST + 1)
     except OSError as error:
         raise ConfigError(f"{fab}: cannot be read: {error.strerror}") from error
-
-
-def _keep_encoder(offer: Offer, approval: Approval, approvals: Path) -> None:
-    """Write an encoder's text beside the record that will name it."""
-    assert offer.experiment.encoder.sha256 is not None
-    with _writable(approvals):
-        folder = approvals / approval.name.removesuffix(".json")
-        folder.mkdir(exist_ok=True)
-        os.chmod(folder, 0o755)
-        replace_file(folder / ENCODER, offer.members[ENCODER], mode=0o444)
-        try:
-            content_of(folder / ENCODER, offer.experiment.encoder.sha256)
-        except ConfigError:
-            shutil.rmtree(folder)
-            raise
-        os.chmod(folder, 0o555)

@@ -121,9 +121,7 @@ def _data(data: DataConfig) -> str:
 
 def _training(experiment: Experiment) -> str:
     if experiment.model.pretrained is not None:
-        blocks = experiment.model.trained_blocks
-        how = {"all": "all of it learns on", 0: "frozen"}.get(blocks, f"its last {blocks} blocks learn on")
-        maps = f"{map_in_words(experiment.model.pretrained)}; {how}"
+        maps = f"{map_in_words(experiment.model.pretrained)}; all of it learns on"
     elif experiment.model.features is not None:
         maps = "; ".join(map_in_words(features) for features in experiment.model.features)
         maps = f"fixed maps, which nobody trains here: {maps}"

@@ -121,5 +121,5 @@ def _model(experiment: Experiment) -> "tuple[IncrementalModel, tuple[int, ...]]"
 
     data = simulated_federation(experiment)
     shape, classes, constants = data.input_shape, len(data.classes), (data.mean, data.std)
-    model = build_model(experiment.model, shape, classes, experiment.seed, experiment.encoder, constants)
+    model = build_model(experiment.model, shape, classes, experiment.seed, constants)
     return model, shape

@@ -181,12 +181,12 @@ class TaskTemperatures(Loss):
     """Values whose mean is w_old mean_old(CE) + w_new mean_new(CE), of logits over temperatures.
 
     Old are the classes before the task, new the others; a kind without samples adds nothing, and in the first
-    task the loss is plain cross entropy. temperatures, weights: of old and of new classes.
+    task the loss is plain cross entropy.
     Qi et al. 2025 (FedCBDR, arXiv 2507.07712), equation 7.
     """
 
-    def __init__(self, temperatures: tuple[float, float], weights: tuple[float, float]) -> None:
-        self.temperatures, self.weights = temperatures, weights
+    temperatures, weights = (0.9, 1.1), (1.1, 0.9)
+    """Of old and of new classes."""
 
     def __call__(self, batch: Batch) -> Tensor:
         logits, labels, first = batch.logits, batch.labels, batch.first_class
@@ -242,6 +242,4 @@ def classification(config: LearnerConfig) -> Loss:
     keys: dict[str, Any] = {}
     if named.name == "balanced_softmax":
         keys = {"scale": named.scale, "sign": named.sign}
-    if named.name == "task_temperatures":
-        keys = {"temperatures": named.temperatures, "weights": named.weights}
     return LOSSES[named.name](**keys)

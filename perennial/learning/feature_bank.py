@@ -3,7 +3,7 @@
 The same sample has the same features whoever holds it, in whichever task, split or run. What is kept is what
 the maps give before it is expanded, so that another expansion, head or schedule costs no pass through them.
 A map sees batches of one shape only, the last one padded, because a library may choose another order of
-additions for another shape.
+additions for another shape. That shape follows from the device and the sample, never from free memory.
 """
 
 import hashlib
@@ -24,7 +24,9 @@ from perennial.learning.batches import TrainingSet
 from perennial.models.feature_maps.fixed import FixedFeatures
 
 BATCH = 64
-"""Samples that the maps see at once."""
+"""Samples that the maps see at once on a CPU, where larger batches are no faster."""
+LARGEST_BATCH, BATCH_BYTES = 1024, 256 << 20
+"""Samples that the maps see at once on another device: as many as this, while their inputs take no more."""
 ROWS = 4096
 """Samples whose features are handed on at once."""
 KEY = 16
@@ -62,7 +64,11 @@ class FeatureBank:
             self._fill(backbone, data, keys, start)
             places = np.array([self._places[key] for key in keys])
             mapped = torch.from_numpy(np.ascontiguousarray(self._rows[places]))
-            yield _in_fixed_batches(backbone.finished, mapped.to(data.x.device), backbone.width), data.y[part]
+            size = batch_size(data.x)
+            found = torch.empty(len(mapped), backbone.width, device=data.x.device)
+            for rows, kept in zip(mapped.to(data.x.device).split(size), found.split(size), strict=True):
+                kept.copy_(_padded(backbone.finished, rows, size))
+            yield found, data.y[part]
 
     def feature_set(self, backbone: FixedFeatures, data: TrainingSet) -> FeatureSet:
         """The same training set with features in place of samples."""
@@ -79,9 +85,11 @@ class FeatureBank:
         if not missing:
             return
         rows = torch.tensor([start + place for place in missing.values()], device=data.x.device)
-        inputs = (data.inputs(part) for part in rows.split(BATCH))
-        found = [_padded(backbone.mapped, batch).cpu().numpy() for batch in inputs]
-        self._keep(list(missing), np.concatenate(found))
+        size = batch_size(data.x)
+        found = torch.empty(len(rows), self._width, device=data.x.device)
+        for part, kept in zip(rows.split(size), found.split(size), strict=True):
+            kept.copy_(_padded(backbone.mapped, data.inputs(part), size))
+        self._keep(list(missing), found.cpu().numpy())
 
     def _missing(self, keys: list[bytes]) -> dict[bytes, int]:
         return {key: place for place, key in enumerate(keys) if key not in self._places}
@@ -190,9 +198,22 @@ def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | 
     return _banks[key]
 
 
+def batch_size(samples: Tensor) -> int:
+    """Samples that the maps see at once: BATCH on a CPU, else a power of two by the size of their inputs."""
+    if samples.device.type == "cpu":
+        return BATCH
+    most = max(BATCH, min(LARGEST_BATCH, BATCH_BYTES // max(1, 4 * samples[0].numel())))
+    return 1 << (most.bit_length() - 1)
+
+
 def _keys(samples: Tensor) -> list[bytes]:
-    rows = samples.cpu().contiguous().flatten(1).numpy()
-    return [hashlib.blake2b(row.tobytes(), digest_size=KEY).digest() for row in rows]
+    # all rows of one buffer: nothing is copied for a hash
+    rows = memoryview(samples.cpu().contiguous().numpy().reshape(-1).view(np.uint8))
+    size = rows.nbytes // len(samples)
+    return [
+        hashlib.blake2b(rows[start : start + size], digest_size=KEY).digest()
+        for start in range(0, rows.nbytes, size)
+    ]
 
 
 def _size(file: BinaryIO) -> int:
@@ -200,15 +221,8 @@ def _size(file: BinaryIO) -> int:
 
 
 @torch.no_grad()
-def _padded(network: "torch.nn.Module | object", batch: Tensor) -> Tensor:
-    """network's answers to a batch of at most BATCH samples, which it sees filled up with zeros."""
-    room = torch.zeros(BATCH, *batch.shape[1:], dtype=batch.dtype, device=batch.device)
+def _padded(network: "torch.nn.Module | object", batch: Tensor, size: int) -> Tensor:
+    """network's answers to a batch of at most `size` samples, which it sees filled up with zeros."""
+    room = torch.zeros(size, *batch.shape[1:], dtype=batch.dtype, device=batch.device)
     room[: len(batch)] = batch
     return network(room)[: len(batch)]  # pyright: ignore[reportCallIssue]
-
-
-def _in_fixed_batches(network: object, rows: Tensor, width: int) -> Tensor:
-    out = torch.empty(len(rows), width, device=rows.device)
-    for start in range(0, len(rows), BATCH):
-        out[start : start + BATCH] = _padded(network, rows[start : start + BATCH])
-    return out

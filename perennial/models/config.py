@@ -1,24 +1,23 @@
 """The `model` block of an experiment."""
 
 import operator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from perennial.foundation.block import Block
+from perennial.foundation.block import Block, FiniteBlock
 from perennial.foundation.errors import nearest
 from perennial.foundation.plain import Plain
 from perennial.foundation.plugins import is_target, known
 from perennial.models.feature_maps.config import (
-    ChoiceConfig,
-    ExpansionConfig,
+    Choice,
     FeatureMapConfig,
     ModelMapConfig,
+    OneMap,
     PretrainedConfig,
-    ProjectionConfig,
     RandomMapConfig,
-    RunLayout,
 )
+from perennial.models.feature_maps.config import Size as Count
 
 Norm = Literal["none", "group", "batch"]
 Size = Annotated[int, Field(gt=0, le=65_536)]
@@ -31,8 +30,6 @@ NETWORKS = (*BACKBONES, *COMPOSITE, "features", "pretrained")
 """features: a linear head on fixed maps, which are not trained. pretrained: a network trained elsewhere."""
 FIRST_CHANNELS = {"se_cnn": 16, "resnet20": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
 """Channels after the first convolution; small_cnn takes them from `channels`."""
-
-DigestEncoderName = Literal["random", "autoencoder", "mobilenet_v2"]
 
 _TAKEN_BY: dict[str, tuple[str, ...]] = {
     "hidden": ("mlp",),
@@ -53,6 +50,16 @@ def _backbone(name: str) -> str:
     if name in (*COMPOSITE, "features", "pretrained"):
         raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}")
     return _network(name)
+
+
+def _width_alone(value: Any) -> Any:
+    """The width of a projection as 0.2.0 wrote it, {width, images, seed}, whose others have one value now."""
+    if not isinstance(value, dict):
+        return value
+    others = {key: found for key, found in value.items() if key != "width"}
+    if not others.items() <= {"images": 2000, "seed": 0}.items():
+        raise ValueError(f"found {others}, allowed a width alone; images are 2000 and the seed is 0")
+    return value.get("width", 96)
 
 
 class ModelConfig(Block):
@@ -76,28 +83,20 @@ class ModelConfig(Block):
     squeeze_excitation: bool | None = None
     """Channel attention after the first convolution (Hu et al. 2018, arXiv 1709.01507). null: se_cnn has
     it, and no other network."""
-    features: Annotated[tuple[FeatureMapConfig, ...], Field(min_length=1)] | None = Field(
+    features: tuple[FeatureMapConfig, ...] | None = Field(default=None, exclude_if=operator.not_)
+    """features: the maps, side by side; a list in the place of one is a choice. In a file also auto, in whose
+    place the maps are written that fit the data's kind and shape. pretrained: the network that learns on."""
+    projection: Annotated[Count | None, BeforeValidator(_width_alone)] = Field(
         default=None, exclude_if=operator.not_
     )
-    """features: the maps, side by side. In a file also auto, in whose place the maps are written that fit the
-    data's kind and shape."""
-    expansion: ExpansionConfig | None = Field(default=None, exclude_if=operator.not_)
-    """features: random ReLU features behind the maps."""
-    projection: ProjectionConfig | None = Field(default=None, exclude_if=operator.not_)
-    """features: whitened components of public images behind each map."""
-    pretrained: PretrainedConfig | None = Field(default=None, exclude_if=operator.not_)
-    """pretrained: the network and its weights."""
-    trained_blocks: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
-        default="all", exclude_if=lambda value: value == "all"
-    )
-    """pretrained: how many of its last blocks learn on; 0: the head alone. What is frozen never travels."""
+    """features: so many whitened components of public images behind each map."""
     options: dict[str, Plain] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a network that is a plug-in: the keywords of its constructor after the input shape."""
 
     @property
-    def choices(self) -> list[ChoiceConfig]:
+    def choices(self) -> list[Choice]:
         """The feature maps that are choices among several, not yet made."""
-        return [found for found in self.features or () if isinstance(found, ChoiceConfig)]
+        return [found for found in self.features or () if isinstance(found, tuple)]
 
     @property
     def backbone_name(self) -> str:
@@ -105,12 +104,18 @@ class ModelConfig(Block):
         return self.backbone or self.name
 
     @property
-    def maps(self) -> tuple[FeatureMapConfig, ...]:
+    def maps(self) -> tuple[OneMap, ...]:
         """Fixed maps, with all alternatives, and a pretrained backbone; () if all is trained anew."""
-        found: list[FeatureMapConfig] = [] if self.pretrained is None else [self.pretrained]
+        found: list[OneMap] = []
         for each in self.features or ():
-            found += each.of if isinstance(each, ChoiceConfig) else (each,)
+            found += each if isinstance(each, tuple) else (each,)
         return tuple(found)
+
+    @property
+    def pretrained(self) -> PretrainedConfig | None:
+        """The network that was trained elsewhere and learns on; None with every other model."""
+        found = self.features[0] if self.name == "pretrained" and self.features else None
+        return found if isinstance(found, PretrainedConfig) else None
 
     @property
     def resolved_norm(self) -> Norm:
@@ -135,34 +140,28 @@ class ModelConfig(Block):
 
     @model_validator(mode="after")
     def _maps_of_features(self) -> "ModelConfig":
-        if self.name == "features" and self.features is None:
+        if self.name == "features" and not self.features:
             raise ValueError(
                 "key 'features' is missing; allowed: inputs, random, patches, pretrained, or several"
             )
-        if self.name == "pretrained" and self.pretrained is None:
-            raise ValueError("key 'pretrained' is missing; allowed: {network: ...}, as among features")
-        if self.projection is not None and self.expansion is not None:
-            raise ValueError("key 'projection': stands behind the maps, as 'expansion' does; choose one")
-        if self.choices and (self.projection is not None or self.expansion is not None):
-            raise ValueError("key 'features': found a choice with 'projection' or 'expansion'; choose one")
-        if self.projection is not None and any(isinstance(m, RandomMapConfig) for m in self.features or ()):
+        if self.name == "pretrained" and (self.pretrained is None or len(self.maps) > 1):
+            raise ValueError("key 'features': model pretrained needs one map of the name pretrained")
+        if self.name != "features" and self.projection is not None:
+            raise ValueError(f"key 'projection': {self.name} does not take it; allowed with name features")
+        if self.name not in ("features", "pretrained") and self.features is not None:
+            raise ValueError(
+                f"key 'features': {self.name} does not take it; allowed with name features or pretrained"
+            )
+        if self.choices and self.projection is not None:
+            raise ValueError("key 'features': found a choice with 'projection'; choose one")
+        if self.projection is not None and any(isinstance(m, RandomMapConfig) for m in self.maps):
             raise ValueError(
                 "key 'projection': a random map reads inputs by an experiment's own constants; allowed with "
                 "inputs, patches, pretrained and model"
             )
-        taken = {
-            "features": "features",
-            "expansion": "features",
-            "projection": "features",
-            "pretrained": "pretrained",
-        }
-        for key, name in taken.items():
-            if self.name != name and getattr(self, key) is not None:
-                raise ValueError(f"key {key!r}: {self.name} does not take it; allowed with name {name}")
-        if self.name != "pretrained" and self.trained_blocks != "all":
-            raise ValueError(
-                f"key 'trained_blocks': {self.name} does not take it; allowed with name pretrained"
-            )
+        for each in self.maps:
+            if isinstance(each, ModelMapConfig):
+                RunLayout.model_validate(each.layout)
         return self
 
     @model_validator(mode="after")
@@ -190,38 +189,39 @@ class ModelConfig(Block):
         return self
 
 
-class EncoderConfig(Block):
-    """The fixed network that turns an input into what digests mix.
+class LearntInputs(FiniteBlock):
+    """Inputs of a finished run's network. shape: of a sample. mean, std: of (x - mean) / std."""
 
-    random: drawn from the experiment's seed. autoencoder: of `perennial digest train-encoder`, in file.
-    mobilenet_v2: before its average pooling, drawn from the seed, or torchvision's weights in file.
-    file: safetensors. sha256: of the file, written down when the experiment is read, so that it is part of
-    what sites agree to.
+    shape: tuple[Count, ...] = Field(min_length=1, max_length=3)
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class RunLayout(Block):
+    """Settings of a finished run that decide its layers and inputs, and its name.
+
+    classes: rows of its head.
     """
 
-    name: DigestEncoderName = "random"
-    file: str | None = None
-    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    name: str
+    model: ModelConfig
+    seed: int = Field(ge=0)
+    classes: int = Field(ge=1, le=65_536)
+    inputs: LearntInputs
 
-    @property
-    def layout(self) -> "EncoderConfig":
-        """The settings of an encoder of the same shapes without a file, whose tensors a saved model fills."""
-        return EncoderConfig(name="mobilenet_v2" if self.name == "mobilenet_v2" else "random")
+    @model_validator(mode="before")
+    @classmethod
+    def _without_encoder(cls, content: Any) -> Any:
+        """Layouts of 0.2.0 name the encoder of the digests, which is random now."""
+        if isinstance(content, dict) and "encoder" in content:
+            content = dict(content)
+            found = content.pop("encoder") or {}
+            if (name := found.get("name", "random")) != "random":
+                raise ValueError(f"layout.encoder: found {name!r}, allowed random alone")
+        return content
 
     @model_validator(mode="after")
-    def _file_of_the_network(self) -> "EncoderConfig":
-        if self.name == "random" and self.file is not None:
-            raise ValueError("file belongs to autoencoder and mobilenet_v2; found name 'random'")
-        if self.name == "autoencoder" and self.file is None:
-            raise ValueError(
-                "file is missing: name 'autoencoder' needs one, as perennial digest train-encoder writes it"
-            )
-        if (self.sha256 is None) != (self.file is None):
-            raise ValueError("sha256 goes with file; it is written down when an experiment file is read")
+    def _learnt_features(self) -> "RunLayout":
+        if self.model.name == "features":
+            raise ValueError("layout.model: a run on fixed maps, which learnt no features; allowed: its maps")
         return self
-
-
-# a finished run's network is described by a `model` block itself
-for _described in (RunLayout, ModelMapConfig):
-    _described.model_rebuild()
-ModelConfig.model_rebuild(force=True)

@@ -8,11 +8,10 @@ from torch import nn
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.models.config import BACKBONES, CONVOLUTIONAL, EncoderConfig, ModelConfig
-from perennial.models.digest_encoders import build_encoder
+from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig, RunLayout
+from perennial.models.digest_encoders import FeatureEncoder
 from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
-from perennial.models.feature_maps.config import RunLayout
 from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.incremental import IncrementalModel
@@ -30,7 +29,6 @@ def build_model(
     input_shape: tuple[int, ...],
     num_classes: int,
     seed: int,
-    encoder: EncoderConfig | None = None,
     constants: Constants | None = None,
     *,
     with_weights: bool = True,
@@ -38,9 +36,9 @@ def build_model(
     """An untrained model on the CPU, initialised from the seed alone.
 
     input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
-    least 1. encoder: of the model digest_two_branch; None: a random one. constants: mean and std by which
-    inputs are normalised, for feature maps that undo it. with_weights: False does not read weights trained
-    elsewhere, for a model that a saved one's tensors will fill, which need no constants either.
+    least 1. constants: mean and std by which inputs are normalised, for feature maps that undo it.
+    with_weights: False does not read weights trained elsewhere, for a model that a saved one's tensors will
+    fill, which need no constants either.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
     """
@@ -51,7 +49,6 @@ def build_model(
     if config.name == "features":
         fixed = build_fixed_features(
             config.features or (),
-            config.expansion,
             input_shape,
             constants,
             projection=config.projection,
@@ -64,7 +61,7 @@ def build_model(
 
         assert config.pretrained is not None
         learnt, width = build_pretrained_backbone(
-            config.pretrained, config.trained_blocks, input_shape, constants, with_weights=with_weights
+            config.pretrained, input_shape, constants, with_weights=with_weights
         )
         return IncrementalModel(learnt, width, num_classes, rows, dropout=config.dropout)
     with seeded_initialisation(seed, "backbone"):
@@ -72,8 +69,8 @@ def build_model(
         if config.name == "digest_two_branch":
             backbone = TwoBranchBackbone(backbone, width, input_shape)
     if isinstance(backbone, TwoBranchBackbone):
-        fixed = build_encoder(encoder or EncoderConfig(), input_shape, seed)
-        return DigestTwoBranchModel(backbone, fixed, num_classes, rows, dropout=config.dropout)
+        encoder = FeatureEncoder(input_shape, seed)
+        return DigestTwoBranchModel(backbone, encoder, num_classes, rows, dropout=config.dropout)
     if config.name == "dual_backbone":
         return DualBackboneModel(backbone, width, num_classes, rows, seed=seed, dropout=config.dropout)
     return IncrementalModel(backbone, width, num_classes, rows, dropout=config.dropout)
@@ -81,10 +78,7 @@ def build_model(
 
 def network_of(layout: RunLayout) -> IncrementalModel:
     """A finished run's network without its weights."""
-    encoder = layout.encoder or EncoderConfig()
-    return build_model(
-        layout.model, layout.inputs.shape, layout.classes, layout.seed, encoder.layout, with_weights=False
-    )
+    return build_model(layout.model, layout.inputs.shape, layout.classes, layout.seed, with_weights=False)
 
 
 def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:

@@ -1,6 +1,5 @@
-"""A network that was trained elsewhere as the backbone of a gradient learner: frozen, partly, or fine-tuned.
+"""A network that was trained elsewhere as the backbone of a gradient learner, which fine-tunes it.
 
-What is frozen never travels: server and sites read the same weights, which the experiment names by hash.
 Batch normalisation keeps the statistics that it learnt there, because those of a site's own batches mislead
 where sites hold different classes.
 """
@@ -46,17 +45,8 @@ class PretrainedBackbone(nn.Module):
         return self
 
 
-def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The parts of a network with parameters, in order; a list of blocks counts as its blocks."""
-    parts = []
-    for child in network.children():
-        parts += list(child) if isinstance(child, nn.Sequential | nn.ModuleList) else [child]
-    return [part for part in parts if any(True for _ in part.parameters())]
-
-
 def build_pretrained_backbone(
     config: PretrainedConfig,
-    trained_blocks: int | str,
     input_shape: tuple[int, ...],
     constants: Constants | None,
     *,
@@ -64,9 +54,8 @@ def build_pretrained_backbone(
 ) -> tuple[PretrainedBackbone, int]:
     """(the backbone, its number of features).
 
-    trained_blocks: "all", or how many of the last blocks go on learning.
     constants: mean and std of the inputs; None with with_weights False, if a saved model brings all.
-    Raises ConfigError if the weights are missing, or the network has fewer blocks.
+    Raises ConfigError if the weights are missing, or a key has no meaning here.
     """
     if len(input_shape) != 3:
         raise ConfigError(
@@ -75,13 +64,13 @@ def build_pretrained_backbone(
         )
     if config.stages:
         raise ConfigError(
-            f"model.pretrained.stages: found {config.stages}; allowed 0, and others in model.features: "
+            f"model.features.stages: found {config.stages}; allowed 0, and others with model features: "
             "what is trained here ends with the network's last layer"
         )
     for key in ("symmetry", "tiles"):
         if config.is_set(key):
             raise ConfigError(
-                f"model.pretrained.{key}: found {getattr(config, key)!r}; allowed in model.features alone: "
+                f"model.features.{key}: found {getattr(config, key)!r}; allowed with model features alone: "
                 "what is trained here sees each image as it is"
             )
     fixed, _ = build_pretrained(config, input_shape, with_weights)
@@ -91,14 +80,5 @@ def build_pretrained_backbone(
     shift = ((mean - fixed.mean) / fixed.std).expand(3, 1, 1).clone()
     network = fixed.network
     width = int(network.num_features) if reads_tokens(network) else fixed.width  # pyright: ignore
-    blocks = blocks_of(network)
-    if isinstance(trained_blocks, int) and trained_blocks > len(blocks):
-        raise ConfigError(
-            f"model.trained_blocks: found {trained_blocks}; {config.network} has {len(blocks)} blocks with "
-            "parameters"
-        )
-    network.requires_grad_(trained_blocks == "all")
-    if isinstance(trained_blocks, int):
-        for block in blocks[len(blocks) - trained_blocks :]:
-            block.requires_grad_(True)
+    network.requires_grad_(True)
     return PretrainedBackbone(network, fixed.size, scale.detach(), shift.detach()), width

@@ -17,7 +17,7 @@ from perennial.foundation.files import replace_file
 from perennial.foundation.plain import PlainObject, read_object
 from perennial.foundation.tensor_file import pieces
 from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD, over_features
-from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, load_complete
 
@@ -52,16 +52,11 @@ class _StoredConfidence(_Stored):
     points: dict[str, tuple[float, float]] = Field(default_factory=dict)
 
 
-class _StoredDigests(_Stored):
-    encoder: EncoderConfig = EncoderConfig()
-
-
 class _StoredSettings(_Stored):
     """What of an experiment decides the layers of its model."""
 
     model: ModelConfig
     seed: int = Field(ge=0)
-    digests: _StoredDigests | None = None
 
 
 _CLASSES: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
@@ -228,10 +223,7 @@ def load_saved(path: Path) -> SavedModel:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         said = shown(str(error), 500)
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({said})") from error
-    encoder = (found.digests or _StoredDigests()).encoder
-    model = build_model(
-        found.model, inputs.shape, len(classes), found.seed, encoder.layout, with_weights=False
-    )
+    model = build_model(found.model, inputs.shape, len(classes), found.seed, with_weights=False)
     means = None
     for name, more in ((CLASS_MEANS, 0), (GAUSSIAN_HEAD, 1)):
         if name in tensors:

@@ -123,4 +123,4 @@ class Attendance:
             facts = {"connected": sites, "missing": self.missing(sites), "refusing": self.roster.barred()}
             self._journal.write("waiting", need=count, **facts)
 
-        return self.roster.wait(count, self._experiment.rounds.join_timeout, say)
+        return self.roster.wait(count, self._experiment.rounds.join_seconds, say)

@@ -14,10 +14,12 @@ from perennial.data.cases import image_shape
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
+from perennial.data.inputs import strange_columns
 from perennial.data.record_identity import record_contents
 from perennial.data.samples import Samples, fill_missing, joined, stored_as
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash
+from perennial.data.table import table_file
 from perennial.foundation.errors import DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.learning.batches import TrainingSet
@@ -48,7 +50,7 @@ from perennial.server.report.recognition import recognition_parts, recognition_s
 
 OF_THE_RUN = (
     *("labels", "label_column", "patient", "arrays", "dataset"),
-    *("resize", "window", "frame", "missing", "subgroup"),
+    *("resize", "window", "frame", "missing", "units", "limits", "subgroup"),
 )
 """Keys that are taken over from the run's own data where they fit the source."""
 
@@ -127,6 +129,14 @@ class Outside:
         x = self.samples.x.clone() if self.columns is not None else self.samples.x
         fill_missing(x, self.saved.inputs.filling)
         return x
+
+    def strange_columns(self) -> list[str]:
+        """Sentences on a table's columns that are unlike the model's training data."""
+        inputs, path = self.saved.inputs, self.config.path
+        if inputs.columns is None or self.config.source != "csv" or path is None:
+            return []
+        file = table_file(self.config)
+        return strange_columns(file, inputs.columns, inputs.mean, inputs.std, self.config.missing)
 
     def contents(self) -> tuple[np.ndarray, ...]:
         """(n, 32) uint8 hashes of records, as a real site computes them and, of tables, a simulated one."""

@@ -100,8 +100,7 @@ class GlobalModel:
     def _build(self, num_classes: int) -> IncrementalModel:
         experiment = self._experiment
         shape, seed = self.input_shape, experiment.seed
-        encoder, constants = experiment.encoder, self.constants
-        return build_model(experiment.model, shape, num_classes, seed, encoder, constants)
+        return build_model(experiment.model, shape, num_classes, seed, self.constants)
 
     def _complete(self, tensors: Mapping[str, Tensor]) -> IncrementalModel:
         model = self._build(len(tensors["head.weight"]))

@@ -80,7 +80,6 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
         facts.inputs.shape,
         schedule.num_classes(schedule.count),
         experiment.seed,
-        experiment.encoder,
     )
     parameters = sum(parameter.numel() for parameter in complete.parameters() if parameter.requires_grad)
     constants = facts.inputs.mean, facts.inputs.std

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.config.stopping import StoppingConfig
+from perennial.config.rounds import StoppingConfig
 from perennial.foundation.files import replace_file
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256
@@ -35,7 +35,7 @@ class Stopping:
         number: of the round. counts: right answers and samples of each class. arrays: the model.
         """
         assert self.config is not None
-        value = _measure(self.config, *counts)
+        value = balanced_accuracy(*counts)
         if value is None:
             return None
         best = self.state.get("value")
@@ -57,7 +57,7 @@ class Stopping:
 
         Raises StateError when its file is missing or damaged.
         """
-        if self.config is None or self.config.keep == "last" or not self.state.get("since"):
+        if self.config is None or not self.state.get("since"):
             return None
         return load_model(self._path(self.state["model"]), self.state["model"])
 
@@ -65,11 +65,11 @@ class Stopping:
         """The journal's words at a task's end, or ''. last: the last round run, of `planned` rounds."""
         if self.config is None or "value" not in self.state:
             return ""
-        name = self.config.measure.replace("_", " ")
         best = (
-            f"validation was best in round {self.state['round']} ({name} {100 * self.state['value']:.1f} %)"
+            f"validation was best in round {self.state['round']} "
+            f"(balanced accuracy {100 * self.state['value']:.1f} %)"
         )
-        kept = ", whose model is kept" if self.config.keep == "best" and self.state["since"] else ""
+        kept = ", whose model is kept" if self.state["since"] else ""
         if last < planned:
             return f"task {task}: stopped after round {last} of {planned}; {best}{kept}"
         return f"task {task}: {best}{kept}"
@@ -94,10 +94,3 @@ class Stopping:
 
     def _path(self, sha256: str) -> Path:
         return self._folder / f"best-{sha256}.safetensors"
-
-
-def _measure(config: StoppingConfig, correct: Sequence[int], total: Sequence[int | None]) -> float | None:
-    if config.measure == "balanced_accuracy":
-        return balanced_accuracy(correct, total)
-    samples = sum(each or 0 for each in total)
-    return None if None in total or not samples else sum(correct) / samples

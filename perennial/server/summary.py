@@ -15,6 +15,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 import perennial
+from perennial.data.table_columns import feature_ranges
 from perennial.foundation.files import file_sha256, replace_file
 from perennial.learning.bayesian_estimate import bayesian_figure_of
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
@@ -44,6 +45,8 @@ def write_results(
     folder, position = curriculum.folder.path, curriculum.position
     measures = read_measures(folder)
     summary = summarise(curriculum, engine) | {"measured_on": measured_on, "measures": _outline(measures)}
+    if inputs.columns is not None:
+        summary |= curriculum.strategy.worth_of_columns(feature_ranges(inputs.columns))
     curriculum.journal.write(
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
     )

@@ -14,7 +14,7 @@ import torch
 
 from perennial.config.analytic import solved_by
 from perennial.config.bounds import BoundsConfig
-from perennial.config.experiment import StrategySpec
+from perennial.config.schema import StrategySpec
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file

@@ -1,16 +1,21 @@
 """Each paper's claims stand in one table; tables of a paper's size are whole and start only when asked."""
 
+import json
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.decisions import Estimate
+from benchmarks.decisions import Estimate, read_decisions
 from benchmarks.grid import jobs
 from benchmarks.paper_claims import Claim, judge
+from benchmarks.paper_sheets import PAGE, Value, page, read_sheets, recipe
 from benchmarks.paper_tables import PAPERS, UNTESTED, paper_of, papers_table
-from benchmarks.table import EXPERIMENTS, tables
+from benchmarks.table import EXPERIMENTS, RESULTS, tables
 from perennial.config.experiment import load_experiment
 
 FOUND = tables()
@@ -66,3 +71,70 @@ def test_a_claim_is_one_line_over_its_tables_and_one_taken_off_says_what_it_woul
     assert "**holds** ([pp_fcil_a](../benchmarks/results/pp_fcil_a.md) 90.2 against 50.0, +40.2 (" in line
     assert "**undecided**, would take 77 seeds ([pp_fcil_b]" in line
     assert "robust_c" not in line
+
+
+SHEETS = read_sheets()
+
+
+def test_every_paper_has_a_sheet() -> None:
+    assert SHEETS.keys() == PAPERS.keys()
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_a_recipe_is_what_its_sheet_says(name: str) -> None:
+    """`python -m benchmarks.paper_sheets` writes it; a key that is changed by hand differs from its sheet."""
+    text = (EXPERIMENTS / f"{name}_as_published.yaml").read_text()
+    assert text == recipe(name, SHEETS[name])
+
+
+def test_the_page_is_written_from_the_sheets() -> None:
+    assert (RESULTS / PAGE).read_text() == page(SHEETS)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"paper": 300, "ours": 260},
+        {"paper": "silent"},
+        {"paper": 300, "why": "no difference"},
+    ],
+)
+def test_a_difference_without_a_reason_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="why|ours"):
+        Value.model_validate(value)
+
+
+@pytest.mark.parametrize("name", [name for name, sheet in SHEETS.items() if sheet.table])
+def test_a_table_of_the_papers_size_has_the_papers_protocol(name: str) -> None:
+    """Its rows are the recipe's but for what the case and the method change."""
+    size = SHEETS[name].table
+    assert size is not None
+    for row in tables()[size.name].rows:
+        experiment = row.load(1)
+        assert experiment.tasks.rounds == SHEETS[name].keys["tasks.rounds"].paper
+        assert experiment.learner.batch_size == SHEETS[name].keys["learner.batch_size"].paper
+    assert sum(map(len, (case.paper for case in size.cases.values()))) == sum(
+        bool(row.paper) for row in tables()[size.name].rows
+    )
+
+
+def test_claims_that_were_taken_off_count_in_the_correction() -> None:
+    claim = Claim("c", "a", "b", "m")
+    runs = [
+        {"row": row, "seed": seed, "measures": {"m": share}}
+        for seed, gain in enumerate((0.02, 0.03, 0.01, 0.035, 0.02))
+        for row, share in (("a", 0.5 + gain), ("b", 0.5))
+    ]
+    assert judge([(claim, runs)])[0].word == "holds"
+    assert judge([(claim, runs)], tested=100)[0].word == "undecided"
+
+
+def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "power.json").write_text(
+        json.dumps(
+            [vars(Estimate("t", "c", "undecided", 0.0, 1.0, 5, 7, 1.0)) | {"needed": None, "minutes": -1.0}]
+        )
+    )
+    [found] = read_decisions(tmp_path).values()
+    assert found.needed == inf and found.decision == "taken off"
+    assert read_decisions(tmp_path / "nowhere") == {}

@@ -2,10 +2,12 @@
 tree, and the page says what the committed lines say."""
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 
+from benchmarks.bench import FIGURES, PAGE, read, with_table
 from benchmarks.peers import page
 from benchmarks.peers.__main__ import check_steps
 from benchmarks.peers.prepare import write_task
@@ -49,3 +51,40 @@ def test_the_committed_lines_are_whole_and_the_page_is_theirs() -> None:
     for workload in ("w1", "w2", "w3"):
         check_steps(workload, {e["peer"]: [e["steps"]] for e in entries if e["workload"] == workload})
     assert page.MARKDOWN.read_text() == page.as_markdown(entries)
+
+
+MISSED = {
+    "client_protection_overhead": "a turn of W1 is ten small steps; noise and ledger cost two more",
+    "client_protection_overhead_long": "the ledger waits for the disk, and steps are fast here",
+}
+"""Figures that are known to miss their bound, and why; one that keeps it again must leave this list."""
+
+
+def test_every_figure_is_there_once() -> None:
+    names = [entry["name"] for entry in read()]
+    assert names == list(FIGURES)
+
+
+@pytest.mark.parametrize("entry", read(), ids=lambda entry: entry["name"])
+def test_a_figure_keeps_its_bound(entry: dict) -> None:
+    figure = FIGURES[entry["name"]]
+    assert (entry["bound"], entry["side"]) == (figure.bound, figure.side)
+    assert entry["value"] == pytest.approx(median(entry["samples"]), abs=1e-4)
+    kept = figure.holds(entry["value"])
+    assert kept == (entry["name"] not in MISSED), f"{entry['value']}, {figure.side} {figure.bound}"
+
+
+def test_memory_of_an_aggregation_does_not_grow_with_the_number_of_updates() -> None:
+    (facts,) = [entry["facts"] for entry in read() if entry["name"] == "aggregation_vs_flower"]
+    assert facts["peak_kib_100_updates"] - facts["peak_kib_10_updates"] < facts["update_kib"] / 2
+
+
+@pytest.mark.parametrize("entry", read(), ids=lambda entry: entry["name"])
+def test_a_figure_says_where_it_was_measured(entry: dict) -> None:
+    assert {"flwr", "torch"} <= entry["versions"].keys()
+    assert "cores" in entry["machine"] and "GiB" in entry["machine"]
+
+
+def test_the_page_shows_the_file() -> None:
+    page = PAGE.read_text()
+    assert page == with_table(page, read())

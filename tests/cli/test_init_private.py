@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.config.experiment import load_experiment
-from perennial.config.private_sums import MEANS_ALONE, private_sums
 from perennial.config.run import RunSettings
 from perennial.config.site import load_site_config
 from perennial.engine.run import run_in_process
@@ -75,26 +73,6 @@ def test_what_it_writes_passes_the_check_and_runs_one_task(
     multiplier = experiment.privacy.noise_multiplier
     assert multiplier is not None
     assert 0.97 * 8 <= make_accountant("rdp", [(multiplier, 1.0, 1)]).epsilon(1e-5) <= 8
-
-
-def test_images_take_the_map_and_the_components_of_the_page(tmp_path: Path) -> None:
-    content = yaml.safe_load((written(tmp_path, images(tmp_path)) / "experiment.yaml").read_text())
-    # 0.8 x 120 records, rounded, at four sites
-    advice = private_sums((3, 24, 32), 100, 2, 8.0, sites=4)
-    patches = dict(advice.model["features"][0])
-    assert content["model"]["projection"] == advice.model["projection"] == {"width": 24}
-    assert content["model"]["features"] == [patches | {"image_size": [23, 32]}]
-    assert content["privacy"] == advice.privacy and advice.privacy["blocks"] == list(MEANS_ALONE)
-    assert "image_size" not in content["data"]
-    assert load_experiment(tmp_path / "first" / "experiment.yaml").data.size == (23, 32)
-
-
-def test_a_table_s_constants_have_one_figure_and_the_file_says_whose_they_are(tmp_path: Path) -> None:
-    path = written(tmp_path, table(tmp_path), "2") / "experiment.yaml"
-    data = yaml.safe_load(path.read_text())["data"]
-    assert data["normalise"] == {"mean": {"age": 60, "score": 0.2}, "std": {"age": 10, "score": 0.2}}
-    assert data["columns"] == {"age": "numeric", "score": "numeric", "sex": ["f", "m"]}
-    assert "The guarantee holds only for constants" in path.read_text()
 
 
 def test_the_site_s_policy_answers_noised_sums_and_nothing_else(tmp_path: Path) -> None:

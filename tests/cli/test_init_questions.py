@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from typer.testing import CliRunner
 
 from perennial.cli.init import init_command
-from perennial.cli.main import app
 from perennial.data.config import DataConfig
 from perennial.data.sources import load
 from perennial.data.survey import TwoLevels
-from perennial.foundation.errors import DataError, PerennialError
 
 
 def paint(root: Path, *folders: str, count: int = 3) -> None:
@@ -71,22 +68,3 @@ def test_a_tidy_folder_is_not_asked_about(tmp_path: Path) -> None:
     paint(tmp_path / "all", *(f"{site}/{part}/nv" for site in "AB" for part in ("train", "test")))
     said = init_command(tmp_path / "all", tmp_path / "d", "", ask=ask)
     assert "24 samples of 2 classes at 2 sites: mel 12, nv 12" in said[0]
-
-
-def test_the_command_names_the_layouts(tmp_path: Path) -> None:
-    paint(tmp_path / "skin", "A/mel", "B/nv")
-    done = CliRunner().invoke(app, ["init", str(tmp_path / "skin"), "--layout", "clinic"])
-    assert isinstance(done.exception, PerennialError) and "allowed class, site/class" in str(done.exception)
-
-
-def test_sites_of_test_samples_that_nobody_names(tmp_path: Path) -> None:
-    x, y = np.zeros((4, 3), dtype=np.float32), np.array([0, 1, 0, 1])
-    site, whole = np.array(["a", "a", "b", "b"]), {"source": "npz", "path": str(tmp_path / "a.npz")}
-    np.savez(tmp_path / "a.npz", x=x, y=y, site=site, x_test=x, y_test=y)
-    natural = DataConfig.model_validate(whole | {"partition": {"kind": "natural"}})
-    with pytest.raises(DataError, match="site is there and site_test is missing.*samples of x_test"):
-        load(natural, 0)
-    assert (
-        load(DataConfig.model_validate(whole | {"sites": 2, "partition": {"kind": "iid"}}), 0).test
-        is not None
-    )

@@ -43,13 +43,6 @@ def call(*arguments: object) -> None:
     app([str(argument) for argument in arguments], standalone_mode=False)
 
 
-@pytest.mark.parametrize("text", ["name: 2024-02-30\n", "seed: 0x_\n", "a: " + "[" * 1000])
-def test_a_value_that_yaml_cannot_read_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "odd.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"odd\.yaml: not valid YAML: "):
-        load_experiment(tmp_path / "odd.yaml")
-
-
 @pytest.mark.parametrize("change", ["data.sites=[", "seed=2024-02-30", "model={a: 1, a: 2}"])
 def test_a_setting_that_yaml_cannot_read_is_named(tmp_path: Path, change: str) -> None:
     with pytest.raises(ConfigError, match=r"--set '.*': not valid YAML: "):
@@ -99,20 +92,6 @@ def test_a_device_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert choose_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(StateError, match="'cuda:99', but PyTorch sees 2 GPUs; allowed: cuda:0 to cuda:1"):
         choose_device("cuda:99")
-
-
-def test_arrays_that_hold_no_samples_are_named(tmp_path: Path) -> None:
-    np.save(tmp_path / "bare.npy", np.zeros(3))
-    (tmp_path / "bare.npy").rename(tmp_path / "bare.npz")
-    with pytest.raises(DataError, match=r"bare\.npz: one array without a name"):
-        read_samples(tmp_path / "bare.npz")
-    np.savez(tmp_path / "scalar.npz", x=np.float32(3))
-    with pytest.raises(DataError, match=r"scalar\.npz, x: float32 of shape \(\); allowed"):
-        read_samples(tmp_path / "scalar.npz")
-    np.savez(tmp_path / "names.npz", x=np.zeros((2, 4, 4), dtype=np.uint8), y=np.arange(2), classes="ab")
-    data = {"source": "npz", "path": "names.npz", "sites": 2}
-    with pytest.raises(DataError, match=r"classes: must be a list of names; found shape \(\)"):
-        check_command(write(tmp_path, data=data, name="names"), None)
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.foundation.errors import DataError, PolicyRefusal, PrivacyError, ProtocolError
-from perennial.models.digest_encoders import build_encoder, encoder_hash
+from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import DigestRequest
 from perennial.server.app import serve
@@ -51,7 +51,7 @@ def opened(folder: Path, policy: dict[str, Any] | None = None, **digests: Any) -
         task=1,
         round=1,
         num_classes=10,
-        encoder=encoder_hash(build_encoder(experiment.encoder, site.data.input_shape, experiment.seed)),
+        encoder=encoder_hash(FeatureEncoder(site.data.input_shape, experiment.seed)),
     )
     return site, request
 

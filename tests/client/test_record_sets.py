@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from perennial.cli.privacy import ledger_command
 from perennial.client import site as site_module
 from perennial.client.record_figures import record_figures
 from perennial.client.record_sets import (
@@ -19,13 +20,16 @@ from perennial.client.record_sets import (
 )
 from perennial.client.statistics import collected
 from perennial.config import charges
+from perennial.foundation.record_key import record_key
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
+from perennial.privacy.record_book import RecordBook
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from tests.privacy.budgets import budget_for
+from tests.privacy.test_record_book import DELTA, gaussian, ids
 from tests.redteam.attacked_hospital import Hospital
 
 SPLIT_KEY = "0" * 64
@@ -258,3 +262,29 @@ def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_
     figures = record_figures(tmp_path / "state", 1e-5)
     assert figures is not None and figures.records == 40
     assert figures.dearest.epsilon == compose([first, second], 1e-5).epsilon
+
+
+def site(folder: Path) -> None:
+    """a, b and c: 0.6, 0.5 and 0.1 of loss; x has 0.1."""
+    ledger, book = Ledger(folder), RecordBook(folder, record_key(folder))
+    for cost, names in ((0.1, "abcx"), (0.4, "ab"), (0.1, "a")):
+        book.charge(ledger, gaussian(cost), None, ids(names))
+
+
+def test_dearest_median_and_spent(tmp_path: Path) -> None:
+    assert record_figures(tmp_path, DELTA) is None
+    site(tmp_path)
+    limit = budget_for([gaussian(0.65)], DELTA)
+    found = record_figures(tmp_path, DELTA, limit)
+    assert found is not None and (found.records, found.spent) == (4, 1)
+    dearest = compose([gaussian(0.1), gaussian(0.4), gaussian(0.1)], DELTA)
+    assert found.dearest.epsilon == pytest.approx(dearest.epsilon)
+    assert found.median.epsilon == pytest.approx(compose([gaussian(0.1), gaussian(0.4)], DELTA).epsilon)
+
+
+def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site(tmp_path)
+    limit = budget_for([gaussian(0.65)], DELTA)
+    ledger_command(tmp_path, DELTA, limit.epsilon)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 records were in releases; 1 have spent their budget; epsilon of the dearest" in said

@@ -24,7 +24,7 @@ from perennial.client.sparsity import answer_sparsity
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, PolicyRefusal, PrivacyError
-from perennial.models.digest_encoders import build_encoder, encoder_hash
+from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
 from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
 from perennial.privacy.entries import Entry
@@ -98,7 +98,7 @@ def own_model(site: Site) -> Any:
 
 
 def digest(site: Site) -> Any:
-    encoder = build_encoder(site.experiment.encoder, site.data.input_shape, site.experiment.seed)
+    encoder = FeatureEncoder(site.data.input_shape, site.experiment.seed)
     return answer_digest(site, DigestRequest(**stamp(site), encoder=encoder_hash(encoder)))
 
 

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from benchmarks.table import tables
-from perennial.config.encoder_training import load_encoder_training
 from perennial.config.experiment import load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +40,7 @@ def test_every_pack_is_found_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
     read = [path for path in WITH_PATH if not data_of(path).get("download")]
     assert len(read) > 10
     for path in read:
-        config = load_encoder_training(path, []) if path.parent.name == "encoders" else load_experiment(path)
+        config = load_experiment(path)
         assert config.data is not None and Path(str(config.data.path)).is_file(), path
     changed = [row for table in tables().values() for row in table.rows if "path:" in ";".join(row.changes)]
     assert changed

@@ -11,8 +11,6 @@ import yaml
 from perennial import load_experiment
 from perennial.cli.main import app
 from perennial.config.experiment import Experiment
-from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
-from perennial.config.presets import describe_learner
 from perennial.config.run import APP_ROOT
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.factory import build_strategy
@@ -86,30 +84,6 @@ def test_file_set_and_mapping_resolve_alike(tmp_path: Path) -> None:
             resolved += 1
             assert number % 5 or Experiment.of(**json.loads(in_python)) == mapped, settings
     assert resolved > 250
-
-
-def test_keys_at_the_defaults_own_values_change_nothing(tmp_path: Path) -> None:
-    same = Experiment.of(**CONTENT, learner={"optimizer": {"name": "adam", "lr": 0.001}})
-    assert same.learner == DEFAULT_LEARNER and describe_learner(same) == "learner: default"
-    more = Experiment.of(**CONTENT, learner={"memory": {"per_class": 10}})
-    assert more.learner.memory is not None and more.learner.memory.balanced
-    assert describe_learner(more) == "learner: default with memory.per_class 10"
-    private = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}
-    sampled = Experiment.of(
-        **CONTENT, learner={"batch_size": 16}, privacy=private, evaluation={"federated": False}
-    )
-    assert sampled.learner == SAMPLE_LEVEL_LEARNER.model_copy(update={"batch_size": 16})
-
-
-def test_another_optimiser_brings_its_own_keys() -> None:
-    with pytest.raises(ConfigError, match=r"'learner\.optimizer\.lr' is missing"):
-        Experiment.of(**CONTENT, learner={"optimizer": {"name": "sgd"}})
-    sgd = Experiment.of(**CONTENT, learner={"optimizer": {"name": "sgd", "lr": 0.1}})
-    assert describe_learner(sgd) == "learner: default with optimizer {name: sgd, lr: 0.1, momentum: 0.0, " + (
-        "weight_decay: 0.0, schedule: constant}"
-    )
-    with pytest.raises(ConfigError, match=r"learner\.preset: found 'defualt' .did you mean 'default'"):
-        Experiment.of(**CONTENT, learner={"preset": "defualt"})
 
 
 def test_a_resolved_experiment_means_what_it_meant(tmp_path: Path) -> None:

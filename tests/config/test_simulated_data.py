@@ -54,14 +54,6 @@ def test_two_tables_with_the_same_settings_are_two(tmp_path: Path, workers: int)
     assert of("others", "pq", 5.0) == 1.0
 
 
-def test_a_table_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
-    data = {"source": "csv", "path": str(tmp_path / "t.csv"), "label_column": "label"}
-    table(tmp_path / "t.csv", "xy", 5.0)
-    assert accuracy(tmp_path / "before", data) == 1.0
-    table(tmp_path / "t.csv", "xy", 0.0)
-    assert accuracy(tmp_path / "after", data) < 0.8
-
-
 def test_images_that_came_to_a_folder_are_seen(tmp_path: Path) -> None:
     root = tmp_path / "images"
 

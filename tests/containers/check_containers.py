@@ -37,7 +37,7 @@ EXPERIMENT = {
         "normalise": {"mean": 0.3, "std": 0.35},
     },
     "tasks": {"count": 2, "rounds": 2},
-    "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 240, "deadline": 240},
+    "rounds": {"wait_for": 2, "quorum": 2, "deadline": 240},
     "model": {"name": "small_cnn"},
     "learner": {
         "preset": "none",
@@ -256,7 +256,7 @@ def test_what_is_in_an_image_is_what_the_list_of_hashes_names(federation: Federa
 
 def test_an_app_that_was_not_approved_is_refused(federation: Federation) -> None:
     experiment = federation.folder / "unapproved.yaml"
-    changed = {**EXPERIMENT, "name": "unapproved", "rounds": {"wait_for": 2, "join_timeout": 15}}
+    changed = {**EXPERIMENT, "name": "unapproved", "rounds": {"wait_for": 2, "deadline": 15}}
     experiment.write_text(yaml.safe_dump(changed))
     federation.deploy("submit", experiment)
     assert federation.wait_for_run("unapproved") == "finished:failed"

@@ -176,7 +176,7 @@ def set_up(operator: Reader, folder: Path) -> None:
 
 def stage_and_add(operator: Reader, federation: Path) -> tuple[str, str]:
     """The operator's steps 3 and 4; the app and its checksum."""
-    rounds = {"wait_for": 1, "quorum": 1, "join_timeout": 240, "deadline": 240}
+    rounds = {"wait_for": 1, "quorum": 1, "deadline": 240}
     (federation / "experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "rounds": rounds}))
     fab, digest = operator.next("perennial deploy stage").split()[-2:]
     healthy(federation)

@@ -95,9 +95,9 @@ def test_features_of_a_case_are_the_mean_over_its_images(tmp_path: Path) -> None
     loaded = load_experiment(experiment(paint(tmp_path / "images")))
     x = load(loaded.data, 0).train.x.float()
     constants = torch.full((3,), 0.5), torch.full((3,), 0.25)
-    tiled = build_fixed_features(loaded.model.maps, None, tuple(x.shape[1:]), constants).maps[0]
+    tiled = build_fixed_features(loaded.model.maps, tuple(x.shape[1:]), constants).maps[0]
     alone = [each.model_copy(update={"tiles": 1}) for each in loaded.model.maps]
-    plain = build_fixed_features(alone, None, (3, *SIZE), constants).maps[0]
+    plain = build_fixed_features(alone, (3, *SIZE), constants).maps[0]
     for row in range(8):
         parts = [x[row, :, t : t + SIZE[0], s : s + SIZE[1]] for t in (0, SIZE[0]) for s in (0, SIZE[1])]
         held = [part for part in parts if part.any()]
@@ -151,7 +151,7 @@ def test_noise_on_sums_hides_a_patient_with_all_images(tmp_path: Path) -> None:
     source = load(loaded.data, 0)
     constants = torch.full((3,), 0.5), torch.full((3,), 0.25)
     shape = tuple(source.train.x.shape[1:])
-    backbone: FixedFeatures = build_fixed_features(loaded.model.maps, None, shape, constants)
+    backbone: FixedFeatures = build_fixed_features(loaded.model.maps, shape, constants)
     features = backbone((source.train.x.float() / 255 - 0.5) / 0.25).double()
     largest = int(COUNTS.argmax())
     for file in (tmp_path / "images").rglob(f"P{largest:03d}_*"):

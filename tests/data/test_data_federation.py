@@ -13,7 +13,6 @@ from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError
-from tests.federations import resolved
 
 FIVE_TASKS = TasksConfig(count=5, rounds=2)
 
@@ -149,27 +148,6 @@ def test_numbers_are_standardised_by_the_training_part(tmp_path: Path) -> None:
     assert torch.allclose(
         federation.std.double(), torch.tensor([train[:, 0].std(correction=0), 1.0]).double()
     )
-
-
-def test_a_table_of_many_sites_is_read_again_as_it_was(tmp_path: Path) -> None:
-    rows = [
-        f"{index % 7 if index % 5 else ''},{'mf'[index % 2]},{'ab'[index % 3 // 2]}" for index in range(60)
-    ]
-    path = tmp_path / "table.csv"
-    path.write_text("\n".join(["size,sex,label", *rows]))
-    config = DataConfig(source="csv", path=str(path), sites=3)
-    federation = build(config, TasksConfig(count=2, rounds=1), 0)
-    x = federation.site("site-0").x
-    assert federation.input_shape == (5,)
-    assert not x.isnan().any()
-    assert (((x - federation.mean) / federation.std)[::5, 0] == 0).all()
-    described = resolved(federation, config)
-    assert described.columns == {"size": "numeric", "sex": ("f", "m")}
-    assert described.classes == ("a", "b")
-    assert DataConfig.model_validate(described.model_dump(mode="json")) == described
-    again = build(described, TasksConfig(count=2, rounds=1), 0)
-    assert torch.equal(again.mean, federation.mean) and torch.equal(again.std, federation.std)
-    assert torch.equal(again.site("site-0").x, x)
 
 
 def test_a_site_with_one_sample_trains_on_it_or_takes_no_part(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from perennial.data.config import DataConfig
-from perennial.data.images import ImageReading, ImagesRead
 from perennial.data.samples import Source
 from perennial.data.sources import load
 from perennial.foundation.errors import ConfigError, DataError
@@ -204,30 +203,3 @@ def test_a_label_of_a_manifest_that_means_none_is_no_class(tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"list\.csv, line 3: the label is empty, 'NaN'"):
         read(tmp_path / "list.csv")
     assert read(tmp_path / "list.csv", classes=["nv", "NaN"]).train.y.tolist() == [0, 1]
-
-
-def test_decoded_images_are_kept_until_a_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from perennial.data import images as module
-
-    decoded: list[int] = []
-    decode = module.read_images
-
-    def counting(paths: Any, reading: ImageReading) -> ImagesRead:
-        decoded.append(len(paths))
-        return decode(paths, reading)
-
-    monkeypatch.setattr(module, "read_images", counting)
-    root, cache = two_classes(tmp_path / "images"), tmp_path / "cache"
-    first = read(root, cache).train.x
-    assert torch.equal(read(root, cache).train.x, first)
-    assert decoded == [4]
-    assert (cache / "images.safetensors").stat().st_mode & 0o777 == 0o600
-    read(root, cache, color="gray")
-    paint(root / "nv" / "b.png", 99, size=(6, 4), mode="L")
-    assert read(root, cache).train.x[3, 0, 0, 0] == 99
-    assert decoded == [4, 4, 4]
-    (cache / "images.safetensors").write_bytes(b"damaged")
-    assert read(root, cache).train.x[3, 0, 0, 0] == 99
-    assert decoded == [4, 4, 4, 4]

@@ -137,27 +137,3 @@ def test_many_codes_and_texts_are_kept_in_named_groups(tmp_path: Path) -> None:
     assert (source.train.x.sum(dim=1) == 2).all() and source.train.x[-1, [15, -1]].tolist() == [1, 1]
     assert any("'icd' has many codes, kept as 15 groups" in note for note in source.notes)
     assert survey(tmp_path / "table.csv").ignored == {}
-
-
-def test_texts_among_numbers_are_asked_about_once_and_kept_out_of_them(tmp_path: Path) -> None:
-    rows = [
-        f"{'unbekannt' if i % 9 == 0 else 40 + i % 9};{'k. A.' if i % 7 == 0 else f'{i % 9},5'};{'ab'[i % 2]}"
-        for i in range(90)
-    ]
-    path = write(tmp_path, "\n".join(["alter;crp;diagnose", *rows]) + "\n")
-    asked = list[str]()
-
-    def ask(question: str, allowed: object) -> str:
-        asked.append(question)
-        return "yes"
-
-    init_command(path, tmp_path / "asked", "", ask=ask)
-    assert len(asked) == 1 and "'unbekannt'" in asked[0] and "'k. A.'" in asked[0]
-    invoke("init", path, "--output", tmp_path / "said", "--missing", "unbekannt", "--missing", "k. A.")
-    for folder in ("asked", "said"):
-        block = yaml.safe_load((tmp_path / folder / "experiment.yaml").read_text())["data"]
-        assert sorted(block["missing"]) == ["k. A.", "unbekannt"]
-        assert read(path, **{k: v for k, v in block.items() if k in ("label_column", "missing")}).columns == {
-            "alter": "numeric",
-            "crp": "numeric",
-        }

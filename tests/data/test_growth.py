@@ -153,29 +153,6 @@ def test_each_change_of_records_is_named_and_closed_form_adds_and_subtracts_thes
     assert "sums of" not in invoke("run", "--resume", run)
 
 
-def test_a_correction_comes_with_a_new_class_and_a_new_site_too(tmp_path: Path) -> None:
-    run = closed_form(tmp_path)
-    (tmp_path / "images" / "A" / "a" / "1.png").unlink()
-    images(tmp_path / "images" / "A", "d", 25)
-    images(tmp_path / "images" / "C", "a", 25, first=300)
-    told = invoke("check", "--resume", run)
-    assert (
-        "site 'C' is new" in told
-        and "would learn task 2: d" in told
-        and "are there no more: one of a" in told
-    )
-    invoke("run", "--resume", run)
-    stored = summary(run)
-    assert stored["tasks"][-1] == ["d"] and stored["analytic"]["samples"] > 0
-    data = yaml.safe_load((run / "experiment.yaml").read_text())
-    (tmp_path / "anew.yaml").write_text(yaml.safe_dump(data | {"name": "anew"}))
-    content = yaml.safe_load((tmp_path / "anew.yaml").read_text())
-    content["tasks"].pop("learnt")
-    (tmp_path / "anew.yaml").write_text(yaml.safe_dump(content))
-    invoke("run", tmp_path / "anew.yaml", "--runs", tmp_path / "runs")
-    assert stored["analytic"]["sums_sha256"] == summary(tmp_path / "runs" / "anew")["analytic"]["sums_sha256"]
-
-
 def test_old_data_are_not_needed_where_nothing_is_replayed(tmp_path: Path) -> None:
     run = start(tmp_path, distillation={"weight": 1.0, "temperature": 2.0})
     before = summary(run)

@@ -148,30 +148,6 @@ def test_files_compressed_by_jpeg_and_jpeg_2000_are_read(tmp_path: Path) -> None
     assert np.array_equal(x, np.rint(DEEP * (255.0 / 4095)).astype(np.uint8))
 
 
-def test_files_compressed_by_lossless_jpeg_are_read_with_the_extra(tmp_path: Path) -> None:
-    gdcm = pytest.importorskip("gdcm", reason="the extra dicom-compressed is not installed")
-    path = write_dicom(tmp_path / "a" / "1.dcm", RAMP, **CT)
-    plain = read(tmp_path, color="gray").train.x
-    for kind, syntax in (
-        (gdcm.TransferSyntax.JPEGLosslessProcess14_1, JPEG_LOSSLESS),
-        (gdcm.TransferSyntax.JPEGLSLossless, JPEG_LS),
-    ):
-        reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
-        reader.SetFileName(str(write_dicom(path, RAMP, **CT)))
-        assert reader.Read()
-        change.SetTransferSyntax(gdcm.TransferSyntax(kind))
-        change.SetInput(reader.GetImage())
-        assert change.Change()
-        writer.SetFileName(str(path))
-        writer.SetFile(reader.GetFile())
-        writer.SetImage(change.GetOutput())
-        assert writer.Write()
-        import pydicom
-
-        assert pydicom.dcmread(path).file_meta.TransferSyntaxUID == syntax
-        assert torch.equal(read(tmp_path, color="gray").train.x, plain)
-
-
 def test_what_cannot_be_decompressed_names_the_syntax_and_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,18 +1,25 @@
 """Tables as hospitals have them: bad cells, decimal commas, old encodings, dates, codes, missing values."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from perennial.cli.init import init_command
+from perennial.cli.main import app
+from perennial.config.experiment import load_experiment
 from perennial.data.config import DataConfig
+from perennial.data.csv_file import odd_numbers, read_csv
 from perennial.data.deployed import load_site, site_config
 from perennial.data.federation import build
-from perennial.data.inputs import read_inputs
+from perennial.data.inputs import read_inputs, strange_columns
 from perennial.data.samples import Source
 from perennial.data.sources import load
+from perennial.data.table_columns import numeric_indices
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
 from tests.federations import resolved
@@ -162,6 +169,25 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, block: dict[str, An
         config(tmp_path / "table.csv", **block)
 
 
+def test_columns_unlike_the_training_data_are_named(tmp_path: Path) -> None:
+    """Cholesterol in another unit, a category that training did not have; nothing of usual rows."""
+    columns = {"chol": "numeric", "sex": ("f", "m")}
+    mean, std = torch.tensor([200.0, 0, 0, 0, 0]), torch.tensor([50.0, 1, 1, 1, 1])
+
+    def said(*rows: str) -> list[str]:
+        file = read_csv(write(tmp_path, "\n".join(["chol,sex", *rows])))
+        return strange_columns(file, columns, mean, std)
+
+    draw = np.random.default_rng(0)
+    usual = draw.normal(200, 50, 60)
+    assert said(*(f"{value:.0f},{'fm'[i % 2]}" for i, value in enumerate(usual)), ",") == []
+    (found,) = said(*(f"{value / 38.67:.2f},f" for value in usual))
+    assert found.startswith("column 'chol'") and "another unit" in found
+    assert said("210,m") == [] and "'chol'" in said("4,m")[0]
+    (found,) = said("210,d", "190,f")
+    assert found == "column 'sex': 1 of 2 rows have 'd', which training did not have"
+
+
 def test_inputs_of_several_batches_come_with_their_names(tmp_path: Path) -> None:
     x = np.arange(1200, dtype=np.float32).reshape(600, 2)
     path = tmp_path / "rows.npz"
@@ -170,3 +196,72 @@ def test_inputs_of_several_batches_come_with_their_names(tmp_path: Path) -> None
     assert [len(names) for names, _ in pieces] == [len(part) for _, part in pieces] == [256, 256, 88]
     assert [name for names, _ in pieces for name in names] == [f"{path}[{row}]" for row in range(600)]
     assert torch.equal(torch.cat([part for _, part in pieces]), torch.from_numpy(x))
+
+
+CLINIC = """Fallnummer;Alter;CRP;Kreatinin;Laktat;NYHA;Diagnose
+F1;57;<0,5;,9 mg/dl;1.2;1;krank
+F2;unbekannt;12,5;1,1 mg/dl;1,4;2;gesund
+F3;61,5;3;1,2 mg/dl;2,0;1.0;krank
+F4;48;<0,5;0,8 mg/dl;1,1;3;gesund
+F5;52;4,1;1,0 mg/dl;1,3;2;krank
+F6;66;8,0;1,4 mg/dl;1,9;1;gesund
+"""
+
+
+def test_a_german_table_is_asked_about_once_and_read_as_answered(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(CLINIC.encode("cp1252"))
+    asked = list[str]()
+
+    def ask(question: str, allowed: Sequence[str]) -> str:
+        asked.append(question)
+        return "yes"
+
+    init_command(path, tmp_path / "out", "", label="Diagnose", ask=ask)
+    assert [question.split("`")[1] for question in asked] == [
+        "units: {Kreatinin: mg/dl}",
+        "limits: [CRP]",
+        "missing: [unbekannt]",
+    ]
+    data = load_experiment(tmp_path / "out" / "experiment.yaml").data
+    source = load(data, seed=0)
+    assert source.columns is not None and "Fallnummer" not in source.columns
+    at = numeric_indices(source.columns)
+    x = source.train.x
+    assert x[:, at["CRP"]].tolist() == pytest.approx([0.5, 12.5, 3, 0.5, 4.1, 8])
+    assert x[:, at["Kreatinin"]].tolist() == pytest.approx([0.9, 1.1, 1.2, 0.8, 1.0, 1.4])
+    assert x[:, at["Laktat"]].tolist() == pytest.approx([1.2, 1.4, 2.0, 1.1, 1.3, 1.9])
+    assert x[1, at["Alter"]].isnan() and source.columns["NYHA"] == ("1", "2", "3")
+
+
+def test_where_nobody_is_there_to_ask_init_names_the_options_that_answer(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(CLINIC.encode("cp1252"))
+    options = "--units Kreatinin=mg/dl --limits CRP --missing unbekannt"
+    with pytest.raises(DataError, match=options):
+        init_command(path, tmp_path / "out", "", label="Diagnose")
+    assert not (tmp_path / "out").exists()
+    given = ["--label", "Diagnose", "--output", str(tmp_path / "out"), *options.split()]
+    done = CliRunner().invoke(app, ["init", str(path), *given])
+    assert done.exit_code == 0, done.output
+    assert load_experiment(tmp_path / "out" / "experiment.yaml").data.limits == ("CRP",)
+
+
+@pytest.mark.parametrize(
+    "cells", [("3a", "2b"), ("1a", "2a"), ("5 mg", "0.1 g"), ("<30", "30-60"), ("T1", "T2")]
+)
+def test_stages_several_units_and_groups_are_no_numbers_with_units(cells: tuple[str, ...]) -> None:
+    texts = np.array(cells * 5, dtype=np.dtypes.StringDType())
+    assert odd_numbers(texts) == ("", False)
+
+
+def test_a_sheet_is_read_as_a_csv_file_is(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"age": [50, 61, None], "sex": ["m", "f", "m"], "label": ["a", "b", "a"]})
+    frame.write_parquet(tmp_path / "t.parquet")
+    found = read_csv(tmp_path / "t.parquet")
+    assert {name: texts.tolist() for name, texts in found.columns.items()} == {
+        "age": ["50", "61", ""],
+        "sex": ["m", "f", "m"],
+        "label": ["a", "b", "a"],
+    }

@@ -45,6 +45,35 @@ def test_a_column_that_is_filled_for_the_ill_alone_is_asked_about(tmp_path: Path
     assert len(found) == 1 and "'biopsy score' is filled for 'ill' and mostly empty for 'well'" in found[0]
 
 
+def test_a_column_that_tells_nineteen_of_twenty_is_asked_about(tmp_path: Path) -> None:
+    table, ill, draw = honest()
+    right = draw.random(ROWS) < 0.95
+    told = np.where(right, ill, ~ill)
+    for cells in ([f"{v:.2f}" for v in draw.normal(told * 8.0, 1)], np.where(told, "A4", "B1").tolist()):
+        found = asked(write(tmp_path / "t.csv", {"procedure": cells, **table}))
+        assert len(found) == 1 and "column 'procedure' alone tells the class rightly in 9" in found[0]
+
+
+def test_outcomes_of_a_raw_study_table_are_asked_about_and_no_other_column(tmp_path: Path) -> None:
+    """SUPPORT2's names: what is known at death or discharge, beside what is known on the third day."""
+    table, ill, draw = honest(3)
+    outcomes = {
+        "death": np.where(draw.random(ROWS) < 0.9, ill, ~ill).astype(int).tolist(),
+        "d.time": draw.integers(1, 2000, ROWS).tolist(),
+        "slos": draw.integers(3, 90, ROWS).tolist(),
+        "discharge": np.where(ill, "home", "ward").tolist(),
+    }
+    known = {
+        "meanbp": [f"{v:.1f}" for v in draw.normal(80, 15, ROWS)],
+        "dnrday": draw.integers(1, 30, ROWS).tolist(),
+        "scoma": (10 * draw.integers(0, 10, ROWS)).tolist(),
+        "hday": draw.integers(1, 20, ROWS).tolist(),
+    }
+    label = {"hospdead": table.pop("diagnosis")}
+    found = survey(write(tmp_path / "t.csv", {**outcomes, **known, **table, **label}), "hospdead").questions
+    assert sorted(name for each in found for name in dict(each.value)) == sorted(outcomes)
+
+
 @pytest.mark.parametrize("kind", ["difference", "product"])
 def test_two_columns_that_tell_together_are_asked_about(tmp_path: Path, kind: str) -> None:
     table, ill, draw = honest()

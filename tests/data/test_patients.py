@@ -20,7 +20,7 @@ from perennial.data.federation import SimulatedFederation, build
 from perennial.data.splits import text_groups
 from perennial.data.tasks_config import TasksConfig
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, DataError, PrivacyError
+from perennial.foundation.errors import DataError
 from perennial.learning.exemplar_selection import share_by_hash
 from perennial.privacy.composition import compose
 from perennial.privacy.config import PrivacyConfig
@@ -176,26 +176,6 @@ def test_false_combinations_are_refused() -> None:
             {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "unit": "patient"}
         )
     assert SitePolicy(require_privacy="patient", max_epsilon=3.0).unit == "patient"
-
-
-def test_a_run_states_that_it_hides_patients(tmp_path: Path) -> None:
-    file = tmp_path / "e.yaml"
-    block = arrays(tmp_path, sites=2)
-    file.write_text(
-        f"{{name: e, data: {block}, tasks: {{count: 1, rounds: 2}}, "
-        "model: {name: mlp, hidden: [8], norm: none}, "
-        "learner: {preset: none, optimizer: {lr: 0.1}, epochs: 1, batch_size: 8}, "
-        "evaluation: {federated: false}, "
-        "privacy: {mode: sample, unit: patient, clip_norm: 1.0, noise_multiplier: 1.0, sample_rate: 0.5}}"
-    )
-    summary: Any = run_in_process(RunSettings(str(file), runs=str(tmp_path), device="cpu"))
-    assert summary["epsilon"]["unit"] == "patient"
-    assert summary["epsilon"]["claim"]["unit"].startswith("one patient of one site")
-    ledger = (tmp_path / "e" / "sites" / "site-0" / "ledger.jsonl").read_text()
-    assert '"unit":"patient"' in ledger
-    file.write_text(file.read_text().replace("'patient': 'whose', ", ""))
-    with pytest.raises((ConfigError, PrivacyError), match=r"data\.patient: missing"):
-        run_in_process(RunSettings(str(file), runs=str(tmp_path), name="other", device="cpu"))
 
 
 def scans(root: Path) -> Path:

@@ -24,7 +24,7 @@ EXPERIMENT = {
     | {"normalise": {"mean": 0.3, "std": 0.35}},
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "small_cnn"},
-    "rounds": {"wait_for": 2, "join_timeout": 120, "deadline": 120},
+    "rounds": {"wait_for": 2, "deadline": 120},
     "learner": {
         "preset": "none",
         "optimizer": {"lr": 0.05, "momentum": 0.9},
@@ -94,7 +94,7 @@ def test_a_federation_from_nothing_to_a_finished_run(federation: Deployment) -> 
 def test_an_app_that_was_not_approved_does_not_run(federation: Deployment) -> None:
     if not federation.pinned:
         pytest.skip("root, and nothing to bind root by permissions with")
-    experiment = write_experiment(federation, name="unapproved", rounds={"join_timeout": 15})
+    experiment = write_experiment(federation, name="unapproved", rounds={"deadline": 15})
     federation.deploy("submit", experiment)
     assert federation.wait_for_run("unapproved") == "finished:failed", federation.logs()
     assert "has not approved the app of this run" in federation.deploy("logs", "unapproved")

@@ -31,7 +31,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 100, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 1000},
     "model": {"name": "mlp", "hidden": [8]},
-    "rounds": {"wait_for": 2, "quorum": 1, "join_timeout": 600, "deadline": 60},
+    "rounds": {"wait_for": 2, "quorum": 1, "deadline": 60},
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }

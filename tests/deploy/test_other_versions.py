@@ -34,7 +34,7 @@ def test_both_sides_name_the_other_version_and_a_proxy_is_passed(tmp_path: Path)
         deployment.init()
         digit_folders(deployment.folder / "data", deployment.names, 60)
         experiment = deployment.folder / "experiment.yaml"
-        rounds = {"wait_for": 2, "join_timeout": 20}
+        rounds = {"wait_for": 2, "deadline": 20}
         experiment.write_text(yaml.safe_dump({**EXPERIMENT, "rounds": rounds}))
         path = deployment.folder / "data"
         deployment.prepare(experiment, lambda name: {"data": {"path": str(path / name)}})

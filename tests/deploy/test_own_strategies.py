@@ -20,7 +20,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200, "validation_fraction": 0.2},
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
-    "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 300, "deadline": 300},
+    "rounds": {"wait_for": 2, "quorum": 2, "deadline": 300},
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
 }
 OWN: dict[str, dict[str, Any]] = {

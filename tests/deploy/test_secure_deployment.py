@@ -17,7 +17,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": 2},
     "model": {"name": "mlp", "hidden": [16]},
-    "rounds": {"wait_for": 3, "quorum": 3, "join_timeout": 300, "deadline": 300},
+    "rounds": {"wait_for": 3, "quorum": 3, "deadline": 300},
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "secure": {"least": 3, "assumed_colluders": 1},
 }

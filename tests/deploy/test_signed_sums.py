@@ -20,7 +20,7 @@ EXPERIMENT = {
     },
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "features", "features": [{"name": "random", "width": 40}]},
-    "rounds": {"wait_for": 3, "quorum": 3, "join_timeout": 300, "deadline": 300},
+    "rounds": {"wait_for": 3, "quorum": 3, "deadline": 300},
     "strategy": {"name": "analytic", "head": "ridge"},
 }
 

@@ -28,7 +28,7 @@ EXPERIMENT: dict[str, Any] = {
     },
     "tasks": {"count": 2, "rounds": 1},
     "model": {"name": "features", "features": MAPS},
-    "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 300, "deadline": 300},
+    "rounds": {"wait_for": 2, "quorum": 2, "deadline": 300},
 }
 # counts of classes, weighted sums and the choice by validation samples: every message that there is
 BALANCED = {"name": "analytic", "head": "balanced_ridge", "shrinkage": "validation"}

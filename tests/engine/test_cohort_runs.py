@@ -23,7 +23,6 @@ from perennial.protocol.stack import Stack
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.fedavg import WeightedMean
 from perennial.strategies.round.exchange import Exchange, Owed
 from perennial.strategies.round.gate import Gate, Rejected
 
@@ -117,18 +116,6 @@ def test_two_tasks_in_cohorts(tmp_path: Path, changes: dict[str, Any], tolerance
     assert float((one - other).norm()) <= tolerance * float(one.norm())
 
 
-def test_cohort_1_is_the_sequential_engine_and_cohorts_repeat(tmp_path: Path) -> None:
-    settings = merged(TWO_TASKS, {"learner": REMEMBERING})
-    sequential = run(tmp_path, "default", settings)["model_sha256"]
-    assert run(tmp_path, "one", settings, cohort=1)["model_sha256"] == sequential
-    three = run(tmp_path, "three", settings, cohort=3)["model_sha256"]
-    assert three != sequential
-    assert run(tmp_path, "again", settings, cohort=3)["model_sha256"] == three
-    # five sites in cohorts of 3 and 2, over as many workers and over more than there are cohorts
-    assert run(tmp_path, "two", settings, cohort=3, workers=2)["model_sha256"] == three
-    assert run(tmp_path, "four", settings, cohort=3, workers=4)["model_sha256"] == three
-
-
 def test_the_size_stands_in_the_checkpoint_and_no_other_resumes(tmp_path: Path) -> None:
     settings = merged({"tasks": {"count": 1, "rounds": 2}})
     whole = run(tmp_path, "whole", settings, cohort=4)
@@ -160,24 +147,6 @@ def test_a_stopped_run_goes_on_in_its_cohorts(tmp_path: Path) -> None:
     assert resumed["cohort"] == 4 and resumed["model_sha256"] == whole
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"model": {"name": "small_cnn", "norm": "batch"}}, "no form for several sites (backbone.norm1"),
-        ({"strategy": {"name": "serial_ring"}}, "a ring train one after the other"),
-        (
-            {"privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}},
-            "privacy.mode sample",
-        ),
-        ({"rounds": {"fraction": 0.2}}, "only one site trains"),
-    ],
-)
-def test_what_has_no_form_for_several_sites_is_said(changes: dict[str, Any], reason: str) -> None:
-    plan = plan_cohorts(Experiment.model_validate(merged(changes)), 4)
-    assert plan.size == 1
-    assert reason in plan.note and plan.note.startswith("cohort 4: ")
-
-
 def test_a_site_at_fault_fails_alone(tmp_path: Path) -> None:
     # with sign -1 a site needs samples of every class, which not every site has
     faulty = {"classification": {"name": "balanced_softmax", "sign": -1}}
@@ -201,30 +170,6 @@ def test_a_site_at_fault_fails_alone(tmp_path: Path) -> None:
 )
 def test_auto_follows_from_the_experiment(changes: dict[str, Any], size: int) -> None:
     assert plan_cohorts(Experiment.model_validate(merged(changes)), "auto").size == size
-
-
-def test_a_cohort_answers_with_one_matrix_and_its_sites_as_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    met: list[int] = []
-    add = WeightedMean.add_stack
-
-    def seen(self: WeightedMean, replies: Any, rows: torch.Tensor) -> bool:
-        met.append(len(rows))
-        for reply, row in zip(replies, rows, strict=True):
-            assert torch.equal(torch.cat([part.reshape(-1) for part in reply.update.values()]), row)
-        return add(self, replies, rows)
-
-    # one at a time, as a stranger's method takes replies that has no form for several
-    cheat = {"adversaries": [{"site": "site-2", "kind": "free_rider"}]}
-    settings = merged({"tasks": {"count": 2, "rounds": 1}}, cheat)
-    monkeypatch.setattr(WeightedMean, "add_stack", lambda *_: False)
-    apart = run(tmp_path, "apart", settings, cohort=3)
-    monkeypatch.setattr(WeightedMean, "add_stack", seen)
-    together = run(tmp_path, "together", settings, cohort=3)
-    assert together["model_sha256"] == apart["model_sha256"] and together["sites"] == apart["sites"]
-    # a run's first round sets its own bounds, so its replies wait for each other
-    assert sorted(met) == [2, 3]
 
 
 def test_a_late_or_damaged_row_of_a_matrix_is_one_site_s_alone() -> None:

@@ -28,7 +28,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
-DEPLOYED = {"rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 120, "deadline": 120}}
+DEPLOYED = {"rounds": {"wait_for": 2, "quorum": 2, "deadline": 120}}
 
 
 def written(folder: Path, **more: Any) -> tuple[Path, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from perennial.config.run import RunSettings
 from perennial.engine import workers as workers_module
@@ -169,3 +169,32 @@ def test_workers_end_with_the_server() -> None:
         assert len(exchange(grid, [1, 2])) == 2
         assert len(multiprocessing.active_children()) == 2
     assert not multiprocessing.active_children()
+
+
+def device_reply(message: Message, context: Context) -> Message:
+    found = ConfigRecord({"name": str(context.run_config["device"])})
+    return Message(RecordDict({"device": found}), reply_to=message)
+
+
+def test_each_worker_keeps_to_its_device() -> None:
+    contexts = {
+        node: Context(
+            run_id=1,
+            node_id=node,
+            node_config={},
+            state=RecordDict(),
+            run_config={"device": "cuda", "threads": 1},
+        )
+        for node in (1, 2, 3)
+    }
+    grid = WorkerGrid(device_reply, contexts, 3, devices=["cuda:0", "cuda:1"])
+    try:
+        asked = [grid.create_message(RecordDict(), "train", node, "") for node in contexts]
+        replies = {
+            reply.metadata.src_node_id: reply.content["device"]["name"]  # pyright: ignore[reportIndexIssue]
+            for reply in grid.send_and_receive(asked)
+        }
+    finally:
+        grid.close()
+    assert list(replies.values()).count("cuda:0") == 2
+    assert list(replies.values()).count("cuda:1") == 1

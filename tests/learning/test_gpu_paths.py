@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
 from perennial.learning import classification, private_training
 from perennial.learning.batches import TrainingSet
-from perennial.learning.precision import autocast
 from perennial.learning.private_training import train_privately
 from perennial.learning.site_method import GradientCorrection
-from perennial.learning.steps import GraphedSteps, Steps, prepare_gpu
+from perennial.learning.steps import GraphedSteps, Steps
 from perennial.learning.training import TrainingResult, train
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
@@ -99,11 +98,6 @@ def samples(size: int, *, first: int = 0, seed: int = 3) -> TrainingSet:
     x = torch.randint(0, 256, (size, 3, 8, 8), generator=draw, dtype=torch.uint8)
     y = torch.randint(first, CLASSES, (size,), generator=draw)
     return TrainingSet(x, y, torch.full((3,), 0.5), torch.full((3,), 0.25))
-
-
-def network(norm: str = "group") -> IncrementalModel:
-    config = ModelConfig.model_validate({"name": "resnet18", "norm": norm})
-    return build_model(config, (3, 8, 8), CLASSES, 1)
 
 
 def frozen(classes: int = 2) -> IncrementalModel:
@@ -189,41 +183,6 @@ def test_what_cannot_be_recorded_runs_as_it_comes_and_says_why(caplog: pytest.Lo
     assert torch.equal(found.update, trained(learner(), data, Steps()).update)
     assert caplog.text.count("operation not permitted when stream is capturing") == 1
     assert "and more" not in caplog.text
-
-
-def test_a_gpu_is_deterministic_unless_it_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, name in (
-        (torch.backends.cudnn, "benchmark"),
-        (torch.backends.cudnn, "deterministic"),
-        (torch.utils.deterministic, "fill_uninitialized_memory"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    try:
-        prepare_gpu("benchmark", torch.device("cuda"))
-        assert torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
-        assert not torch.are_deterministic_algorithms_enabled()
-        prepare_gpu("", torch.device("cuda"))
-        assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-        with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation"):
-            torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def test_group_norm_takes_bfloat16_as_it_comes() -> None:
-    seen: list[torch.dtype] = []
-    model = network()
-    for module in model.modules():
-        if isinstance(module, nn.GroupNorm):
-            module.register_forward_hook(
-                lambda _, inputs, output: seen.extend([inputs[0].dtype, output.dtype])
-            )
-    with autocast(learner(precision="bfloat16"), torch.device("cpu")):
-        logits = model(torch.rand(2, 3, 8, 8))
-    assert set(seen) == {torch.bfloat16}
-    # many of 8 bits would be equal
-    assert logits.dtype == torch.float32
 
 
 def private_update(monkeypatch: pytest.MonkeyPatch, looks: bool) -> Tensor:

@@ -2,7 +2,6 @@
 is nothing to it."""
 
 import hashlib
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from perennial.foundation.bounded_folder import BoundedFolder
 from perennial.foundation.cache import machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of
+from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of, batch_size
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.config import PretrainedConfig
@@ -49,9 +48,9 @@ def data_of(x: Tensor) -> TrainingSet:
     )
 
 
-def backbone_of(*features: object, side: int = 8, expansion: object = None) -> FixedFeatures:
-    config = ModelConfig.model_validate({"name": "features", "features": features, "expansion": expansion})
-    model = build_model(config, (3, side, side), 4, 1, None, CONSTANTS)
+def backbone_of(*features: object, side: int = 8) -> FixedFeatures:
+    config = ModelConfig.model_validate({"name": "features", "features": features})
+    model = build_model(config, (3, side, side), 4, 1, CONSTANTS)
     assert isinstance(model.backbone, FixedFeatures)
     return model.backbone
 
@@ -92,7 +91,7 @@ def test_patches_are_those_of_the_plain_formula() -> None:
     ids=["random", "patches", "side by side"],
 )
 def test_one_sample_has_the_same_bits_at_every_place_of_a_batch(features: tuple[object, ...]) -> None:
-    backbone = backbone_of(*features, expansion={"width": 30, "keep": True})
+    backbone = backbone_of(*features)
     others, one = images(BATCH, seed=1), images(1, seed=2)
     alone = features_of(backbone, one)
     for place in range(BATCH):
@@ -153,30 +152,6 @@ def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up
     assert torch.equal(features_of(backbone, x, third), expected)
 
 
-def test_what_was_unused_for_longest_makes_room_for_other_maps(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    backbone, x = backbone_of(PATCHES), images(4)
-    row = backbone.mapped_width * 4 + 16
-    folder = BoundedFolder(tmp_path, 9 * row / 1e9)
-
-    def held() -> dict[str, int]:
-        return {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in tmp_path.iterdir()}
-
-    for name in ("a", "b"):
-        features_of(backbone, x, FeatureBank(backbone.mapped_width, folder, name))
-        os.utime(tmp_path / name / "turn", (1, 1))
-    folder.used(tmp_path / "a")
-    features_of(backbone, x, FeatureBank(backbone.mapped_width, folder, "c"))
-    assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
-    # a is in use, and c would be too large even alone: what there is no room for stays in memory
-    bank, many = FeatureBank(backbone.mapped_width, folder, "c"), images(12)
-    assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
-    assert "no room below" in caplog.text
-    assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
-    assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
-
-
 def test_only_maps_that_cost_something_are_kept_on_disk(own_cache: Path) -> None:
     for config, kept in ((RANDOM, False), (PATCHES, True)):
         backbone, data = backbone_of(config), data_of(images(3, seed=7))
@@ -186,7 +161,7 @@ def test_only_maps_that_cost_something_are_kept_on_disk(own_cache: Path) -> None
 
 def test_a_saved_model_needs_no_weights_and_gives_the_same_features() -> None:
     config = ModelConfig.model_validate({"name": "features", "features": [RANDOM, PATCHES]})
-    model = build_model(config, (3, 8, 8), 4, 1, None, CONSTANTS).eval()
+    model = build_model(config, (3, 8, 8), 4, 1, CONSTANTS).eval()
     bare = build_model(config, (3, 8, 8), 4, 9, with_weights=False).eval()
     bare.load_state_dict(model.state_dict())
     inputs = data_of(images(5)).inputs(slice(None))
@@ -197,7 +172,7 @@ def test_nothing_of_a_fixed_map_travels_or_learns() -> None:
     from perennial.models.incremental import travelling
 
     config = ModelConfig.model_validate({"name": "features", "features": [PATCHES]})
-    model = build_model(config, (3, 8, 8), 4, 1, None, CONSTANTS)
+    model = build_model(config, (3, 8, 8), 4, 1, CONSTANTS)
     assert set(travelling(model)) == {"head.weight", "head.bias"}
     assert not model.train().backbone.training
 
@@ -284,14 +259,24 @@ def test_a_file_of_weights_must_have_the_experiments_hash(tmp_path: Path, own_ca
         "licence": "none",
     }
     config = PretrainedConfig.model_validate({**known, "weights": str(path)})
-    built = build_fixed_features([config], None, (3, 32, 32), CONSTANTS)
+    built = build_fixed_features([config], (3, 32, 32), CONSTANTS)
     assert built.width == 512 and built.facts[0]["licence"] == "none"
     other = PretrainedConfig.model_validate({**known, "weights": str(path), "sha256": "0" * 64})
     with pytest.raises(ConfigError, match="found SHA-256"):
-        build_fixed_features([other], None, (3, 32, 32), CONSTANTS)
+        build_fixed_features([other], (3, 32, 32), CONSTANTS)
     # a site without the operator's path has them in its cache, by their hash
     (own_cache / "weights").mkdir(parents=True)
     path.rename(own_cache / "weights" / f"{known['sha256']}.safetensors")
     weights_of.cache_clear()
-    again = build_fixed_features([config], None, (3, 32, 32), CONSTANTS)
+    again = build_fixed_features([config], (3, 32, 32), CONSTANTS)
     assert again.content == built.content
+
+
+def test_a_batch_follows_from_device_and_sample_never_from_free_memory() -> None:
+    def samples(*shape: int, device: str = "meta") -> torch.Tensor:
+        return torch.empty(2, *shape, device=device)
+
+    assert batch_size(samples(3, 8, 8, device="cpu")) == BATCH
+    assert batch_size(samples(3, 32, 32)) == 1024
+    assert batch_size(samples(3, 224, 224)) == 256
+    assert batch_size(samples(3, 1024, 1024)) == BATCH

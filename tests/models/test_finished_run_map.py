@@ -64,7 +64,7 @@ def built(file: Path, shape: tuple[int, ...], mean: float, std: float) -> FixedF
     written_down(keys)
     constants = torch.full(shape[:1], mean), torch.full(shape[:1], std)
     return build_fixed_features(
-        [ModelMapConfig.model_validate(keys)], None, shape, constants, network_of=network_of
+        [ModelMapConfig.model_validate(keys)], shape, constants, network_of=network_of
     )
 
 
@@ -149,14 +149,14 @@ def test_file_is_known_by_its_hash_and_found_in_the_cache_by_it(
     finished_run._tensors_of.cache_clear()
     constants = torch.zeros(1), torch.ones(1)
     with pytest.raises(ConfigError, match="a finished run: .*first.safetensors: cannot be read"):
-        build_fixed_features([found], None, (1, 8, 8), constants, network_of=network_of)
+        build_fixed_features([found], (1, 8, 8), constants, network_of=network_of)
     (cache / "weights").mkdir(parents=True)
     shutil.copy(learnt, cache / "weights" / f"{found.sha256}.safetensors")
-    build_fixed_features([found], None, (1, 8, 8), constants, network_of=network_of)
+    build_fixed_features([found], (1, 8, 8), constants, network_of=network_of)
     file.write_bytes(b"other")
     finished_run._tensors_of.cache_clear()
     with pytest.raises(ConfigError, match="found SHA-256"):
-        build_fixed_features([found], None, (1, 8, 8), constants, network_of=network_of)
+        build_fixed_features([found], (1, 8, 8), constants, network_of=network_of)
 
 
 @pytest.mark.parametrize(

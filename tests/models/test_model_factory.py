@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from perennial.foundation.errors import ConfigError
@@ -39,34 +40,6 @@ def test_features_and_logits_have_the_announced_shapes(config, shape):
     assert model(x).shape == (2, 3)
 
 
-def side(length: int, kernel: int, padding: int, stride: int) -> int:
-    """Output side of a convolution or pooling (Hu et al. 2022, equation 6)."""
-    return (length - kernel + 2 * padding) // stride + 1
-
-
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (5, 9), (7, 4)])
-def test_se_cnn_has_the_sizes_of_the_papers_formula(height, width):
-    assert [side(32, 1, 0, 1), side(32, 3, 0, 1), side(5, 2, 0, 2)] == [32, 30, 2]
-    network = build_model(ModelConfig(name="se_cnn"), (3, height, width), 2, seed=1).backbone
-    found = {}
-    for name in ("conv1", "attention", "conv2", "conv3"):
-        module = network.get_submodule(name)
-        module.register_forward_hook(lambda _, __, out, name=name: found.update({name: tuple(out.shape)}))
-    network(torch.rand(2, 3, height, width))
-    # 1x1 without padding, 3x3 with padding 1, and halving between them that rounds down
-    first = tuple(side(length, 1, 0, 1) for length in (height, width))
-    second = tuple(side(length, 3, 1, 1) for length in first)
-    third = tuple(side(side(length, 2, 0, 2), 3, 1, 1) for length in second)
-    pooled = [side(length, 2, 0, 2) for length in third]
-    assert found == {
-        "conv1": (2, 16, *first),
-        "attention": (2, 16, *first),
-        "conv2": (2, 64, *second),
-        "conv3": (2, 128, *third),
-    }
-    assert network.fc3.in_features == 128 * pooled[0] * pooled[1]
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "width"),
     [
@@ -86,14 +59,6 @@ def test_residual_networks_lose_their_classifier_and_batch_norms(name, shape, wi
     assert not any(getattr(module, "inplace", False) for module in model.modules())
     linears = [module for module in model.backbone.modules() if isinstance(module, nn.Linear)]
     assert len(linears) == 2, "only the attention's; the classifier must be gone"
-
-
-def test_resnet20_has_the_papers_parameters_and_reads_one_sample_at_a_time():
-    network = build_model(ModelConfig(name="resnet20"), (3, 32, 32), 10, seed=1).eval()
-    assert sum(each.numel() for each in network.parameters()) == pytest.approx(0.27e6, rel=0.01)  # table 6
-    images = torch.randn(4, 3, 32, 32)
-    alone = torch.cat([network(image[None]) for image in images])
-    torch.testing.assert_close(network(images), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_resnet_computes_what_torchvisions_does():
@@ -132,3 +97,30 @@ def test_the_seed_alone_decides_the_first_values(config):
     assert not torch.equal(one["head.weight"], other["head.weight"])
     first = next(key for key in one if key.startswith("backbone.") and one[key].dim() > 1)
     assert not torch.equal(one[first], other[first])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "small_cnn", "hidden": [32]}, ["'hidden'", "small_cnn", "mlp"]),
+        ({"name": "mlp", "width": 32}, ["'width'", "mlp", "small_cnn"]),
+        ({"name": "dual_backbone", "backbone": "resnet18", "channels": [8, 8]}, ["'channels'", "resnet18"]),
+        ({"name": "mlp", "squeeze_excitation": True}, ["'squeeze_excitation'", "mlp", "resnet18"]),
+        (
+            {"name": "small_cnn", "channels": [1, 8], "squeeze_excitation": True},
+            ["'channels'", "2 or more"],
+        ),
+        ({"name": "resnet18", "norm": "none"}, ["'norm'", "resnet18", "group, batch"]),
+        ({"name": "dual_backbone"}, ["'backbone'", "dual_backbone", "small_cnn"]),
+        ({"name": "mlp", "backbone": "small_cnn"}, ["'backbone'", "mlp", "dual_backbone"]),
+        ({"name": "dual_backbone", "backbone": "dual_backbone"}, ["backbone", "small_cnn"]),
+        ({"name": "mlp", "hidden": [0]}, ["hidden"]),
+        ({"name": "mlp", "dropout": 1.0}, ["dropout"]),
+        ({"name": "mlp", "depth": 3}, ["depth"]),
+    ],
+)
+def test_an_option_that_the_network_does_not_take_is_named(settings, words):
+    with pytest.raises(ValidationError) as error:
+        ModelConfig.model_validate(settings)
+    for word in words:
+        assert word in str(error.value)

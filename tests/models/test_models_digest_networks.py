@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
-from perennial.models.config import EncoderConfig, ModelConfig
-from perennial.models.digest_encoders import FeatureEncoder, build_encoder, digest_shape, encoder_hash
+from perennial.models.config import ModelConfig
+from perennial.models.digest_encoders import FeatureEncoder, digest_shape, encoder_hash
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
@@ -24,7 +24,7 @@ SHAPES = {
 
 
 def _random(shape: tuple[int, ...], seed: int) -> FeatureEncoder:
-    return build_encoder(EncoderConfig(), shape, seed)
+    return FeatureEncoder(shape, seed)
 
 
 def _model(shape=(1, 8, 8), backbone="small_cnn", seed=1):

@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
-from perennial.learning.frozen_outputs import teacher_logits
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
@@ -138,25 +137,3 @@ def test_a_teacher_is_rebuilt_from_the_complete_state(backbone):
     load_complete(rows, first)
     assert rows.old_backbone is None and rows.gate is None
     assert complete_state(rows).keys() == first.keys()
-
-
-@pytest.mark.parametrize("tasks", [2, 3], ids=["one backbone", "two backbones and a gate"])
-def test_the_teacher_answers_from_features_that_are_there(tasks):
-    """To the bit, and without asking the backbone that the model has asked already."""
-    model = _build()
-    for task in range(1, tasks):
-        _train(model)
-        previous = _next_task(model, 2 * task + 2, task)
-    teacher = _build(2 * tasks - 2)
-    load_complete(teacher, previous)
-    teacher.eval()
-    x, _ = _batch(2)
-    whole = teacher(x)
-    asked = []
-    teacher.backbone.register_forward_hook(lambda *_: asked.append("new"))
-    old = model.train().old_features(x)
-    assert torch.equal(teacher_logits(teacher, x, old, head_alone=False), whole)
-    assert torch.equal(teacher_logits(teacher, x, old, head_alone=True), teacher.classify(old))
-    assert not asked
-    assert torch.equal(teacher_logits(teacher, x, None, head_alone=False), whole)
-    assert asked

@@ -14,8 +14,6 @@ from safetensors.torch import save_file
 from perennial import load_run
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.learning.analytic.statistics import SumsForm
-from perennial.models.factory import build_model
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
 from perennial.models.feature_maps.pretrained import Pretrained
@@ -65,7 +63,7 @@ def written(name: str, folder: Path) -> dict[str, Any]:
 
 def built(keys: dict[str, Any], shape: tuple[int, int, int] = (3, 24, 40)) -> FixedFeatures:
     constants = torch.full(shape[:1], 0.5), torch.full(shape[:1], 0.25)
-    return build_fixed_features([PretrainedConfig.model_validate(keys)], None, shape, constants)
+    return build_fixed_features([PretrainedConfig.model_validate(keys)], shape, constants)
 
 
 def images_file(folder: Path) -> Path:
@@ -163,28 +161,3 @@ def test_networks_go_through_export_and_onnx(name: str, tmp_path: Path) -> None:
     probabilities, _ = session.run(None, {"samples": x.numpy()})
     own = load_run(run).model.probabilities(x).numpy()
     assert np.abs(probabilities - own).max() < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("deit_tiny_patch16_224", {}),
-        ("vit_small_patch14_dinov2", {"projection": {"width": 384, "images": 400}}),
-    ],
-)
-def test_sums_of_a_transformer_s_384_features_stay_below_a_megabyte(
-    name: str, more: dict[str, Any], tmp_path: Path
-) -> None:
-    """The most that a site's message has: both tokens of a small ViT, or components of a larger one's."""
-    path = experiment(written(name, tmp_path), tmp_path)
-    content = yaml.safe_load(path.read_text())
-    content["model"] |= more
-    path.write_text(yaml.safe_dump(content))
-    settings = RunSettings(str(path), runs=str(tmp_path / "runs"), device="cpu")
-    summary: Any = run_in_process(settings)
-    model: Any = build_model(settings.load().model, (3, 24, 40), 3, 1, with_weights=False)
-    assert model.backbone.width == 384
-    sites, form = 2, SumsForm(384 + 1)
-    assert form.bytes(3) == 603_704 and summary["bytes_up"] < sites * form.bytes(3)
-    assert form.bytes(100) < 1e6

@@ -68,11 +68,11 @@ def test_stages_stand_beside_the_last_layer_each_of_length_1(weights: dict[str, 
     alone, _ = build_pretrained(PretrainedConfig.model_validate(weights), (3, 32, 32), True)
     assert alone.width == last.shape[1]
     assert module.about == f"{alone.about} 2 stages"
-    maps = [build_fixed_features([c], None, (3, 32, 32), None) for c in (config, config)]
+    maps = [build_fixed_features([c], (3, 32, 32), None) for c in (config, config)]
     assert maps[0].content == maps[1].content
     assert (
         maps[0].content
-        != build_fixed_features([PretrainedConfig.model_validate(weights)], None, (3, 32, 32), None).content
+        != build_fixed_features([PretrainedConfig.model_validate(weights)], (3, 32, 32), None).content
     )
 
 
@@ -81,5 +81,5 @@ def test_what_stages_do_not_go_with_is_named(weights: dict[str, Any], tmp_path: 
     with pytest.raises(ConfigError, match="found stages 5; resnet10t has 4: allowed 0 to 4"):
         build_pretrained(config, (3, 32, 32), True)
     constants = torch.tensor([0.4]), torch.tensor([0.3])
-    with pytest.raises(ConfigError, match=r"model\.pretrained\.stages: found 5; allowed 0"):
-        build_pretrained_backbone(config, "all", (3, 32, 32), constants)
+    with pytest.raises(ConfigError, match=r"model\.features\.stages: found 5; allowed 0"):
+        build_pretrained_backbone(config, (3, 32, 32), constants)

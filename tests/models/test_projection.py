@@ -9,6 +9,7 @@ import torch
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
+from perennial.models.feature_maps import projection
 from perennial.models.feature_maps.ball import RADIUS
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.feature_maps.projection import public_crops, whitened_components
@@ -21,10 +22,11 @@ CONSTANTS = torch.full((3,), 0.4), torch.full((3,), 0.2)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(projection, "IMAGES", 60)
 
 
 def config(**changes: Any) -> ModelConfig:
-    content = {"name": "features", "features": [PATCHES], "projection": {"width": 8, "images": 60}}
+    content = {"name": "features", "features": [PATCHES], "projection": 8}
     return ModelConfig.model_validate(content | changes)
 
 
@@ -59,9 +61,7 @@ def test_the_same_experiment_has_the_same_projection_and_another_one_has_not(tmp
     assert len(kept) == 1 and one.content == again.content
     kept[0].unlink()
     assert built().content == one.content, "computed anew it has the same bits"
-    for changes in ({"width": 7}, {"seed": 1}, {"images": 61}):
-        projection = {"width": 8, "images": 60} | changes
-        assert built(projection=projection).content != one.content
+    assert built(projection=7).content != one.content
     assert built(projection=None).content != one.content
 
 
@@ -92,8 +92,7 @@ def test_inputs_lie_around_a_constant_and_tables_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("changes", "shape", "message"),
     [
-        ({"projection": {"width": 97}}, SHAPE, "allowed: up to 96"),
-        ({"projection": {"width": 60, "images": 60}}, SHAPE, "allowed: up to 59"),
+        ({"projection": 60}, SHAPE, "allowed: up to 59"),
         ({"features": ["inputs"]}, (5,), "takes its components from public images"),
     ],
 )
@@ -102,3 +101,10 @@ def test_what_cannot_be_projected_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         built(shape, **changes)
+
+
+def test_a_projection_of_an_earlier_release_is_its_width() -> None:
+    former = {"width": 8, "images": 2000, "seed": 0}
+    assert config(projection=former).projection == 8
+    with pytest.raises(ValueError, match="allowed a width alone"):
+        config(projection=former | {"seed": 1})

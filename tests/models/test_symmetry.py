@@ -31,7 +31,7 @@ def patches_config(**keys: Any) -> PatchesConfig:
 
 
 def built(side: tuple[int, int] = (8, 8), **keys: Any) -> FixedFeatures:
-    return build_fixed_features([patches_config(**keys)], None, (3, *side), CONSTANTS)
+    return build_fixed_features([patches_config(**keys)], (3, *side), CONSTANTS)
 
 
 def turned(image: Tensor, symmetry: Symmetry) -> list[Tensor]:
@@ -97,7 +97,7 @@ def test_what_decides_features_decides_their_hash() -> None:
 
 def test_a_pretrained_network_sees_the_mirror_image_too(weights: dict[str, Any]) -> None:  # noqa: F811
     configs = [PretrainedConfig.model_validate(weights | keys) for keys in ({}, {"symmetry": "mirror"})]
-    plain, symmetric = (build_fixed_features([config], None, (3, 32, 32), CONSTANTS) for config in configs)
+    plain, symmetric = (build_fixed_features([config], (3, 32, 32), CONSTANTS) for config in configs)
     x = images(2, side=32).float()
     found = symmetric.maps[0](x)
     assert torch.allclose(found, (plain.maps[0](x) + plain.maps[0](x.flip(-1))) / 2, atol=1e-5)

@@ -39,7 +39,7 @@ def patches(**keys: Any) -> PatchesConfig:
 
 
 def built(shape: tuple[int, int, int], **keys: Any) -> FixedFeatures:
-    return build_fixed_features([patches(**keys)], None, shape, CONSTANTS)
+    return build_fixed_features([patches(**keys)], shape, CONSTANTS)
 
 
 @pytest.mark.parametrize("count", range(1, 17))

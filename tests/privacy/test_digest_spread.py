@@ -23,7 +23,7 @@ EXPERIMENT: dict[str, Any] = {
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "strategy": {"name": "digest_synthesis", "base": "fedavg", "spread": True},
     "digests": {"per_digest": 2, "mix": "within_class"},
-    "rounds": {"join_timeout": 5},
+    "rounds": {"deadline": 5},
     "evaluation": {"federated": False},
 }
 

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError
@@ -179,3 +180,74 @@ def test_a_loss_says_itself_whether_dp_sgd_can_have_it(name: str) -> None:
     else:
         with pytest.raises(PrivacyError, match=f"learner.classification '{name}': a sample's loss depends"):
             check_claim(experiment)
+
+
+PRIVACY_CONFIG_LOCAL: dict[str, Any] = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
+PRIVACY_CONFIG_CENTRAL = PRIVACY_CONFIG_LOCAL | {"mode": "client_central"}
+PRIVACY_CONFIG_SAMPLE = PRIVACY_CONFIG_LOCAL | {"mode": "sample", "sample_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"mode": "client_local", "clip_norm": 1.0}, "noise_multiplier is missing"),
+        ({"mode": "sample", "noise_multiplier": 1.0}, "clip_norm is missing"),
+        (PRIVACY_CONFIG_LOCAL | {"clip_norm": 0.0}, "(?s)clip_norm.*greater than 0"),
+        (PRIVACY_CONFIG_LOCAL | {"clip_norm": float("inf")}, "(?s)clip_norm.*finite"),
+        (PRIVACY_CONFIG_LOCAL | {"clip_norm": float("nan")}, "(?s)clip_norm.*finite"),
+        (
+            PRIVACY_CONFIG_LOCAL | {"noise_multiplier": -1.0},
+            "(?s)noise_multiplier.*greater than or equal to 0",
+        ),
+        (PRIVACY_CONFIG_LOCAL | {"noise_multiplier": float("nan")}, "(?s)noise_multiplier.*finite"),
+        (PRIVACY_CONFIG_LOCAL | {"delta": 0.0}, "(?s)delta.*greater than 0"),
+        (PRIVACY_CONFIG_LOCAL | {"delta": 1.0}, "(?s)delta.*less than 1"),
+        ({"mode": "none", "noise_multiplier": 1.0}, "protect nothing"),
+        ({"mode": "none", "ghost": True}, "ghost is set"),
+        (PRIVACY_CONFIG_LOCAL | {"physical_batch": 8}, "belong to mode sample"),
+        (PRIVACY_CONFIG_CENTRAL | {"ghost": True}, "belong to mode sample"),
+        (PRIVACY_CONFIG_SAMPLE | {"physical_batch": 0}, "physical_batch"),
+        (
+            PRIVACY_CONFIG_LOCAL | {"adaptive_clipping": {"count_noise_multiplier": 5.0}},
+            "needs mode client_central",
+        ),
+        (PRIVACY_CONFIG_CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 1.0}}, "below twice"),
+        (
+            PRIVACY_CONFIG_CENTRAL
+            | {"noise_multiplier": 0, "adaptive_clipping": {"count_noise_multiplier": 1.0}},
+            "below twice",
+        ),
+        (
+            PRIVACY_CONFIG_CENTRAL
+            | {
+                "bayesian": {"pairs": 3, "planned_rounds": 1},
+                "adaptive_clipping": {"count_noise_multiplier": 4.0},
+            },
+            "choose one",
+        ),
+        (PRIVACY_CONFIG_SAMPLE | {"sample_rate": None}, "sample_rate is missing"),
+        (PRIVACY_CONFIG_SAMPLE | {"sample_rate": 0.0}, "sample_rate"),
+        (PRIVACY_CONFIG_LOCAL | {"sample_rate": 0.1}, "belong to mode sample"),
+        (
+            PRIVACY_CONFIG_CENTRAL | {"noise_multiplier": 0, "bayesian": {"pairs": 3, "planned_rounds": 1}},
+            "needs noise",
+        ),
+        (PRIVACY_CONFIG_LOCAL | {"bayesian": {"pairs": 2, "planned_rounds": 1}}, "pairs"),
+        (
+            PRIVACY_CONFIG_LOCAL
+            | {"bayesian": {"pairs": 3, "planned_rounds": 1, "failure_probability": 1e-17}},
+            "failure_probability",
+        ),
+        (PRIVACY_CONFIG_LOCAL | {"noise_source": "numpy"}, "noise_source"),
+        (PRIVACY_CONFIG_LOCAL | {"accountant": "moments"}, "accountant"),
+        (PRIVACY_CONFIG_LOCAL | {"clipnorm": 1.0}, "clipnorm"),
+        ({"mode": "local"}, "mode"),
+        (
+            {"mode": "sample", "release": "sums", "noise_multiplier": 1.0, "unit": "patient"},
+            "unit: found 'patient' with release sums",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        PrivacyConfig.model_validate(values)

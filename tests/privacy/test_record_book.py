@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
+from perennial.config import charges
+from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError, StateError
+from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.ledger_tip import guarantee
@@ -168,9 +171,9 @@ def entry_of(release: Release, place: int) -> Entry:
     )
 
 
-def test_a_thousand_histories_agree_with_the_slow_accountant() -> None:
+def test_hundreds_of_histories_agree_with_the_slow_accountant() -> None:
     left_out = 0
-    for seed in range(1000):
+    for seed in range(300):
         epsilon, releases = history_of(seed)
         limit, sets, found = Limit(epsilon, DELTA, "sample"), [], []
         for place, release in enumerate(releases):
@@ -182,7 +185,7 @@ def test_a_thousand_histories_agree_with_the_slow_accountant() -> None:
                 sets.append(ChargedSet(ids(found[-1]), {entry: 1}))
         assert found == slowly(epsilon, releases), f"seed {seed}"
         left_out += sum(len(release.members) for release in releases) - sum(map(len, found))
-    assert left_out > 500, "the histories must reach their limits"
+    assert left_out > 150, "the histories must reach their limits"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -301,3 +304,75 @@ def test_a_record_at_a_known_place_goes_on_with_what_was_paid_there(tmp_path: Pa
     assert loss(known((1, 102), (2, 101))) == [0.5, 0.0], "files that changed places are known by content"
     assert loss(known((3, 102), (4, 101), (5, 105))) == [0.5, 0.0, 0.0], "the last one that lay there counts"
     assert loss(known((1, 106))) == [0.5], "a copy elsewhere is the same record"
+
+
+DISJOINT_PARTS_DELTA = 1e-5
+MULTIPLIER = 2.0
+
+
+def ordered(first: int) -> Experiment:
+    """Ten tasks of one class of a hospital's table, beginning with another class in each experiment."""
+    names = [f"outcome {label}" for label in range(10)]
+    order = [names[(first + place) % 10] for place in range(10)]
+    return Experiment.model_validate(
+        {
+            "name": f"order-{first}",
+            "data": {"source": "csv", "path": "visits.csv", "classes": names, "sites": 3},
+            "tasks": {"count": 10, "rounds": 1, "order": order},
+            "model": {"name": "features", "features": [{"name": "random", "width": 8}]},
+            "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.01},
+            "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": MULTIPLIER},
+            "evaluation": {"federated": False},
+        }
+    )
+
+
+def releases_of_one_class() -> list[Entry]:
+    """Class 0 is in task 1 of the first experiment, task 10 of the second, and so on: ten releases of it."""
+    return [charges.sums(ordered(first), f"{first:016x}", 1 + (0 - first) % 10) for first in range(10)]
+
+
+def test_ten_orders_of_one_class_cost_ten_releases(tmp_path: Path) -> None:
+    """The attack of the trials: ledger 2.17, truth 8.08."""
+    truth = compose(
+        [Entry.of_sums(ordered(0).privacy, run="r", experiment="e", recipient="server", task=1)] * 10,
+        DISJOINT_PARTS_DELTA,
+    )
+    ledger = Ledger(tmp_path)
+    for entry in releases_of_one_class():
+        ledger.charge(entry)
+    assert ledger.cost(DISJOINT_PARTS_DELTA).epsilon == pytest.approx(truth.epsilon)
+    assert truth.epsilon > 3 * compose(releases_of_one_class()[:1], DISJOINT_PARTS_DELTA).epsilon
+
+
+def test_the_limit_notices_another_order(tmp_path: Path) -> None:
+    limit = budget_for(releases_of_one_class()[:1], DISJOINT_PARTS_DELTA)
+    ledger = Ledger(tmp_path)
+    first, second = releases_of_one_class()[:2]
+    ledger.charge(first, limit)
+    with pytest.raises(PrivacyError, match="max_epsilon"):
+        ledger.charge(second, limit)
+    # tasks of the run that has released already hold other records
+    ledger.charge(charges.sums(ordered(0), first.run, 2), limit)
+
+
+def test_a_run_s_token_is_no_proof_that_the_experiment_is_the_same(tmp_path: Path) -> None:
+    """The server draws the token, so two experiments can have one."""
+    same_token = [charges.sums(ordered(first), "0" * 16, 1 + first) for first in range(2)]
+    assert (
+        compose(same_token, DISJOINT_PARTS_DELTA).epsilon
+        == compose([same_token[0]] * 2, DISJOINT_PARTS_DELTA).epsilon
+    )
+
+
+def test_lines_of_the_first_version_count_for_every_record(tmp_path: Path) -> None:
+    """They name a task and no run, so nothing says what is disjoint."""
+
+    def old(task: int) -> Entry:
+        found = charges.sums(ordered(0), "0" * 16, task)
+        return Entry.from_json(found.to_json() | {"part": f"task {task}"})
+
+    assert (
+        compose([old(1), old(2)], DISJOINT_PARTS_DELTA).epsilon
+        == compose([old(1)] * 2, DISJOINT_PARTS_DELTA).epsilon
+    )

@@ -1,5 +1,6 @@
 """The epsilon of a run is what its sites charged in it: every kind of release, also of what was repeated."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from perennial.config import charges
+from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.privacy.ledger import Ledger
@@ -117,3 +120,70 @@ def test_sums_that_were_released_before_a_stop_are_released_and_charged_once(
     ledger = Ledger(tmp_path / "runs" / "small" / "sites" / "site-0")
     assert [entry.kind for entry in ledger.entries()].count("class_means") == 2
     assert summary["epsilon"]["per_site"] == pytest.approx(charged(tmp_path))
+
+
+SETTINGS: dict[str, Any] = {
+    "name": "charged",
+    "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [8, 8]},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
+    "privacy": {
+        "mode": "client_local",
+        "clip_norm": 1.0,
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "noise_source": "seeded",
+    },
+    "evaluation": {"federated": False},
+}
+CHARGES_VECTORS = {
+    "strategy": {
+        "name": "clustered_personalisation",
+        "base": "fedavg",
+        "global_rounds": 1,
+        "clusters": 1,
+        "channels": 4,
+        "layers": 2,
+        "sparsity_epsilon": 2.0,
+    },
+    "privacy": {**SETTINGS["privacy"], "mode": "sample", "sample_rate": 0.2},
+}
+CHARGES_MEANS = {
+    "learner": {
+        "preset": "none",
+        "optimizer": {"lr": 0.05},
+        "memory": {"per_class": 2},
+        "classifier": "nearest_mean",
+        "means": "global",
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"), [({}, "update"), (CHARGES_VECTORS, "sparsity"), (CHARGES_MEANS, "class_means")]
+)
+def test_ledger_and_record_have_the_same_entries(changes: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump({**SETTINGS, **changes}))
+    run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))
+    folder = tmp_path / "charged"
+    recorded = {
+        json.dumps(entry, sort_keys=True)
+        for line in (folder / "releases.jsonl").read_text().splitlines()
+        for entry in json.loads(line)["entries"]
+        if entry["kind"] == kind
+    }
+    assert recorded
+    for site in ("site-0", "site-2"):
+        ledger = Ledger(folder / "sites" / site)
+        entries = [entry.to_json() for entry in ledger.entries() if entry.kind == kind]
+        charged = {json.dumps({k: v for k, v in e.items() if k != "time"}, sort_keys=True) for e in entries}
+        assert charged == recorded
+        assert all(json.loads(entry).get("seeded") for entry in charged)
+
+
+def test_an_unprotected_vector_is_charged_as_such() -> None:
+    experiment = Experiment.model_validate(SETTINGS)
+    assert charges.sparsity(experiment, "r", None, None).mechanism == "unprotected"
+    assert charges.in_the_clear(experiment, "r", "metrics").kind == "metrics"

@@ -325,38 +325,6 @@ def test_regular_graph_opens_the_right_sum():
     assert np.array_equal(found[0], sum((values[n] for n in here), np.zeros(3, np.uint64)))
 
 
-def test_view_of_colluders_and_server_does_not_depend_on_a_value():
-    """Low bits of what an honest site sends, for two different values, with everything that the colluder and
-    the server hold beside it: chi-square over 16 cells, 480 attempts each."""
-    federation = MaskedFederation(3, Parameters(1))
-    victim, _, colluder = federation.names
-    counts = {}
-    for value in (0, 7):
-        cells = np.zeros(16)
-        for number in range(480):
-            attempt = attempt_of(number + 1)
-            sessions = federation.prepared(attempt)
-            server = ServerSession(attempt, federation.parameters, federation.peers, subject_of())
-            server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
-            session = sessions[victim]
-            session.enrol(server.subject, server.members)
-            words = np.full(1, value, np.uint32)
-            session.mask(words)
-            # the colluder can take its own pair mask off, and holds a share of the seed
-            own = sessions[colluder]
-            own.enrol(server.subject, server.members)
-            own.mask(np.zeros(1, np.uint32))
-            keys = federation.cipher[colluder], federation.identity[colluder]
-            own.sign(federation.names, server.shares_for(colluder), *keys)
-            share = int(own.held[victim][1][-1], 16) & 3
-            cells[(int(words[0]) & 3) * 4 + share] += 1
-        counts[value] = cells
-    expected = 480 / 16
-    for cells in counts.values():
-        # 99.99 % of chi-square with 15 degrees of freedom lies below 42.6
-        assert ((cells - expected) ** 2 / expected).sum() < 42.6
-
-
 def _residual_of(
     victim: str, federation: MaskedFederation, others: list[str], value: int, number: int
 ) -> Words:

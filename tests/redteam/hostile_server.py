@@ -205,9 +205,9 @@ def threshold(arrays: dict[str, Tensor], pixel: int, level: float, label: int) -
 
 def digests(hospital: Hospital) -> Outcome:
     """Digests of one sample each: the features of that sample, as the fixed encoder gives them."""
-    from perennial.models.digest_encoders import build_encoder, encoder_hash
+    from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
 
-    encoder = build_encoder(hospital.experiment.encoder, (1, 8, 8), hospital.experiment.seed)
+    encoder = FeatureEncoder((1, 8, 8), hospital.experiment.seed)
     reply = hospital.ask(DigestRequest(**hospital.stamp(), encoder=encoder_hash(encoder)))
     images = hospital.images()
     if not isinstance(reply, DigestReply) or reply.digests is None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from perennial.config.document import DOCUMENT, ENCODER, document_digest
+from perennial.config.document import DOCUMENT, document_digest
 from perennial.config.experiment import load_experiment
 from perennial.config.site import SiteConfig
 from perennial.deploy.application import DATE, LARGEST, MANIFEST, PROJECT, VERSION, project_file
@@ -42,7 +42,7 @@ def honest(**changes: object) -> Members:
     content = yaml.safe_load(load_experiment(EXPERIMENTS / "quickstart.yaml").to_yaml()) | changes
     text = yaml.safe_dump(content, sort_keys=False)
     digest = document_digest(content)
-    return [(PROJECT, project_file(VERSION, digest, encoder=False).encode()), (DOCUMENT, text.encode())]
+    return [(PROJECT, project_file(VERSION, digest).encode()), (DOCUMENT, text.encode())]
 
 
 def manifest(members: Members) -> bytes:
@@ -78,7 +78,7 @@ PLACES = (
     *(".INFO/CONTENT", ".info/x", ".hidden.yaml", "C:\\windows\\x", "\\\\server\\share", "con"),
     *("experiment.yaml:stream", "experiment.yaml\x00.py", "experiment.yaml\n", "\u202eexperiment.yaml"),
     *("еxperiment.yaml", "ｅxperiment.yaml", "\x1b[2Jx", "experiment.yaml/", "a/", "~/.bashrc", "a" * 250),
-    *("encoder.json/x", "encoder.safetensors", "model.pkl", "data.csv", "site.yaml", "node.key"),
+    *("encoder.json", "encoder.safetensors", "model.pkl", "data.csv", "site.yaml", "node.key"),
 )
 
 
@@ -116,8 +116,6 @@ def fewer_members() -> Made:
     yield "without a manifest", packed(members, listed=False)
     for text in (b"", b"\n", b"pyproject.toml,00,8", manifest(members) + b"\n", manifest(members[::-1])):
         yield f"manifest {text[:24]!r}", packed([*members, (MANIFEST, text)], listed=False)
-    yield "an encoder that nothing names", beside(ENCODER, b'{"safetensors": ""}')
-    yield "only an encoder", packed([(ENCODER, b"{}")])
     yield "nothing", packed([], listed=False)
 
 

@@ -23,14 +23,13 @@ from pydantic import BaseModel
 from typing_extensions import TypeAliasType, is_typeddict
 
 import perennial
-from perennial.config.encoder_training import EncoderTraining
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig
 from perennial.deploy.approval import Offer
 from perennial.deploy.federation import Federation, SiteRecord
 from perennial.foundation.plain import Plain
 from perennial.models import saved
-from perennial.models.feature_maps.config import RunLayout
+from perennial.models.config import RunLayout
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -87,7 +86,6 @@ ROOTS: dict[str, Any] = {
     "site file": SiteConfig,
     "deploy.yaml": Federation,
     "operator's record of a site": SiteRecord,
-    "training of an encoder": EncoderTraining,
     "model": saved.SavedModel,
     "model's settings": saved._StoredSettings,
     "model's inputs": saved._StoredInputs,

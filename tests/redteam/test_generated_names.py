@@ -1,12 +1,11 @@
 """Names of callables at every place of text that a file, an app, a model or a message has: none is imported.
 
-The documents are made from the committed experiments, a site file, a model file, weights, an encoder, a
+The documents are made from the committed experiments, a site file, a model file, weights, a
 checkpoint and the requests of the protocol. Each is read by what a person or a site would read it with, while
 a hook watches every import and every process that is started.
 """
 
 import copy
-import hashlib
 import json
 import random
 import sys
@@ -34,7 +33,6 @@ from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import is_target
 from perennial.learning.classification import classification
 from perennial.library import Model
-from perennial.models.encoder_file import about_of, as_text, read_autoencoder, read_content
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.finished_run import layout_of
 from perennial.models.feature_maps.weights import tensors_in
@@ -142,7 +140,7 @@ def build_experiment(folder: Path, content: Any) -> None:
     build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     classification(experiment.learner)
     if is_target(experiment.model.name) or is_target(experiment.model.backbone or ""):
-        build_model(experiment.model, (3, 8, 8), 4, experiment.seed, experiment.encoder, with_weights=False)
+        build_model(experiment.model, (3, 8, 8), 4, experiment.seed, with_weights=False)
 
 
 def check_file(folder: Path, content: Any) -> None:
@@ -153,7 +151,7 @@ def check_file(folder: Path, content: Any) -> None:
 
 def read_app(folder: Path, content: Any) -> None:
     text = content if isinstance(content, str) else yaml.safe_dump(content)
-    read_document(text, "app", folder, {})
+    read_document(text, "app", {})
 
 
 def read_model(folder: Path, content: Any) -> None:
@@ -179,16 +177,6 @@ def read_weights(folder: Path, content: Any) -> None:
         {key: str(value) for key, value in content["metadata"].items()},
     )
     tensors_in(path.read_bytes(), path)
-
-
-def read_encoder(folder: Path, content: Any) -> None:
-    path = folder / "encoder.safetensors"
-    save_file({content["tensor"]: torch.zeros(1)}, path, {"encoder": json.dumps(content["about"])})
-    data = path.read_bytes()
-    about_of(data)
-    sent = folder / "encoder.json"
-    sent.write_bytes(as_text(data) if content["text"] == "" else json.dumps(content).encode())
-    read_autoencoder(sent, hashlib.sha256(read_content(sent)).hexdigest(), (1, 8, 8))
 
 
 def read_checkpoint(folder: Path, content: Any) -> None:
@@ -224,7 +212,6 @@ LAYOUT = {
     "seed": 1,
     "classes": 10,
     "inputs": {"shape": [1, 8, 8], "mean": [0.0], "std": [1.0]},
-    "encoder": {"name": "random"},
 }
 OTHERS: list[dict[str, Any]] = [
     {
@@ -259,14 +246,13 @@ MODEL = {
         **OTHERS[0],
         "seed": 1,
         "model": {"name": "mlp", "hidden": [4]},
-        "digests": {"encoder": {}},
+        "digests": {},
     },
     "classes": ["a", "b"],
     "inputs": {"shape": [2], "stored": "float32", "mean": [0, 0], "std": [1, 1], "columns": {"a": "numeric"}},
     "confidence": {"void": "", "points": {"a": [0.9, 0.1]}},
 }
 WEIGHTS = {"names": ["conv.weight", "head.bias"], "metadata": {"format": "pt", "network": "resnet18"}}
-ENCODER = {"tensor": "0.weight", "about": {"version": 1, "input_shape": [1, 8, 8], "source": "x"}, "text": ""}
 CHECKPOINT = {
     "schema": 4,
     "progress": {
@@ -316,7 +302,6 @@ def documents(hospital: Hospital) -> list[Document]:
         ("site file", SITE, check_file),
         ("model", MODEL, read_model),
         ("weights", WEIGHTS, read_weights),
-        ("encoder", ENCODER, read_encoder),
         ("checkpoint", CHECKPOINT, read_checkpoint),
         *(("message", content, at(hospital)) for content in requests(hospital)),
     ]

@@ -40,7 +40,6 @@ def with_layout(marker: Path, **changes: Any) -> dict[str, Any]:
         "seed": 1,
         "classes": 10,
         "inputs": {"shape": [1, 8, 8], "mean": [0.0], "std": [1.0]},
-        "encoder": {},
         **changes,
     }
     features = [{"name": "model", "sha256": "0" * 64, "layout": layout}]
@@ -68,7 +67,7 @@ def marker(tmp_path: Path) -> Path:
 def test_an_app_without_code_runs_none_through_a_layout(tmp_path: Path, marker: Path) -> None:
     document = yaml.safe_dump({**with_layout(marker), "learner": None})
     with pytest.raises(PerennialError):
-        experiment = read_document(document, "app", tmp_path, {})
+        experiment = read_document(document, "app", {})
         build_model(experiment.model, (1, 8, 8), 10, 1, with_weights=False)
     assert not marker.exists()
 

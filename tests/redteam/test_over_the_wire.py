@@ -24,7 +24,7 @@ EXPERIMENT: dict[str, Any] = {
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2},
     "evaluation": {"federated": False},
-    "rounds": {"wait_for": 1, "join_timeout": 15, "deadline": 60},
+    "rounds": {"wait_for": 1, "deadline": 60},
 }
 
 

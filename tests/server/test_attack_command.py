@@ -29,14 +29,13 @@ def test_a_run_is_attacked_and_its_report_shows_it(
     experiment.write_text(yaml.safe_dump(SMALL))
     run_in_process(RunSettings(str(experiment), runs=str(tmp_path)))
     folder = tmp_path / "small"
-    attack_command(folder, victims=6, steps=60)
+    attack_command(folder, victims=2, steps=60)
     loss, ratio, inversion = json.loads((folder / "summary.json").read_text())["attacks"]
     assert loss["figures"].keys() == ratio["figures"].keys()
     assert 0.3 < loss["figures"]["auc"] < 0.9
     figures = inversion["figures"]
     clear, hidden = (figures[f"mean_structural_similarity_{kind}"] for kind in ("in_the_clear", "protected"))
-    assert clear > 0.5
-    assert hidden < 0.2
+    assert clear > 0.8 and hidden < 0.4
     assert (folder / "attacks" / "inversion.png").read_bytes().startswith(b"\x89PNG")
     assert "Gradient inversion" in write_report(folder).read_text()
     assert "picture" in capsys.readouterr().out
@@ -56,7 +55,7 @@ def test_a_run_with_digests_gets_reconstruction_from_them(tmp_path: Path) -> Non
     entries = attacked(
         tmp_path,
         victims=2,
-        steps=120,
+        steps=60,
         name="digests",
         model={"name": "digest_two_branch", "backbone": "mlp"},
         strategy={"name": "digest_synthesis", "base": "fedavg"},

@@ -24,7 +24,8 @@ from perennial.engine.run import run_in_process
 from perennial.foundation import files
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file, sole_owner
-from perennial.server.checkpoint import BEFORE, LATEST
+from perennial.server import checkpoint
+from perennial.server.checkpoint import BEFORE, LATEST, load_checkpoint
 from perennial.server.summary import hashes_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,3 +222,63 @@ def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
         assert process.returncode == -signal.SIGKILL, output.decode()
     summary = json.loads((runs / "small" / "summary.json").read_text())
     assert killed >= 2 and hashes_of(summary) == hashes_of(whole)
+
+
+DISK_WRITES_SMALL: dict[str, Any] = {
+    "name": "small",
+    "data": {"source": "digits", "sites": 3, "samples_limit": 200, "partition": {"kind": "iid"}},
+    "tasks": {"count": 1, "rounds": 4},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
+    "evaluation": {"federated": False},
+}
+PROTECTED = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
+
+
+def settings(folder: Path, **changes: Any) -> RunSettings:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(DISK_WRITES_SMALL | changes))
+    return RunSettings(str(path), runs=str(folder / "runs"))
+
+
+@pytest.mark.parametrize("privacy", [None, PROTECTED])
+def test_only_a_run_without_protection_goes_on_before_its_checkpoint_is_on_the_disk(
+    privacy: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable: list[bool] = []
+    replace = checkpoint.replace_file
+
+    def replaced(path: Path, data: bytes, mode: int = 0o600, **options: bool) -> None:
+        if path.name == LATEST:
+            durable.append(options.get("durable", True))
+        replace(path, data, mode, **options)
+
+    monkeypatch.setattr(checkpoint, "replace_file", replaced)
+    run_in_process(settings(tmp_path, **({} if privacy is None else {"privacy": privacy})))
+    assert durable and set(durable) == {privacy is not None}
+
+
+def test_a_power_cut_costs_the_newest_checkpoint_and_no_bit(tmp_path: Path) -> None:
+    """What a cut leaves at worst: the newest file damaged, the one before whole, the journal cut."""
+    (tmp_path / "whole").mkdir()
+    whole = run_in_process(settings(tmp_path / "whole"))
+    own = settings(tmp_path)
+
+    class Stop(Exception):
+        pass
+
+    def listener(event: dict[str, Any]) -> None:
+        # the sites are one round ahead of the checkpoint that will be found sound
+        if event["event"] == "round" and event["round"] == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run_in_process(own, listener=listener)
+    folder = tmp_path / "runs" / "small"
+    (folder / "checkpoint" / LATEST).write_bytes(b"")
+    events = folder / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-200])
+    assert load_checkpoint(folder / "checkpoint")[0].progress.round == 1
+    assert (folder / "checkpoint" / BEFORE).exists()
+    resumed = run_in_process(RunSettings(**{**vars(own), "resume": "yes"}))
+    assert hashes_of(resumed) == hashes_of(whole)

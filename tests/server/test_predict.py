@@ -5,20 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.config.experiment import Experiment
-from perennial.data.config import DataConfig
-from perennial.data.deployed import declared_constants
-from perennial.data.samples import stored_as
-from perennial.data.sources import load
 from perennial.foundation.errors import DataError
 from perennial.models.saved import load_saved
-from perennial.server.preflight import data_facts
 
 COMMON = {
     "tasks": {"count": 1, "rounds": 3},
@@ -119,24 +112,3 @@ def test_images_and_arrays_of_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "scaled.npz", x=np.zeros((3, 1, 8, 8), dtype=np.float32))
     with pytest.raises(DataError, match=r"scaled\.npz: x becomes float32; this model takes uint8"):
         lines(run, tmp_path / "scaled.npz")
-
-
-def test_a_server_without_data_knows_the_same_inputs_as_its_sites(table: Path) -> None:
-    columns = {"mark": "numeric", "group": ["a", "b"]}
-    normalise = {"mean": {"mark": 7.0}, "std": {"mark": 5.0}}
-    data = {"source": "csv", "classes": [f"kind-{i}" for i in range(4)], "columns": columns}
-    experiment = Experiment.model_validate(
-        {"name": "far", "data": {**data, "normalise": normalise, "sites": 2}, "model": {"name": "mlp"}}
-        | COMMON
-    )
-    inputs = data_facts(experiment).inputs
-    at_site = load(
-        DataConfig.model_validate({**data, "normalise": normalise, "path": str(table / "patients.csv")}), 1
-    )
-    assert (inputs.shape, inputs.stored) == (tuple(at_site.train.x.shape[1:]), stored_as(at_site.train.x))
-    assert torch.equal(inputs.mean, at_site.mean) and torch.equal(inputs.std, at_site.std)
-    images = DataConfig.model_validate(
-        {"source": "folder", "classes": ["a", "b"], "image_size": 8, "color": "rgb"}
-    )
-    assert [len(values) for values in declared_constants(images)] == [3, 3]
-    assert data_facts(experiment.model_copy(update={"data": images})).inputs.stored == "uint8"

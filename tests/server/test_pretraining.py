@@ -32,18 +32,6 @@ def run(folder: Path, **changes: object) -> tuple[dict[str, Any], list[dict[str,
     return summary, [event for event in map(json.loads, lines) if event["event"] == "round"]
 
 
-@pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "multi_factor", "serial_ring", "uniform_mean"])
-def test_it_goes_before_any_strategy(tmp_path: Path, strategy: str) -> None:
-    summary, rounds = run(tmp_path, strategy=strategy)
-    plain, _ = run(tmp_path / "fedavg", strategy="fedavg")
-    assert summary["rounds"] == plain["rounds"] == 6
-    assert not any(event["dropped"] or event["skipped"] for event in rounds)
-    first = (tmp_path / "fedavg" / "runs" / "pre" / "events.jsonl").read_text().splitlines()
-    losses = [event["train_loss"] for event in map(json.loads, first) if event["event"] == "round"]
-    # the same plain averaging in both of its rounds, and what follows starts from the same model
-    assert [event["train_loss"] for event in rounds[:2]] == losses[:2]
-
-
 def test_the_paper_leaves_its_samples_out_of_the_rest_of_task_1(tmp_path: Path) -> None:
     samples = []
     for exclude in (False, True):

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
+from perennial.cli.run import run_command
 from perennial.client.handlers import answer_evaluate
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
@@ -19,10 +21,20 @@ from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
+from perennial.server.history import History
 from perennial.server.measures.record import Measures, read_measures
+from perennial.server.metrics import (
+    average_accuracy,
+    average_incremental_accuracy,
+    backward_transfer,
+    forgetting,
+)
 from perennial.server.run_measures import task_measures
 from perennial.server.site_counts import SiteCounts
 from perennial.server.site_tables import check_tables, tables_of
+from perennial.server.summary import measured_rounds
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 from tests.client.test_site_demands import arrays, hospital, stamp
 from tests.run_folders import Page
 from tests.strategies.test_secure_runs import SMALL, write
@@ -189,3 +201,95 @@ def test_a_floor_keeps_small_cells_of_a_subgroup(tmp_path: Path) -> None:
     cells = tables_of(told, 2).subgroups[:, :, 0]
     assert ((cells == 0) | (cells >= least)).all() and (cells == 0).sum() >= 1
     check_tables(told, 2, asked=True)
+
+
+MATRIX = [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]
+
+
+def test_the_hand_case() -> None:
+    averages = [average_accuracy(row, [10] * len(row)) for row in MATRIX]
+    assert averages == pytest.approx([0.9, 0.7, 0.7])
+    assert average_incremental_accuracy(averages) == pytest.approx(0.766667, abs=1e-6)
+    assert forgetting(MATRIX) == pytest.approx(0.25)
+    assert backward_transfer(MATRIX) == pytest.approx(-0.25)
+    assert forgetting([[0.5]]) is None
+    assert backward_transfer([[0.5]]) is None
+
+
+def test_a_hole_reaches_the_measures_that_need_it_and_no_other() -> None:
+    at_the_end = [[0.9], [0.6, 0.8], [None, None, None]]
+    assert (forgetting(at_the_end), backward_transfer(at_the_end)) == (None, None)
+    of_the_newest = [[0.9], [0.6, 0.8], [0.5, 0.7, None]]
+    assert forgetting(of_the_newest) == pytest.approx(0.25)
+    assert backward_transfer(of_the_newest) == pytest.approx(-0.25)
+    # the best before may have been in the hole; what followed learning was measured
+    between = [[0.9], [None, 0.8], [0.5, 0.7, 0.9]]
+    assert forgetting(between) is None
+    assert backward_transfer(between) == pytest.approx(-0.25)
+
+
+def test_what_rounds_measured_stands_in_the_journal_and_not_in_the_checkpoint() -> None:
+    history = History({"by_round": [[0.5, 10]]})
+    reply = Admitted("a", {}, 1.0, 7)
+    history.round_done(RoundOutcome(participants={"a": reply}, bytes_up=100, bytes_down=200))
+    sizes = []
+    for _ in range(2):
+        history.round_done(RoundOutcome(participants={"a": reply}, bytes_up=100, bytes_down=200))
+        # the losses are those of the latest task alone
+        sizes.append(len(json.dumps(history.data | {"losses": []})))
+    assert len(set(sizes)) == 1
+    events = [
+        {"event": "round", "accuracy": None, "bytes_up": 3, "bytes_down": 4},
+        {"event": "note", "text": "a site failed"},
+        {"event": "round", "accuracy": 0.5, "bytes_up": 3, "bytes_down": 4},
+        {"event": "round", "accuracy": 0.7, "bytes_up": 1, "bytes_down": 1},
+    ]
+    assert measured_rounds(events) == [(0.5, 14), (0.7, 16)]
+
+
+EXPERIMENT = {
+    "name": "unseen",
+    "data": {"source": "digits", "sites": 2, "samples_limit": 60, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
+}
+NOBODY = {"central": False, "federated": False}
+
+
+def write_unseen(folder: Path, **changes: object) -> Path:
+    path = folder / "unseen.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | changes))
+    return path
+
+
+def test_without_test_samples_and_without_counts_nothing_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command(write_unseen(tmp_path, evaluation=NOBODY), [], None, "", tmp_path, 1, "cpu", None, None)
+    folder = tmp_path / "unseen"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["accuracy_matrix"] == [[None], [None, None]]
+    assert summary["average_accuracy"] == summary["federated_accuracy"] == [None, None]
+    for measure in ("final_accuracy", "average_incremental_accuracy", "forgetting", "backward_transfer"):
+        assert summary[measure] is None
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    told = [event["average_accuracy"] for event in events if event["event"] == "task_finished"]
+    assert told == [None, None]
+    said = capsys.readouterr().out
+    assert "task 2 learnt: accuracy not measured" in said
+    assert "final accuracy -, average incremental accuracy -" in said
+    assert "0.0 %" not in said
+    page = Page(folder / "report.html")
+    assert "nobody measured how well the model tells all 10 classes apart" in page.text
+    assert "A dash or an empty cell was not measured" in page.text
+    assert not {"accuracy-matrix", "accuracy-over-tasks"} & page.charts.keys()
+
+
+def test_an_evaluation_that_no_site_answers_leaves_a_hole() -> None:
+    history = History({})
+    history.task_done([0, 1], None, SiteCounts({"north": ([9], [10])}))
+    facts = history.task_done([0, 1, 2], None, SiteCounts({}))
+    assert facts["accuracy"] == history.data["central"][1] == [None, None]
+    assert facts["average_accuracy"] is None
+    assert history.data["average"] == history.data["federated"] == [0.9, None]

@@ -1,6 +1,7 @@
 """Early stopping by sites' validation: which model is kept, the same bits after a kill, what is refused."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,17 @@ import pytest
 import torch
 
 from perennial.client.plan import Plan
-from perennial.config.experiment import Experiment
-from perennial.config.run import RunSettings
-from perennial.config.stopping import StoppingConfig
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.rounds import StoppingConfig
+from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.messages import EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.continuation import registry_of
 from perennial.server.curriculum import Curriculum
+from perennial.server.report.write import write_report
+from perennial.server.stopped import LossCourse, signs_of_stopping, what_to_try
 from perennial.server.stopping import Stopping
 from perennial.server.summary import hashes_of
 from tests.strategies.test_secure_runs import SMALL, write
@@ -60,8 +63,6 @@ def test_the_best_round_is_kept_until_patience_is_over(tmp_path: Path) -> None:
     assert "validation was best in round 2 (balanced accuracy 80.0 %), whose model is kept" in rule.in_words(
         1, 4, 9
     )
-    last = Stopping(StoppingConfig(patience=2, keep="last"), tmp_path, state)
-    assert last.best() is None and last.over
     assert rule.judged(5, ([1], [None]), {}) is None, "a class whose counts are withheld decides nothing"
     rule.next_task()
     assert not rule.over and rule.best() is None
@@ -80,8 +81,6 @@ def test_a_task_ends_early_with_its_best_model_and_the_next_one_keeps_its_rounds
     assert stopped["rounds"] == 2 and hashes_of(stopped) == hashes_of(alone)
     all_rounds = run(tmp_path / "all", **TWO_TASKS)
     assert all_rounds["rounds"] == 10 and hashes_of(all_rounds) != hashes_of(done)
-    last = run(tmp_path / "last", **TWO_TASKS, stopping=RULE | {"keep": "last"})
-    assert last["rounds"] == 4 and hashes_of(last) != hashes_of(done)
 
 
 @pytest.mark.parametrize("moment", ["_choose_model", "_judge_round"])
@@ -156,3 +155,56 @@ def test_a_site_answers_for_validation_only_where_the_experiment_stops() -> None
                 plan.check(request)
         else:
             assert plan.check(request) == "evaluate" and plan.most("evaluate", 2) == 2
+
+
+QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
+
+
+def signs(correct: list[int], total: Sequence[int | None], losses: Sequence[float | None]) -> list[str]:
+    return signs_of_stopping(correct, total, LossCourse.of(losses))
+
+
+def test_one_class_alone_is_a_sign() -> None:
+    assert "of 3 classes the model recognises one" in signs([50, 0, 0], [50, 30, 20], [])[0]
+    assert "recognises none" in signs([0, 0], [50, 30], [])[0]
+    assert signs([50], [50], []) == []
+
+
+def test_a_flat_loss_counts_where_nothing_was_measured() -> None:
+    flat, falling = [4.6, 4.63, 4.61], [4.6, 3.0, 2.0]
+    assert "has not fallen in 3 rounds (4.6 to 4.61)" in signs([0, 0], [None, None], flat)[0]
+    assert signs([0, 0], [None, None], falling) == []
+    assert signs([48, 49], [50, 50], flat) == []
+    assert len(signs([50, 0], [50, 50], flat)) == 2
+    assert "no number" in signs([50, 0], [50, 50], [1.0, float("nan")])[0]
+
+
+def test_what_to_try_names_settings_of_the_experiment() -> None:
+    strong = load_experiment(
+        QUICKSTART, ["learner.contrastive={weight: 1.0}", "learner.optimizer={lr: 0.05}"]
+    )
+    tries = " ".join(what_to_try(strong))
+    assert "learner.contrastive" in tries and "model.norm: group" in tries and "adam" in tries
+    assert "adam" not in " ".join(
+        what_to_try(load_experiment(QUICKSTART, ["learner.optimizer={name: adam, lr: 1}"]))
+    )
+
+
+@pytest.mark.parametrize("rate", ["1.0e-9"])
+def test_a_run_that_cannot_learn_says_so_everywhere(tmp_path: Path, rate: str) -> None:
+    settings = RunSettings(
+        experiment=str(QUICKSTART),
+        overrides=f"tasks={{count: 2, rounds: 3}};learner.optimizer={{lr: {rate}}};learner.contrastive=null",
+        runs=str(tmp_path),
+    )
+    notes: list[str] = []
+    summary = run_in_process(settings, listener=lambda event: notes.append(str(event.get("text", ""))))
+    stopped = summary["stopped_learning"]
+    assert isinstance(stopped, dict) and [found["task"] for found in stopped["tasks"]][-1] == 2
+    assert any("does not tell classes apart" in note for note in notes)
+    page = write_report(tmp_path / "quickstart").read_text()
+    header = page[: page.index("<nav")]
+    assert (
+        "The model of run quickstart does not tell classes apart" in header
+        and "the training loss has not fallen" in header
+    )

@@ -200,7 +200,9 @@ def test_a_card_says_what_the_model_is_and_is_not(images: Path) -> None:
         "Nobody has stated what this model is for",
         "| site-0 |",
         "Prediction sets with coverage 80 %",
-        "None by differential privacy; single images for a server that lies",
+        "each site sends updates of the model, computed from its training samples",
+        "with counts of right answers. No noise covers this; epsilon is infinite.",
+        "A server that breaks the protocol can recover single images",
         "It knows the classes above and no other",
         json.loads((run / "summary.json").read_text())["model_file_sha256"],
     ):

@@ -130,7 +130,7 @@ def test_what_cannot_be_withdrawn_is_refused(tmp_path: Path, strategy: dict[str,
 
 
 CHOOSES = DATA | {"validation_fraction": 0.2}
-PATCHES = [{"name": "choice", "of": [{"name": "patches", "filters": 12, "size": size} for size in (3, 4)]}]
+PATCHES = [[{"name": "patches", "filters": 12, "size": size} for size in (3, 4)]]
 
 
 @pytest.mark.parametrize(

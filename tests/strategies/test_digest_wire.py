@@ -84,7 +84,7 @@ def test_a_site_whose_machine_stops_is_stood_in_for(tmp_path: Path) -> None:
         **EXPERIMENT,
         "tasks": {"count": 1, "rounds": 5},
         "absence": [],
-        "rounds": {"wait_for": 2, "join_timeout": 120, "deadline": 20},
+        "rounds": {"wait_for": 2, "deadline": 20},
     }
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(experiment))

@@ -24,7 +24,7 @@ from perennial.server.continuation import registry_of
 from perennial.server.curriculum import Curriculum
 
 SMALL = {"name": "patches", "filters": 6, "size": 4, "grid": 2}
-CHOICE = {"name": "choice", "of": [SMALL, SMALL | {"symmetry": "mirror"}, SMALL | {"symmetry": "square"}]}
+CHOICE = [SMALL, SMALL | {"symmetry": "mirror"}, SMALL | {"symmetry": "square"}]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,8 @@ def one(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
 
 def test_maps_follow_from_the_kind_and_shape_of_the_data_alone() -> None:
     def names(shape: tuple[int, ...], stored: str = "uint8", network: bool = True) -> list[str]:
-        return [found["name"] for found in maps_for(shape, stored, network=network)]
+        found = maps_for(shape, stored, network=network)
+        return ["choice" if isinstance(each, list) else each["name"] for each in found]
 
     assert names((30,), "float32") == ["inputs", "pairs"]
     assert names((3000,), "float32") == ["random"]
@@ -94,8 +95,8 @@ def test_maps_follow_from_the_kind_and_shape_of_the_data_alone() -> None:
     assert names((1, 4, 64)) == ["inputs", "random"]
     assert names((1, 28, 28), "float32") == ["inputs", "random"]
     wide = maps_for((3, 96, 128), "uint8", network=True)
-    assert wide[0]["image_size"] == 128 and wide[1]["of"][0]["image_size"] == [24, 32]
-    assert [each.get("symmetry") for each in wide[1]["of"]] == [None, "mirror", "rectangle"]
+    assert wide[0]["image_size"] == 128 and wide[1][0]["image_size"] == [24, 32]
+    assert [each.get("symmetry") for each in wide[1]] == [None, "mirror", "rectangle"]
 
 
 def test_auto_is_written_out_when_the_file_is_read(tmp_path: Path, folder: Path) -> None:
@@ -104,9 +105,11 @@ def test_auto_is_written_out_when_the_file_is_read(tmp_path: Path, folder: Path)
     table = load_experiment(written(tmp_path, {"source": "csv", "path": "t.csv"}, "auto"))
     pictures = load_experiment(written(tmp_path, of(folder), "auto"))
     digits = load_experiment(written(tmp_path, {"source": "digits"}, "auto"))
-    assert [found.name for found in table.model.features or ()] == ["inputs", "pairs"]
+    assert [found.name for found in table.model.maps] == ["inputs", "pairs"]
     for found in (pictures, digits):
-        assert [each.name for each in found.model.features or ()] == ["choice", "inputs"]
+        choice, inputs = found.model.features or ()
+        assert isinstance(choice, tuple) and len(choice) == 3 and not isinstance(inputs, tuple)
+        assert inputs.name == "inputs"
         # what is written is what sites approve, and it is read again as it is
         (tmp_path / "again.yaml").write_text(found.to_yaml())
         assert load_experiment(tmp_path / "again.yaml").digest == found.digest
@@ -124,8 +127,8 @@ def test_what_cannot_choose_is_refused_with_what_to_write(tmp_path: Path) -> Non
         load_experiment(written(tmp_path, data, "auto", privacy=private))
     with pytest.raises(ConfigError, match="allowed: head: auto, or one of the maps"):
         load_experiment(written(tmp_path, data, [CHOICE], strategy="analytic"))
-    with pytest.raises(ConfigError, match="choice with 'projection' or 'expansion'"):
-        model = {"name": "features", "features": [CHOICE], "expansion": {"width": 20}}
+    with pytest.raises(ConfigError, match="choice with 'projection'"):
+        model = {"name": "features", "features": [CHOICE], "projection": 20}
         load_experiment(written(tmp_path, data, [CHOICE], model=model))
 
 

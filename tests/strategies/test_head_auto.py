@@ -17,9 +17,10 @@ from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
-from perennial.learning.analytic.solve import Sums, gaussian, ridge
+from perennial.learning.analytic.solve import Sums, gaussian, oracle_shrinkage, ridge, within_class
 from perennial.learning.analytic.statistics import Collector
 from perennial.models.feature_maps.ball import on_grid
+from perennial.models.feature_maps.pixels import Inputs
 from perennial.strategies.statistics.automatic import KINDS, AutomaticHead
 
 AUTO: dict[str, Any] = {
@@ -88,7 +89,7 @@ def test_without_validation_samples_the_head_is_the_usual_one(tmp_path: Path, fe
     """So a small table gets a model, which says that nothing was compared; masked or not, it is the same."""
     maps: Any = ["inputs", {"name": "random", "width": 60}]
     if features:
-        maps = [{"name": "choice", "of": [{"name": "random", "width": 20}, {"name": "random", "width": 60}]}]
+        maps = [[{"name": "random", "width": 20}, {"name": "random", "width": 60}]]
     few = {
         "data": AUTO["data"] | {"samples_limit": 80, "validation_fraction": 0.001},
         "model": {"name": "features", "features": maps},
@@ -131,4 +132,58 @@ def test_init_writes_it_and_check_says_what_it_costs(tmp_path: Path) -> None:
     file = tmp_path / "first" / "experiment.yaml"
     run_in_process(RunSettings(str(file), runs=str(tmp_path / "runs")))
     summary = json.loads((tmp_path / "runs" / written.name / "summary.json").read_text())
-    assert len(summary["head_choice"]) == 9
+    assert len(summary["head_choice"]) == 6, "two heads, shrunk by the sums, on inputs, pairs and both"
+    left = summary["columns"]["explained"]
+    assert left["age"] < 0.1 < left[""] and left["noise"] > left[""] - 0.02
+    assert "Without one column" in (tmp_path / "runs" / written.name / "report.html").read_text()
+
+
+def _rows(product: bool, samples: int = 400) -> Sums:
+    """Sums of a value, another, and their product, by which or by the first the two classes differ."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 2, generator=draw)
+    wide = torch.cat([x, x[:, :1] * x[:, 1:], torch.zeros(samples, 1)], dim=1) / 8
+    wide[:, 3] = (0.5 - wide[:, :3].square().sum(dim=1)).clamp(min=0).sqrt()
+    labels = (wide[:, 2 if product else 0] + 0.01 * torch.randn(samples, generator=draw) > 0).long()
+    collector = Collector(4, range(2))
+    collector.add(on_grid(wide), labels)
+    return Sums.of(collector.finish())
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_a_table_s_wider_map_is_taken_where_the_sums_speak_for_it(product: bool) -> None:
+    """Its validation rows may see no difference, and may speak for it by chance."""
+    settings = AutomaticHead.of("auto", None, None, "balanced", 0.0, True).over(
+        (2, 2), ("inputs", "more"), True
+    )
+    found = _rows(product)
+    numbers, errors = settings._shrunk_by_sums(found)
+    first = settings.first(found)
+    assert first in numbers and settings.candidates[first].maps == (0,) and len(numbers) == 6
+    alike = {number: (0.7, 0.05) for number in numbers}
+    chosen = settings._of_rows([(0.7, number) for number in numbers], alike, errors)[0][1]
+    assert (settings.candidates[chosen].maps != (0,)) == product
+    lucky = alike | {number: (0.9, 0.05) for number in numbers if settings.candidates[number].maps == (1,)}
+    ranked = sorted(((value, number) for number, (value, _) in lucky.items()), reverse=True)
+    if not product:
+        assert settings._of_rows(ranked, lucky, errors)[0][1] == first
+
+
+def test_the_gaussian_s_shrinkage_is_the_oracle_s(samples: int = 60) -> None:
+    found = sums(9, samples)
+    means, covariance, _ = within_class(found)
+    deviation = covariance.diagonal().sqrt()
+    r = (covariance / torch.outer(deviation, deviation)).numpy()
+    p, n = len(r), samples - len(means)
+    rho = ((1 - 2 / p) * np.trace(r @ r) + np.trace(r) ** 2) / (
+        (n + 1 - 2 / p) * (np.trace(r @ r) - np.trace(r) ** 2 / p)
+    )
+    assert oracle_shrinkage(found) == pytest.approx(min(1.0, rho))
+    assert oracle_shrinkage(sums(9, 6000)) < oracle_shrinkage(found)
+
+
+def test_rows_whose_length_is_kept_differ_by_their_size_alone() -> None:
+    rows = torch.tensor([[1.0, 2.0], [0.5, 1.0], [-9.0, 0.0]])
+    found = Inputs((2,), keep_length=True)(rows)
+    assert torch.allclose(found.norm(dim=1), torch.full((3,), 4 * 2**0.5))
+    assert torch.equal(found[:2, :2], rows[:2]) and found[2, 0] == -4

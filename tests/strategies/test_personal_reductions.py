@@ -7,11 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
-from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.factory import build_strategy
 from tests.strategies.personal_runs import GROUPS, Run, equal, run
 
@@ -65,34 +63,6 @@ def test_pfa_shares_whole_models_among_near_sites(tmp_path: Path) -> None:
     labels = named.summary["personalisation"]["members"]
     for site in SITES:
         assert equal(named.own(site), named.cluster(labels[site]))
-
-
-def test_scaffold_inside_clusters_corrects_the_shared_layers_alone(tmp_path: Path) -> None:
-    two = {"count": 1, "rounds": 2}
-    corrected, plain = (
-        run(tmp_path / base, strategy=GROUPS | {"base": base}, tasks=two)
-        for base in ("scaffold", "uniform_mean")
-    )
-    # a cluster's control variates begin at 0, whatever the sites remember of the global rounds
-    for site in SITES:
-        one, other = corrected.own(site), plain.own(site)
-        assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
-    longer, plain = (
-        run(tmp_path / f"{base}-longer", strategy=GROUPS | {"base": base})
-        for base in ("scaffold", "uniform_mean")
-    )
-    assert all(not event["dropped"] for event in longer.events("round"))
-    assert not same_models(longer, plain)
-    checkpoint, _ = load_checkpoint(longer.folder / "checkpoint")
-    control = {
-        name: value for name, value in checkpoint.strategy.items() if name.startswith("aggregator-0/memory/")
-    }
-    assert control and not any("head" in name for name in control)
-    assert all(tensor.any() for tensor in control.values())
-    (records,) = (longer.folder / "sites" / "site-0" / "runs").iterdir()
-    record = SiteState(records, "site-0").get("correction-in-cluster", before=4)
-    assert record is not None
-    assert record[0].keys() == longer.cluster(0).keys()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 120, "partition": {"kind": "iid"}},
     "tasks": {"count": 1, "rounds": ROUNDS},
     "model": {"name": "mlp", "hidden": [16]},
-    "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 120, "deadline": 120},
+    "rounds": {"wait_for": 2, "quorum": 2, "deadline": 120},
     "learner": {"preset": "none", "optimizer": {"name": "adam", "lr": 0.01}},
     "evaluation": {"federated": False},
     "strategy": {

@@ -1,10 +1,15 @@
 """Every key of a strategy is taken up to the limits that its error names, and refused beyond them."""
 
+import importlib
+import inspect
 import math
-from types import SimpleNamespace
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import BaseModel
 
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
@@ -121,3 +126,33 @@ def test_fednova_takes_momentum_and_pull_of_sgd_alone(optimizer: str, momentum: 
     strategy = FedNova()
     strategy.attach(cast(RunContext, SimpleNamespace(experiment=experiment)))
     assert (strategy._momentum, strategy._pull) == pytest.approx((momentum, pull))
+
+
+ROOMS = ("learning", "strategies", "baselines", "privacy", "data")
+
+
+def modules() -> Iterator[ModuleType]:
+    for room in ROOMS:
+        package = importlib.import_module(f"perennial.{room}")
+        for found in pkgutil.walk_packages(package.__path__, f"perennial.{room}."):
+            yield importlib.import_module(found.name)
+
+
+def classes() -> Iterator[type]:
+    for module in modules():
+        for found in vars(module).values():
+            if inspect.isclass(found) and found.__module__ == module.__name__:
+                yield found
+
+
+def name_of(found: type) -> str:
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+SECTIONS = {name_of(found): found for found in classes() if issubclass(found, BaseModel)}
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS))
+def test_a_section_of_an_experiment_cannot_be_changed_and_refuses_unknown_keys(name: str) -> None:
+    config = SECTIONS[name].model_config
+    assert config.get("frozen") and config.get("extra") == "forbid"

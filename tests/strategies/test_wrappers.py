@@ -11,10 +11,8 @@ from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.traits import Traits
 from perennial.strategies.wrapper import Wrapper
-from tests.rounds import context
 
 
 class Noted(FedAvg):
@@ -78,26 +76,6 @@ def test_what_stays_and_what_is_said_is_the_bases() -> None:
     outer.serve_group(whole, {}, None)
     bases = [each.base.find(Noted) for each in (whole, former)]
     assert inner.called == [{"own": 2}, (bases[0], {}, bases[1]), (bases[0], {}, None)]
-
-
-def test_a_wrapper_of_a_base_whose_sites_take_turns_hands_on_the_whole_round() -> None:
-    class InTurn(FedAvg):
-        traits = Traits(aggregates_in_parallel=False)
-
-        def train_round(self, grid: Any, request: Any) -> RoundOutcome:
-            return RoundOutcome(details={"bound": request.max_update_norm})
-
-        def configure_train(self, *_: Any) -> Any:
-            return ["hop"]
-
-        def aggregate_train(self, *_: Any) -> Any:
-            return "model", None
-
-    wrapper = Wrapper(InTurn(), max_update_norm=2.0)
-    request = context({}).request
-    assert wrapper.train_round(cast(Any, None), request).details == {"bound": 2.0}
-    assert list(wrapper.configure_train(1, ArrayRecord(), ConfigRecord(), cast(Any, None))) == ["hop"]
-    assert wrapper.aggregate_train(1, []) == ("model", None)
 
 
 def test_what_a_method_requires_is_refused_under_flowers_own_start() -> None:

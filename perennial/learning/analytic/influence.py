@@ -1,10 +1,15 @@
-"""Limits how much a site's records count, so that no site has more than a given share of all.
+"""How much a site's records count, and what a table's column is worth.
 
 Shapes: K sites.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+
+import torch
+
+from perennial.learning.analytic.solve import Sums, best_by_gcv, gcv
 
 PARTS = 1024
 """A site's records count in whole parts of so many, so that scaled sums stay exact."""
@@ -38,3 +43,41 @@ def parts_by_registration(counts: Mapping[str, int], registered: Mapping[str, in
         site: PARTS if (most := registered.get(site)) is None or n <= most else max(1, PARTS * most // n)
         for site, n in counts.items()
     }
+
+
+MOST_COLUMNS = 60
+"""Columns of a table up to which each is left out once: one solution each."""
+SHRINKAGES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
+
+
+def worth_of_columns(sums: Sums, columns: Mapping[str, range]) -> dict[str, float | None]:
+    """ "" and each column -> the share of the classes' variance that ridge explains with all, and without it.
+
+    By generalised cross-validation, from the sums alone. Nothing for more than MOST_COLUMNS. columns: name
+    -> its places among the features. Raises DataError where the sums have no ridge solution.
+    """
+    if not 1 < len(columns) <= MOST_COLUMNS or sums.total <= 0:
+        return {}
+    variance = 1 - float((sums.counts / sums.total).square().sum())
+    every = torch.cat([torch.tensor([*places]) for places in columns.values()])
+    whole = sums.of_features(every)
+    shrinkage = best_by_gcv(whole, SHRINKAGES, standardise=True)
+
+    def explained(of: Sums) -> float | None:
+        share = 1 - gcv(of, [shrinkage], standardise=True)[0] / variance if variance > 0 else math.nan
+        return round(max(0.0, share), 4) if math.isfinite(share) else None
+
+    found = {"": explained(whole)}
+    for name, places in columns.items():
+        left = every[(every < places.start) | (every >= places.stop)]
+        found[name] = explained(sums.of_features(left))
+    return found
+
+
+def auroc_of_explained(share: float, positive: float) -> float:
+    """The AUROC of two classes whose scores are normal, of which `share` of the variance is explained.
+
+    positive: the share of the records that are of one class. Fisher's discriminant and ridge order alike.
+    """
+    apart = share / ((1 - min(share, 1 - 1e-9)) * positive * (1 - positive))
+    return NormalDist().cdf(math.sqrt(apart / 2))

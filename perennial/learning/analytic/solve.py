@@ -183,6 +183,24 @@ def within_class(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     return means, covariance, held
 
 
+def oracle_shrinkage(sums: Sums) -> float:
+    """The gaussian head's shrinkage with the least expected error of the covariance, from the sums alone.
+
+    As Ledoit and Wolf's, of features brought to deviation 1 within a class; their fourth moments are taken
+    for a normal distribution's, since sums do not hold them (OAS, Chen et al., IEEE TSP 2010).
+    Raises DataError when there are not more samples than classes.
+    """
+    means, covariance, _ = within_class(sums)
+    varies = covariance.diagonal() > LEAST_VARIANCE
+    deviation = covariance.diagonal()[varies].sqrt()
+    correlation = covariance[varies][:, varies] / torch.outer(deviation, deviation)
+    width, freedom = len(correlation), sums.total - len(means)
+    squares = float(correlation.square().sum())
+    most = (freedom + 1 - 2 / max(width, 1)) * (squares - width)
+    least = (1 - 2 / max(width, 1)) * squares + width**2
+    return min(1.0, max(least / most, 1e-4)) if most > 0 else 1.0
+
+
 @dataclass(frozen=True)
 class _Standardised:
     """Ridge regression of features with mean 0 and deviation 1: gram (d, d), sums (C, d) of them."""

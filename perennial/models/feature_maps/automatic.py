@@ -23,10 +23,11 @@ NETWORK_SIDES = (96, 128)
 """Pixels at which the network of photographs reads small and larger images."""
 
 
-def maps_for(shape: tuple[int, ...], stored: str, *, network: bool) -> list[dict[str, Any]]:
+def maps_for(shape: tuple[int, ...], stored: str, *, network: bool, chooses: bool = True) -> list[Any]:
     """The feature maps that suit samples of this shape, (C, H, W) or (D,), stored as uint8 or float32.
 
-    network: whether the network of photographs is installed.
+    network: whether the network of photographs is installed. chooses: whether there are validation samples,
+    by which alone a table's wider map can be chosen.
     """
     values = 1
     for side in shape:
@@ -34,7 +35,8 @@ def maps_for(shape: tuple[int, ...], stored: str, *, network: bool) -> list[dict
     if len(shape) == 1:
         if values > WIDEST_ROW:
             return [{"name": "random", "width": 1000}]
-        return [{"name": "inputs"}, *[{"name": "pairs"}] * (values <= WIDEST_PAIRED)]
+        paired = chooses and values <= WIDEST_PAIRED
+        return [{"name": "inputs", "keep_length": True}, *[{"name": "pairs"}] * paired]
     raw: list[dict[str, Any]] = [{"name": "inputs"}] if values <= WIDEST_INPUTS else []
     catches: list[dict[str, Any]] = [{"name": "random", "width": 1000}]
     if len(shape) != 3 or stored != "uint8" or min(_shrunk(shape)) < LEAST_SIDE or shape[0] not in (1, 3):
@@ -47,7 +49,7 @@ def maps_for(shape: tuple[int, ...], stored: str, *, network: bool) -> list[dict
     if network and shape[0] == 3:
         side = NETWORK_SIDES[max(shape[1:]) > NETWORK_SIDES[0]]
         of_photographs = [{"name": "pretrained", "network": NETWORK, "image_size": side}]
-    return [*of_photographs, {"name": "choice", "of": symmetries}, *(raw or catches)]
+    return [*of_photographs, symmetries, *(raw or catches)]
 
 
 def network_is_here() -> bool:

@@ -2,23 +2,20 @@
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
+    Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
-    field_serializer,
-    field_validator,
+    Tag,
     model_validator,
 )
 
-from perennial.foundation.block import Block, FiniteBlock
+from perennial.foundation.block import Block
+from perennial.foundation.plain import PlainObject
 from perennial.foundation.tiling import grid_of
 from perennial.models.feature_maps.packages import PACKAGES
-
-if TYPE_CHECKING:
-    from perennial.models.config import EncoderConfig, ModelConfig
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -50,10 +47,14 @@ class RandomMapConfig(Block):
 class InputsConfig(Block):
     """The inputs themselves, around a constant centre that nobody's data decides.
 
-    Pixels in 0..1 less 0.5; a table's numbers as data.normalise makes them.
+    Pixels in 0..1 less 0.5; a table's numbers as data.normalise makes them. keep_length: of a table's rows:
+    all are scaled alike, with one value more that fills them up to the same length, so that a record whose
+    values are all high differs from one whose values are all a little high; not under noise, which is then
+    larger beside them.
     """
 
     name: Literal["inputs"]
+    keep_length: bool = Field(default=False, exclude_if=operator.not_)
 
 
 class PairsConfig(Block):
@@ -122,44 +123,6 @@ class PretrainedConfig(Block):
         return self
 
 
-class LearntInputs(FiniteBlock):
-    """Inputs of a finished run's network. shape: of a sample. mean, std: of (x - mean) / std."""
-
-    shape: tuple[Size, ...] = Field(min_length=1, max_length=3)
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-class RunLayout(Block):
-    """Settings of a finished run that decide its layers and inputs, and its name.
-
-    classes: rows of its head. encoder: of the digests, which digest_two_branch has inside.
-    """
-
-    name: str
-    model: "ModelConfig"
-    seed: int = Field(ge=0)
-    classes: int = Field(ge=1, le=65_536)
-    inputs: LearntInputs
-    encoder: "EncoderConfig | None" = None
-
-    @model_validator(mode="after")
-    def _learnt_features(self) -> "RunLayout":
-        if self.model.name == "features":
-            raise ValueError("layout.model: a run on fixed maps, which learnt no features; allowed: its maps")
-        return self
-
-    @field_validator("encoder", mode="before")
-    @classmethod
-    def _none_if_empty(cls, found: object) -> object:
-        return found or None
-
-    @field_serializer("encoder", mode="wrap")
-    def _empty_if_none(self, found: object, handler: SerializerFunctionWrapHandler) -> object:
-        # {} in the file of a run without digests
-        return handler(found) if found is not None else {}
-
-
 class ModelMapConfig(Block):
     """What the network of a finished run of this project sees in a sample, before its classifier.
 
@@ -170,7 +133,8 @@ class ModelMapConfig(Block):
     name: Literal["model"]
     file: str | None = None
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    layout: RunLayout | None = None
+    layout: PlainObject | None = None
+    """The keys of RunLayout (models/config.py)."""
 
     @model_validator(mode="after")
     def _file_is_known(self) -> "ModelMapConfig":
@@ -192,44 +156,58 @@ Alternative = Annotated[
 ]
 
 
-class ChoiceConfig(Block):
-    """One of several maps: that which the sites' validation samples prefer in the first task.
-
-    of: the maps to choose among.
-    """
-
-    name: Literal["choice"]
-    of: Annotated[tuple[Alternative, ...], Field(min_length=2, max_length=8)]
-
-    @property
-    def names(self) -> list[str]:
-        """A name for each of the maps, with the settings in which they differ."""
-        told = [config.model_dump() for config in self.of]
-        keys = [key for key in {key: None for each in told for key in each} if key != "name"]
-        differing = [key for key in keys if len({str(each.get(key)) for each in told}) > 1]
-        found = []
-        for each in told:
-            own = [f"{key} {each[key] or 'none'}" for key in differing if key in each]
-            found.append(each["name"] + (f" ({', '.join(own)})" if own else ""))
-        return found
+Choice = tuple[Alternative, ...]
+"""Maps of which the sites' validation samples choose one in the first task; in a file a list of maps."""
+MOST_CHOICES = 8
 
 
+def choice_names(maps: Choice) -> list[str]:
+    """A name for each of the maps, with the settings in which they differ."""
+    told = [config.model_dump() for config in maps]
+    keys = [key for key in {key: None for each in told for key in each} if key != "name"]
+    differing = [key for key in keys if len({str(each.get(key)) for each in told}) > 1]
+    found = []
+    for each in told:
+        own = [f"{key} {each[key] or 'none'}" for key in differing if key in each]
+        found.append(each["name"] + (f" ({', '.join(own)})" if own else ""))
+    return found
+
+
+def _listed(value: Any) -> Any:
+    """A choice as 0.2.0 wrote it, {name: choice, of: [...]}, as the list of its maps; a name as a block."""
+    if isinstance(value, dict) and value.get("name") == "choice" and value.keys() == {"name", "of"}:
+        return value["of"]
+    return _named(value)
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, list | tuple):
+        return "choice"
+    return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+
+
+MAPS = ("inputs", "pairs", "random", "patches", "pretrained", "model")
+OneMap = InputsConfig | PairsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig
 FeatureMapConfig = Annotated[
     Annotated[
-        InputsConfig
-        | PairsConfig
-        | RandomMapConfig
-        | PatchesConfig
-        | PretrainedConfig
-        | ModelMapConfig
-        | ChoiceConfig,
-        Field(discriminator="name"),
+        Annotated[InputsConfig, Tag("inputs")]
+        | Annotated[PairsConfig, Tag("pairs")]
+        | Annotated[RandomMapConfig, Tag("random")]
+        | Annotated[PatchesConfig, Tag("patches")]
+        | Annotated[PretrainedConfig, Tag("pretrained")]
+        | Annotated[ModelMapConfig, Tag("model")]
+        | Annotated[Choice, Field(min_length=2, max_length=MOST_CHOICES), Tag("choice")],
+        Discriminator(
+            _kind,
+            custom_error_type="map",
+            custom_error_message=f"allowed: {', '.join(MAPS)}, or a list of these to choose from",
+        ),
     ],
-    BeforeValidator(_named),
+    BeforeValidator(_listed),
 ]
 
 
-def size_to_read(maps: Iterable[FeatureMapConfig], *, tiled: bool = True) -> tuple[int, int] | None:
+def size_to_read(maps: Iterable[OneMap], *, tiled: bool = True) -> tuple[int, int] | None:
     """(height, width) to which image files are read for these maps; None if a map takes them as they are.
 
     The largest that a map asks for, so that none enlarges what reading has shrunk. tiled: whether tiles are
@@ -245,10 +223,11 @@ def size_to_read(maps: Iterable[FeatureMapConfig], *, tiled: bool = True) -> tup
     return (max(size[0] for size in sizes), max(size[1] for size in sizes)) if sizes else None
 
 
-def map_in_words(config: FeatureMapConfig) -> str:
+def map_in_words(config: OneMap | Choice) -> str:
     """In words, what a map is and where its values come from, for the person who has to approve it."""
-    if isinstance(config, ChoiceConfig):
-        words = (f"{name}: {map_in_words(each)}" for name, each in zip(config.names, config.of, strict=True))
+    if isinstance(config, tuple):
+        named = zip(choice_names(config), config, strict=True)
+        words = (f"{name}: {map_in_words(each)}" for name, each in named)
         return f"the one of these that validation samples prefer ({'; '.join(words)})"
     if isinstance(config, InputsConfig):
         return "the inputs themselves, around a constant centre"
@@ -259,8 +238,7 @@ def map_in_words(config: FeatureMapConfig) -> str:
     if isinstance(config, PatchesConfig):
         return f"patches of two public photographs (CC BY 2.0), of the public seed {config.seed}"
     if isinstance(config, ModelMapConfig):
-        assert config.layout is not None
-        name = config.layout.name
+        name = None if config.layout is None else config.layout["name"]
         return (
             f"the network of the finished run {name!r}, which learnt from its sites; SHA-256 {config.sha256}"
         )
@@ -268,26 +246,3 @@ def map_in_words(config: FeatureMapConfig) -> str:
     licence = package.licence if package is not None else config.licence or "not stated"
     sha256 = package.checkpoint if package is not None else config.sha256
     return f"{config.network}, trained elsewhere; licence {licence}, weights SHA-256 {sha256}"
-
-
-class ExpansionConfig(Block):
-    """ReLU of a random projection of the joined features (RanPAC, arXiv 2307.02251).
-
-    width: of the projection. keep: the features themselves beside it. seed: public.
-    """
-
-    width: Size = 5000
-    keep: bool = False
-    seed: int = Field(default=0, ge=0)
-
-
-class ProjectionConfig(Block):
-    """Whitened principal components of what each map sees in crops of two public photographs.
-
-    Fewer features, of which none outweighs another, and no private record decides them: for sums under noise.
-    width: of each map's features. images: how many crops. seed: of the crops.
-    """
-
-    width: Size = 96
-    images: int = Field(default=2000, ge=2, le=20_000)
-    seed: int = Field(default=0, ge=0)

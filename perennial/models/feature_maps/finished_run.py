@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.plain import PlainObject, read_object
 from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD
-from perennial.models.feature_maps.config import ModelMapConfig, RunLayout
+from perennial.models.config import RunLayout
+from perennial.models.feature_maps.config import ModelMapConfig
 from perennial.models.feature_maps.weights import known_content, tensors_in
 from perennial.models.incremental import IncrementalModel, below, load_complete
 
@@ -61,7 +62,6 @@ def layout_of(path: Path) -> PlainObject:
                 f"model.features: {path}: learnt from images of numbers in a scale of their own; allowed: "
                 "images of 8-bit pixels, or tables"
             )
-        encoder = (settings.get("digests") or {}).get("encoder", {})
         taken = {key: inputs[key] for key in ("shape", "mean", "std")}
         return {
             "name": settings["name"],
@@ -69,7 +69,6 @@ def layout_of(path: Path) -> PlainObject:
             "seed": settings["seed"],
             "classes": len(classes),
             "inputs": taken,
-            "encoder": encoder,
         }
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -84,8 +83,8 @@ def build_finished_run(
 
     network_of: builds a network from a layout. with_weights: False leaves the weights unread.
     """
-    layout = config.layout
-    assert layout is not None and config.sha256 is not None
+    assert config.sha256 is not None
+    layout = RunLayout.model_validate(config.layout)
     learnt = layout.inputs.shape
     if learnt != tuple(shape):
         raise ConfigError(

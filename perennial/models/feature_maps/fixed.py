@@ -15,17 +15,15 @@ from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.ball import on_grid, unit_rows
 from perennial.models.feature_maps.config import (
     Alternative,
-    ChoiceConfig,
-    ExpansionConfig,
     FeatureMapConfig,
     InputsConfig,
     ModelMapConfig,
     PairsConfig,
     PatchesConfig,
     PretrainedConfig,
-    ProjectionConfig,
     RandomMapConfig,
     as_sides,
+    choice_names,
 )
 from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.finished_run import FinishedRun, NetworkOf, build_finished_run
@@ -50,13 +48,11 @@ class FixedFeatures(nn.Module):
         self,
         maps: Sequence[nn.Module],
         pixels: Pixels,
-        expansion: RandomReLU | None,
-        keep: bool,
         facts: list[dict[str, str]],
         projection: Projection | None = None,
         slots: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """keep: whether features stand beside their expansion. facts: of each map, what a person should know.
+        """facts: of each map, what a person should know.
 
         slots: indices of the maps among which each choice is made; None: every map is used.
         """
@@ -65,18 +61,15 @@ class FixedFeatures(nn.Module):
         self.selection: tuple[int, ...] | None = None
         """The maps that are looked at; None: all."""
         self.projection = projection
-        self.maps, self.pixels, self.expansion = nn.ModuleList(maps), pixels, expansion
-        self.facts, self._keep = facts, keep
-        joined = self.mapped_width = sum(int(module.width) for module in maps)  # pyright: ignore
-        self.width = joined if expansion is None else expansion.width + (joined if keep else 0)
-        if projection is not None:
-            self.width = projection.width
+        self.maps, self.pixels, self.facts = nn.ModuleList(maps), pixels, facts
+        self.mapped_width = sum(int(module.width) for module in maps)  # pyright: ignore
+        self.width = self.mapped_width if projection is None else projection.width
         self.requires_grad_(False)
 
     @property
     def parts(self) -> tuple[list[int], list[str]]:
         """(number of features of each map used, its name); one part "all" if something mixes the maps."""
-        if self.expansion is not None or self.projection is not None:
+        if self.projection is not None:
             return [self.width], ["all"]
         widths, names = self.widths, [fact.get("map", "?") for fact in self.facts_of_seen]
         return [widths[place] for place in self.selection or range(len(widths))], names
@@ -147,13 +140,7 @@ class FixedFeatures(nn.Module):
             return on_grid(mapped[:, self.places_of(self.selection).to(mapped.device)])
         if self.projection is not None:
             return on_grid(self.projection(mapped))
-        if self.expansion is None:
-            return on_grid(mapped)
-        joined = unit_rows(mapped)
-        expanded = self.expansion(joined)
-        if self._keep:
-            expanded = torch.cat([joined, unit_rows(expanded)], dim=1)
-        return on_grid(expanded)
+        return on_grid(mapped)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.finished(self.mapped(x))
@@ -171,10 +158,11 @@ class FixedFeatures(nn.Module):
     @property
     def content(self) -> str:
         """SHA-256 of everything but the machine that a sample's features depend on."""
-        behind = [part for part in (self.expansion, self.projection) if part is not None]
+        behind = [] if self.projection is None else [self.projection]
         seen = self.maps if self.selection is None else [self.maps[place] for place in self.selection]
         parts = [*seen, self.pixels, *behind]
-        return content_of([(f"keep {self._keep}", {}), *map(_told, parts)])
+        # the first part is as earlier releases wrote it, which kept features beside an expansion
+        return content_of([("keep False", {}), *map(_told, parts)])
 
     def maps_content(self, constants: str) -> str:
         """SHA-256 of what mapped() depends on, beside the stored sample. constants: hash of mean and std."""
@@ -198,11 +186,10 @@ def _told(module: nn.Module) -> tuple[str, Mapping[str, Tensor]]:
 
 def build_fixed_features(
     features: Sequence[FeatureMapConfig],
-    expansion: ExpansionConfig | None,
     input_shape: tuple[int, ...],
     constants: Constants | None,
     *,
-    projection: ProjectionConfig | None = None,
+    projection: int | None = None,
     with_weights: bool = True,
     network_of: NetworkOf | None = None,
 ) -> FixedFeatures:
@@ -218,8 +205,8 @@ def build_fixed_features(
     listed: list[tuple[Alternative | ModelMapConfig, str]] = []
     for found in features:
         before = len(listed)
-        if isinstance(found, ChoiceConfig):
-            listed += zip(found.of, found.names, strict=True)
+        if isinstance(found, tuple):
+            listed += zip(found, choice_names(found), strict=True)
         else:
             listed.append((found, found.name))
         slots.append(range(before, len(listed)))
@@ -237,15 +224,8 @@ def build_fixed_features(
         module, fact = _build(config, input_shape, with_weights, network_of)
         maps.append(module)
         facts.append({"map": name, **fact})
-    joined = sum(int(module.width) for module in maps)  # pyright: ignore[reportArgumentType]
-    behind = (
-        None
-        if expansion is None
-        else RandomReLU(expansion.width, (joined,), expansion.seed, unit_length=True)
-    )
-    keep = expansion is not None and expansion.keep
     projected = None if projection is None else build_projection(projection, maps, input_shape, with_weights)
-    return FixedFeatures(maps, Pixels(input_shape, constants), behind, keep, facts, projected, slots).eval()
+    return FixedFeatures(maps, Pixels(input_shape, constants), facts, projected, slots).eval()
 
 
 def _build(
@@ -255,12 +235,14 @@ def _build(
     network_of: NetworkOf | None,
 ) -> tuple[nn.Module, dict[str, str]]:
     if isinstance(config, InputsConfig):
-        return Inputs(shape), {"weights": "none"}
+        if config.keep_length and len(shape) != 1:
+            raise ConfigError("model.features: inputs: keep_length is for rows; found images")
+        return Inputs(shape, config.keep_length), {"weights": "none"}
     if isinstance(config, PairsConfig):
         return Pairs(shape), {"weights": "none"}
     if isinstance(config, RandomMapConfig):
         drawn = f"drawn from the public seed {config.seed}"
-        return RandomReLU(config.width, shape, config.seed, unit_length=False), {"weights": drawn}
+        return RandomReLU(config.width, shape, config.seed), {"weights": drawn}
     if isinstance(config, ModelMapConfig):
         assert network_of is not None
         return build_finished_run(config, shape, with_weights, network_of)

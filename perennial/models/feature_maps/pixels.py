@@ -34,7 +34,7 @@ class Pixels(nn.Module):
 
 
 FURTHEST = 4.0
-"""Deviations from the mean beyond which a value counts as so many in a product."""
+"""Deviations from the mean beyond which a value counts as so many, in products and where length is kept."""
 APART = 3.0
 
 
@@ -67,14 +67,20 @@ MIDDLE = 0.5
 
 
 class Inputs(nn.Module):
-    """(B, C, H, W) pixels in 0..255 -> (B, C H W) in -1/2..1/2; (B, D) normalised numbers as they are."""
+    """(B, C, H, W) pixels in 0..255 -> (B, C H W) in -1/2..1/2; (B, D) normalised numbers as they are.
 
-    about = "inputs"
+    keep_length: of rows: numbers between -4 and 4, and one value more, by which all rows have one length.
+    """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], keep_length: bool = False) -> None:
         """shape: of one sample."""
         super().__init__()
-        self.width = prod(shape)
+        self.keep_length, self.about = keep_length, "inputs, length kept" if keep_length else "inputs"
+        self.width = prod(shape) + keep_length
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.keep_length:
+            values = x.clamp(-FURTHEST, FURTHEST)
+            rest = values.shape[1] * FURTHEST**2 - values.square().sum(dim=1, keepdim=True)
+            return torch.cat([values, rest.clamp(min=0).sqrt()], dim=1)
         return x if x.ndim == 2 else x.flatten(1) / LARGEST - MIDDLE

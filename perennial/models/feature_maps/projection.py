@@ -21,7 +21,6 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
 from perennial.models.feature_maps.ball import unit_rows
-from perennial.models.feature_maps.config import ProjectionConfig
 from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.photographs import photographs
 from perennial.models.feature_maps.weights import tensors_in
@@ -31,6 +30,8 @@ RAISED = 0.1
 GRID = 1 << 10
 """Steps in 1 of a whitened component, so coarse that another machine seldom rounds to another step."""
 MEAN_GRID = 1 << 20
+IMAGES, SEED = 2000, 0
+"""Crops, and the public seed of where they are cut."""
 TOGETHER = 32
 """Crops that a map sees at once."""
 
@@ -56,7 +57,7 @@ class Projection(nn.Module):
 
 
 def build_projection(
-    config: ProjectionConfig, maps: Sequence[nn.Module], shape: tuple[int, ...], with_values: bool
+    width: int, maps: Sequence[nn.Module], shape: tuple[int, ...], with_values: bool
 ) -> Projection:
     """The projection of the features of maps of images of this shape (C, H, W).
 
@@ -66,19 +67,19 @@ def build_projection(
     if len(shape) != 3:
         raise ConfigError(
             f"model.projection: it takes its components from public images, and the data has shape {shape}; "
-            "allowed for tables: features: [inputs], or an expansion"
+            "allowed for tables: features: [inputs]"
         )
     widths = [int(module.width) for module in maps]  # pyright: ignore[reportArgumentType]
-    most = min(*widths, config.images - 1)
-    if config.width > most:
+    most = min(*widths, IMAGES - 1)
+    if width > most:
         raise ConfigError(
-            f"model.projection.width: found {config.width}; with {config.images} images and maps of "
+            f"model.projection: found {width}; with {IMAGES} images and maps of "
             f"{', '.join(map(str, widths))} features allowed: up to {most}"
         )
-    built = Projection(widths, config.width)
+    built = Projection(widths, width)
     if with_values:
         for place, module in enumerate(maps):
-            mean, components = _kept(config, module, shape)
+            mean, components = _kept(width, module, shape)
             built.means[place].data.copy_(mean)
             built.components[place].data.copy_(components)
     return built
@@ -102,16 +103,16 @@ def public_crops(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     return crops
 
 
-def _kept(config: ProjectionConfig, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _kept(width: int, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """(mean (d,), whitened components (d, D)), from the cache where they were computed before."""
-    about = f"{config.model_dump_json()} {shape} {RAISED} {GRID} {MEAN_GRID}"
+    about = f'{{"width":{width},"images":{IMAGES},"seed":{SEED}}} {shape} {RAISED} {GRID} {MEAN_GRID}'
     key = content_of([(about, {}), (str(module.about), module.state_dict())])
     path = cache_folder() / "projections" / f"{key}.safetensors"
     if path.is_file():
         found = tensors_in(path.read_bytes(), path)
         return found["mean"], found["components"]
-    crops = public_crops(config.images, shape, config.seed)
-    mean, components = whitened_components(_features(module, crops), config.width)
+    crops = public_crops(IMAGES, shape, SEED)
+    mean, components = whitened_components(_features(module, crops), width)
     make_folder(path.parent)
     replace_file(path, save({"mean": mean, "components": components}))
     return mean, components

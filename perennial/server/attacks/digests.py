@@ -15,7 +15,7 @@ from perennial.config.experiment import Experiment
 from perennial.data.federation import SimulatedFederation
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import stream, torch_seed
-from perennial.models.digest_encoders import build_encoder
+from perennial.models.digest_encoders import FeatureEncoder
 from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.digest_config import DigestConfig
@@ -40,7 +40,7 @@ def digest_reconstruction(
     assert experiment.digests is not None
     config = experiment.digests
     frame = next(iter(federation.sites.values()))
-    encoder = build_encoder(experiment.encoder, frame.input_shape, experiment.seed)
+    encoder = FeatureEncoder(frame.input_shape, experiment.seed)
     mean, std = frame.mean.view(-1, 1, 1), frame.std.view(-1, 1, 1)
 
     def encode(images: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from perennial.config.strategies import asks_of, nested
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import file_sha256, replace_file
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
-from perennial.privacy.exposure_table import LYING, TABLE, UPDATES
 from perennial.server.measures.figure import Figure
 from perennial.server.measures.headline import SELDOM
 from perennial.server.measures.record import FILE, Measures, PredictionSets, read_measures
@@ -42,7 +42,7 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
         "## Data\n\n" + _data(run),
         "## How well it works\n\n" + _works(run.measures),
         *(["## Judged outside the federation\n\n" + judged] if (judged := _judged_outside(folder)) else []),
-        "## Privacy\n\n" + _privacy(run, images=len(saved.inputs.shape) == 3),
+        "## Privacy\n\n" + _privacy(run, saved),
         "## Limits\n\n" + _limits(run, saved, folder),
         "## What it is\n\n" + _hashes(run, folder),
     ]
@@ -171,22 +171,45 @@ def _judged_outside(folder: Path) -> str:
     return markdown_table(columns, rows, "lrrrr") if rows else ""
 
 
-def _privacy(run: Run, *, images: bool) -> str:
-    epsilon = run.summary.epsilon
-    if epsilon is None:
-        said = TABLE[UPDATES, "clear"].verdict()
-        records = "images" if images else "rows"
-        told = f"single {records} for {LYING}, from {UPDATES} in the clear: {said}"
-        return f"None by differential privacy; {told}."
-    if epsilon.value is None or epsilon.claim is None:
-        return "Updates were clipped, but no noise was added: epsilon is infinite."
-    lines = [
-        f"Epsilon {decimal(epsilon.value)} at delta {power(epsilon.delta)} for one {epsilon.unit}, at the "
-        f"site that has spent most. Hides {epsilon.claim.unit} ({epsilon.claim.relation}) from "
-        f"{epsilon.claim.adversary}, by {epsilon.claim.mechanism}."
-    ]
-    lines += [f"- not covered: {item}" for item in epsilon.claim.not_covered]
-    lines += [f"- warning: {item}" for item in epsilon.claim.warnings]
+def _privacy(run: Run, saved: SavedModel) -> str:
+    """What the approved experiment lets leave a site, and whether noise covers it; then the exact claim."""
+    settings, epsilon = saved.settings, run.summary.epsilon
+    keys = {key: value for key, value in settings["strategy"].items() if key != "name"}
+    asks = [asks_of(*each) for each in nested(settings["strategy"]["name"], keys)]
+    rounds = f"in each of {run.summary.rounds} rounds"
+    sent = f"updates of the model, computed from its training samples, {rounds}"
+    if any(each.statistics for each in asks):
+        sent = "sums of fixed features of its training samples and of their products, once for each task"
+    more = [name for each in asks for name in each.clear_uploads]
+    told = [name.replace("_", " ") for name in more]
+    told += ["feature summaries"] * bool(settings.get("digests"))
+    told += ["counts of right answers"] * bool(settings.get("evaluation", {}).get("federated"))
+    if told:
+        sent += f", with {' and '.join(told)}"
+    records = "images" if len(saved.inputs.shape) == 3 else "rows"
+    masks = bool((settings.get("secure") or {}).get("masks"))
+    covered = epsilon is not None and epsilon.value is not None and epsilon.claim is not None
+    noise = "No noise covers this; epsilon is infinite."
+    if covered:
+        noise = "Noise covers it, as the claim below says."
+    elif epsilon is not None:
+        noise = "Updates were clipped, but no noise covers them: epsilon is infinite."
+    end = f"A server that breaks the protocol can recover single {records} from it."
+    if covered:
+        end = "Whatever the claim names as not covered leaves without noise."
+    elif masks:
+        end = f"Masks hide all but the sum from an honest server; another can recover single {records}."
+    lines = [f"By the approved experiment each site sends {sent}. {noise} {end}"]
+    if covered and epsilon is not None and epsilon.claim is not None:
+        claim = epsilon.claim
+        lines += [
+            "",
+            f"Epsilon {decimal(epsilon.value)} at delta {power(epsilon.delta)} for one {epsilon.unit}, at "
+            f"the site that has spent most. Hides {claim.unit} ({claim.relation}) from {claim.adversary}, by "
+            f"{claim.mechanism}.",
+        ]
+        lines += [f"- not covered: {item}" for item in claim.not_covered]
+        lines += [f"- warning: {item}" for item in claim.warnings]
     return "\n".join(lines)
 
 

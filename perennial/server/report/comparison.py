@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from perennial.config.document import flat
-from perennial.config.experiment import ON_DISK
+from perennial.config.schema import ON_DISK
 from perennial.foundation.errors import StateError
 from perennial.server.report.markup import MISSING, points
 from perennial.server.run_record import Run, Summary

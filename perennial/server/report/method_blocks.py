@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perennial.foundation.errors import StateError
+from perennial.learning.analytic.influence import auroc_of_explained
 from perennial.server.charts.bars import NamedBars
 from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves
@@ -354,12 +355,51 @@ def of_hospitals(found: dict[str, own_heads.OwnHead], run: Run) -> Section:
     return own_heads.section(found, run.summary.classes)
 
 
+class WorthOfColumns(BaseModel):
+    """counts: records of each class. explained: column -> share explained without it; "" -> with all."""
+
+    counts: list[int]
+    explained: dict[str, Measured]
+
+
+MOST_SHOWN = 15
+LEAKS = 0.1
+"""By so much the share explained must fall without one column for the page to ask whether it may be known."""
+
+
+def left_out(found: WorthOfColumns, run: Run) -> Section:
+    """The section on what the model loses without each column, the greatest loss first."""
+    whole, total = found.explained.get("") or 0.0, sum(found.counts)
+    two = len(found.counts) == 2 and min(found.counts) > 0
+
+    def shown(share: float | None) -> list[str]:
+        auroc = [] if not two or share is None else [auroc_of_explained(share, found.counts[0] / total)]
+        return [percent(share, 1), *(f"{value:.3f}" for value in auroc)]
+
+    left = sorted(((share or 0.0, name) for name, share in found.explained.items() if name))
+    rows = [["with all columns", *shown(whole)]]
+    rows += [[f"without {name}", *shown(share)] for share, name in left[:MOST_SHOWN]]
+    columns = ["", "explained", *["AUROC, about"] * two]
+    note = (
+        "The share of the classes' variance that ridge regression on the columns explains, by generalised "
+        "cross-validation of the sites' sums, and again without one column at a time. The AUROC is what that "
+        "share would give if scores were normal. Columns that say the same replace each other."
+    )
+    if left and (fall := whole - left[0][0]) >= max(LEAKS, whole / 2):
+        name = left[0][1]
+        note += f" Most of it is {name!r} ({100 * fall:.0f} points): is it known before the diagnosis?"
+    return Section(
+        "Without one column", [panel("Left out", table(columns, rows, "lr" + "r" * two, ""))], note
+    )
+
+
 BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
     "own_heads": (dict[str, own_heads.OwnHead], of_hospitals),
     "personalised_accuracy": (dict[str, Measured | list[Measured]], personalised_accuracy),
     "contribution": (dict[str, Share], contribution),
     "map_choice": (list[Tried], map_choice),
     "head_choice": (list[Tried], head_choice),
+    "columns": (WorthOfColumns, left_out),
     "bounds": (dict[str, dict[str, int]], bounds),
     "cross_site": (cross_site.Table, beside_each_other),
     "digest": (dict[str, Any], digest),

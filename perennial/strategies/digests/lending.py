@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
-from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
+from perennial.models.digest_encoders import FeatureEncoder, digest_shape, encoder_hash
 from perennial.privacy.entries import Entry
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import DigestReply, DigestRequest, Refusal
@@ -110,7 +110,7 @@ class DigestLending:
 
     def summary_block(self) -> dict[str, Any]:
         """The summary's block on the digests that the server holds, by site, and their epsilon."""
-        encoder = f"{self._run.experiment.encoder.name}, SHA-256 {self._encoder:.12}"
+        encoder = f"random, SHA-256 {self._encoder:.12}"
         length = math.prod(digest_shape(self._run.input_shape))
         return {"encoder": encoder} | digest_block(
             self.digests, length, self.store, self.rounds_stood_in, self._withdrawn
@@ -143,7 +143,7 @@ class DigestLending:
     def _encoder(self) -> str:
         """Hash of the encoder that the digests must come from."""
         experiment = self._run.experiment
-        return encoder_hash(build_encoder(experiment.encoder, self._run.input_shape, experiment.seed))
+        return encoder_hash(FeatureEncoder(self._run.input_shape, experiment.seed))
 
     def _take(self, site: str, reply: DigestReply, notes: list[str]) -> int:
         """Keep or forget a site's digests, as it says; returns the bytes that came."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
-from perennial.config.sums import SumsConfig
+from perennial.config.rounds import SumsConfig
 from perennial.learning.worth import Worth
 from perennial.privacy.signed_sums import Signer
 from perennial.protocol.messages import TrainRequest

@@ -7,6 +7,7 @@ ridge head and a ridge head to which all classes are alike, at several shrinkage
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +15,16 @@ import torch
 from torch import Tensor
 
 from perennial.config.analytic import DEFAULT_SHRINKAGE, MOST_CANDIDATES
+from perennial.config.analytic import LAMBDAS as FINE_LAMBDAS
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.cross_site import Judge
 from perennial.learning.analytic.solve import (
     NEVER,
     LinearHead,
     Sums,
-    best_by_gcv,
     gaussian,
+    gcv,
+    oracle_shrinkage,
     ridge,
     within_class,
 )
@@ -33,6 +36,14 @@ GAMMAS = (0.001, 0.01, 0.1, 0.3, 0.7)
 LAMBDAS = (1e-5, 1e-3, 1e-2, 1e-1, 1.0)
 KINDS = {"gaussian": GAMMAS, "ridge": LAMBDAS, "ridge, classes alike": LAMBDAS}
 """The shrinkages that are tried with each head."""
+FROM_SUMS = 0.0
+"""In place of a Gaussian head's shrinkage: the one that its sums give."""
+OF_ROWS = {"gaussian": (FROM_SUMS,), "ridge": FINE_LAMBDAS, "ridge, classes alike": FINE_LAMBDAS}
+MOST_MAPS = 3
+SELDOM = 0.5
+"""Share of the mean number of a class's records below which a class is rare, so that classes count alike."""
+CLEARLY = 0.1
+"""By so much the cross-validated error must fall with a wider map for the sums to speak for it."""
 Z = 1.96
 
 
@@ -52,16 +63,17 @@ class AutomaticHead(HeadSettings):
     widths: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     rows: bool = False
-    """Whether samples are rows of a table: then first() is taken unless another head is clearly better."""
+    """Whether samples are rows of a table: then the sums alone shrink each head, and first() is taken unless
+    another is clearly better."""
 
     def over(self, widths: Sequence[int], names: Sequence[str], rows: bool = False) -> "AutomaticHead":
         """The settings for these maps. rows: of tables. Raises ConfigError if they give too many heads."""
         found = replace(self, widths=tuple(widths), names=tuple(names), rows=rows, tried=[])
         found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
-        if len(found.candidates) > MOST_CANDIDATES:
+        if len(widths) > MOST_MAPS:
             raise ConfigError(
-                f"model.features: found {len(widths)} maps, of which head auto would compare "
-                f"{len(found.candidates)} heads; allowed {MOST_CANDIDATES}, so three maps or fewer"
+                f"model.features: found {len(widths)} maps, of which head auto would compare more than "
+                f"{MOST_CANDIDATES} heads; allowed three maps or fewer"
             )
         return found
 
@@ -70,14 +82,16 @@ class AutomaticHead(HeadSettings):
         """Every head that is compared."""
         alone = [(place,) for place in range(len(self.widths))]
         sets = alone if len(alone) == 1 else [tuple(range(len(alone))), *alone]
-        return [Candidate(maps, kind, value) for maps in sets for kind in KINDS for value in KINDS[kind]]
+        kinds = OF_ROWS if self.rows else KINDS
+        return [Candidate(maps, kind, value) for maps in sets for kind in kinds for value in kinds[kind]]
 
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
         """Solve candidate number `shrinkage`; its weights on features that it does not see are 0."""
         candidate = self.candidates[int(shrinkage)]
         places = places_of(self.widths, candidate.maps)
         solve = {"gaussian": gaussian, "ridge": _ridge, "ridge, classes alike": _alike}[candidate.kind]
-        head = solve(sums.of_features(places), candidate.shrinkage)
+        seen = sums.of_features(places)
+        head = solve(seen, candidate.shrinkage or oracle_shrinkage(seen))
         weight = torch.zeros(len(head.bias), len(sums.gram) - 1, dtype=torch.float64)
         weight[:, places] = head.weight
         return LinearHead(weight, head.bias)
@@ -92,12 +106,61 @@ class AutomaticHead(HeadSettings):
     def first(self, sums: Sums) -> int:
         """The number of the head that the sums alone give: ridge on the first map, shrunk as gcv prefers.
 
-        Where the criterion is the mean over classes, classes count alike in it. Raises DataError where the
-        sums have no ridge solution.
+        Raises DataError where the sums have no ridge solution.
         """
-        kind = "ridge, classes alike" if self.criterion == "balanced" else "ridge"
-        seen = sums.of_features(places_of(self.widths, (0,)))
-        return self.candidates.index(Candidate((0,), kind, best_by_gcv(seen, LAMBDAS, standardise=True)))
+        return self._by_gcv(sums, (0,))[1]
+
+    def _by_gcv(self, sums: Sums, maps: tuple[int, ...]) -> tuple[float, int]:
+        """(cross-validated error, number) of the best ridge head on these maps."""
+        errors = gcv(sums.of_features(places_of(self.widths, maps)), FINE_LAMBDAS, standardise=True)
+        error, _, best = min(
+            (error, -value, value) for error, value in zip(errors, FINE_LAMBDAS, strict=True)
+        )
+        counts = sums.counts[sums.counts > 0]
+        rare = self.criterion == "balanced" and float(counts.min()) < SELDOM * float(counts.mean())
+        kind = "ridge, classes alike" if rare else "ridge"
+        return error, self.candidates.index(Candidate(maps, kind, best))
+
+    def _shrunk_by_sums(self, sums: Sums) -> tuple[list[int], dict[int, float]]:
+        """(numbers of a table's heads to compare, cross-validated error of the ridge heads among them)."""
+        numbers = [n for n, each in enumerate(self.candidates) if each.shrinkage == FROM_SUMS]
+        errors = dict[int, float]()
+        for maps in {each.maps: None for each in self.candidates}:
+            with suppress(DataError):
+                error, number = self._by_gcv(sums, maps)
+                errors[number] = error
+        return sorted([*numbers, *errors]), errors
+
+    def _of_rows(
+        self,
+        ranked: list[tuple[float, int]],
+        values: dict[int, tuple[float, float]],
+        errors: dict[int, float],
+    ) -> list[tuple[float, int]]:
+        """`ranked` with first() in front, unless another head is better by more than one standard error.
+
+        A few validation rows tell little of a wider map, of which the sums of all training rows tell much:
+        one that lowers the cross-validated error clearly is taken unless it is worse by more than a standard
+        error, and one that does not lower it is never taken.
+        """
+        first = next((number for number in errors if self.candidates[number].maps == (0,)), None)
+        if first is None:
+            return ranked
+        of_maps = {self.candidates[number].maps: error for number, error in errors.items()}
+        value, doubt = values[first]
+
+        def wins(number: int) -> bool:
+            gain, about = values[number][0] - value, max(doubt, values[number][1])
+            fall = 1 - of_maps.get(self.candidates[number].maps, math.inf) / errors[first]
+            wider = self.candidates[number].maps != (0,)
+            clearly = number in errors and fall >= CLEARLY
+            return gain > (-about if clearly else about) and (fall > 0 or not wider)
+
+        better = sorted(
+            (errors.get(number, math.inf), -own, number) for own, number in ranked if wins(number)
+        )
+        front = better[0][2] if better else first
+        return sorted(ranked, key=lambda each: each[1] != front)
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
         """The number of the candidate that validation samples prefer. Raises as ranked() does."""
@@ -107,12 +170,13 @@ class AutomaticHead(HeadSettings):
         """(value, number) of the best shrinkage of each head on each set of maps, best first; noted in tried.
 
         Each is judged with its neighbours in shrinkage, [1, 2, 1] / 4, because few samples choose among many.
-        Of rows first() stays in front unless another is better by more than one standard error.
+        Of rows first() stays in front unless another is better, as _of_rows() says.
         Where no site has validation samples nothing is chosen: (0, the default). Raises DataError if no site
         answers, or no head can be solved.
         """
         solved, heads = [], []
-        for number in range(len(self.candidates)):
+        numbers, errors = self._shrunk_by_sums(sums) if self.rows else (range(len(self.candidates)), {})
+        for number in numbers:
             try:
                 heads.append(self.solved(sums, number))
                 solved.append(number)
@@ -133,13 +197,9 @@ class AutomaticHead(HeadSettings):
             smooth = _smoothed([values[number][0] for number in curve])
             best.append(max(zip(smooth, curve, strict=True)))
         ranked = sorted(best, key=lambda found: -found[0])
-        if self.rows and (first := self.first(sums)) in values:
-            (value, error), winner = values[first], ranked[0]
-            # the same rows judge both heads, so their difference varies less than the sum of the two
-            if winner[0] - value <= max(error, values[winner[1]][1]):
-                own = next(curve for curve in curves.values() if first in curve)
-                ranked = [(value, first), *(each for each in ranked if each[1] not in own)]
-        self.tried[:] = [self._told(number, *values[number]) for _, number in ranked]
+        if self.rows:
+            ranked = self._of_rows(ranked, values, errors)
+        self.tried[:] = [self._told(number, *values[number], sums) for _, number in ranked]
         return ranked
 
     def _default(self, asking: StatisticsRound, solved: Sequence[int], sums: Sums) -> int:
@@ -170,16 +230,19 @@ class AutomaticHead(HeadSettings):
         error = float((kept * (1 - kept) / total[judged]).sum().sqrt() / int(judged.sum()))
         return float((correct[judged] / total[judged]).mean()), error
 
-    def _told(self, number: int, value: float, error: float) -> dict[str, Any]:
+    def _told(self, number: int, value: float, error: float, sums: Sums) -> dict[str, Any]:
         candidate = self.candidates[number]
-        grid = KINDS[candidate.kind]
+        seen, grid = sums.of_features(places_of(self.widths, candidate.maps)), KINDS[candidate.kind]
+        shrinkage = candidate.shrinkage or round(oracle_shrinkage(seen), 4)
+        if self.rows:
+            grid = FINE_LAMBDAS
         return {
             "maps": [self.names[place] for place in candidate.maps],
             "head": candidate.kind,
-            "shrinkage": candidate.shrinkage,
+            "shrinkage": shrinkage,
             "value": round(value, 4),
             "interval": [round(max(0.0, value - Z * error), 4), round(min(1.0, value + Z * error), 4)],
-            "end_of_grid": candidate.shrinkage in (grid[0], grid[-1]),
+            "end_of_grid": shrinkage in (grid[0], grid[-1]),
         }
 
 

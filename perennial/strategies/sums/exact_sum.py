@@ -8,8 +8,9 @@ So the mean of K updates, sum w u / sum w, is off by at most (step / 2) / (sum w
 over the mean weight. With five sites a step is 2^-28 for weights that are counts of samples, and a mean of
 100 samples gives 1.9e-11; with 5,000 sites it is 2^-18, and 1.9e-8. Weights far below 1 cost accuracy.
 
-A large model's sum runs in the loops of exact_loops.py, a small one's in PyTorch's operations. The two may
-round the last step of the grid differently; which of them runs depends on the model alone.
+The sum of a large float32 model on the CPU runs in the loops of exact_loops.py, any other in PyTorch's
+operations. The two may round the last step of the grid differently; which of them runs depends on the model's
+size, its types and the device.
 """
 
 import math
