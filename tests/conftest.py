@@ -2,25 +2,33 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
 
-WHOLE_RUNS = {"run_in_process", "attacked_run", "run_table"}
+HERE = str(Path(__file__).parent)
+WHOLE_RUNS = {"run_in_process", "attacked_run", "run_table", "serve"}
 """Functions that run a whole experiment."""
+REFUSALS = {"ConfigError", "PrivacyError", "PerennialError", "ValidationError"}
+"""What a test expects in place of a run."""
 DEPTH = 3
 """Calls among functions of the tests that are followed."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that runs an experiment for each of many cases, the first is fast and the others slow."""
+    """Of a test that runs an experiment for each of many cases, the first is fast and the others slow.
+
+    Refusals come before a run, and are fast.
+    """
     seen: set[tuple[str, FunctionType]] = set()
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             function = getattr(item.function, "__func__", item.function)
             key = (item.nodeid.partition("[")[0], function)
-            if key in seen and runs_an_experiment(function):
+            refuses = not REFUSALS.isdisjoint(_names_of(function.__code__))
+            if key in seen and not refuses and runs_an_experiment(function):
                 item.add_marker(pytest.mark.slow)
             seen.add(key)
 
@@ -31,7 +39,10 @@ def runs_an_experiment(function: FunctionType, depth: int = DEPTH) -> bool:
     if names & WHOLE_RUNS:
         return True
     called = (function.__globals__.get(name) for name in names)
-    ours = (one for one in called if isinstance(one, FunctionType) and one.__module__.startswith("tests."))
+    # pytest gives a test module the name of its file alone, so the file says whose a function is
+    ours = (
+        one for one in called if isinstance(one, FunctionType) and one.__code__.co_filename.startswith(HERE)
+    )
     return depth > 0 and any(runs_an_experiment(one, depth - 1) for one in ours)
 
 

@@ -1,7 +1,7 @@
 """Blocks about rounds: who takes part, how updates are added, when a task ends, and what is measured."""
 
 import operator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -88,6 +88,33 @@ class StoppingConfig(Block):
     """A model is better if its balanced accuracy is higher by more than this."""
 
 
+class PointConfig(Block):
+    """What an operating point keeps on calibration samples: one of the two.
+
+    sensitivity: the share of the class's samples that reach it. specificity: of the others' that do not.
+    """
+
+    sensitivity: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False, exclude_if=_WITHOUT)
+    specificity: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False, exclude_if=_WITHOUT)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_which(cls, found: object) -> object:
+        if not isinstance(found, dict) or len(found) != 1:
+            raise ValueError("allowed one of {sensitivity: 0.95} and {specificity: 0.95}")
+        return found
+
+    @property
+    def asked(self) -> float:
+        """The share."""
+        return self.sensitivity or self.specificity or 0.0
+
+    @property
+    def by(self) -> Literal["sensitivity", "specificity"]:
+        """Which of the two it is."""
+        return "specificity" if self.sensitivity is None else "sensitivity"
+
+
 class EvaluationConfig(Block):
     """When and where the model is measured."""
 
@@ -102,11 +129,9 @@ class EvaluationConfig(Block):
     coverage: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False, exclude_if=_WITHOUT)
     """Make prediction sets that hold the true class with
     this probability; needs data.calibration_fraction."""
-    operating_points: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
-        default_factory=dict, exclude_if=_WITHOUT
-    )
-    """Class -> specificity: choose the probability from which the class is reported so that this share of
-    the other classes' calibration samples does not reach it, and say its sensitivity there."""
+    operating_points: dict[str, PointConfig] = Field(default_factory=dict, exclude_if=_WITHOUT)
+    """Class -> {sensitivity: S} or {specificity: S}: choose the probability from which the class is reported
+    so that it is kept on calibration samples, and say both on the judged ones."""
     noise_multiplier: float | None = Field(
         default=None, gt=0, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
     )

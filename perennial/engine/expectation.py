@@ -57,7 +57,7 @@ def expect(experiment: Experiment) -> Expectation | None:
     torch.set_num_threads(1)
     shape, seed = federation.input_shape, experiment.seed
     constants = federation.mean, federation.std
-    model = build_model(experiment.model, shape, len(registry.classes), seed, experiment.encoder, constants)
+    model = build_model(experiment.model, shape, len(registry.classes), seed, constants)
     data = TrainingSet(largest.x[rows], largest.y[rows], *constants)
     if not experiment.strategy.trains:
         return _of_features(model, data, len(largest.y))

@@ -28,7 +28,7 @@ class Exported(nn.Module):
         self.pixels = inputs.stored == "uint8"
         self.temperature = saved.confidence.temperature or 1.0
         self.points = [
-            (saved.classes.index(name), least) for name, (_, least) in saved.confidence.points.items()
+            (saved.classes.index(name), least) for name, (_, least, *_) in saved.confidence.points.items()
         ]
         shape = (-1, *[1] * (len(inputs.shape) - 1))
         self.register_buffer("mean", inputs.mean.reshape(shape).clone())

@@ -40,7 +40,7 @@ def answers(logits: Tensor, confidence: Confidence, classes: Sequence[str] = ())
     places = {name: label for label, name in enumerate(classes)}
     reached = {
         name: odds[:, places[name]] >= least
-        for name, (_, least) in confidence.points.items()
+        for name, (_, least, *_) in confidence.points.items()
         if name in places
     }
     return Answers(probabilities(logits.double(), confidence.temperature or 1.0), sets, reached)

@@ -44,12 +44,15 @@ class _StoredInputs(_Stored):
         return self
 
 
+Point = tuple[float, float] | tuple[float, float, Literal["sensitivity"]]
+
+
 class _StoredConfidence(_Stored):
     temperature: float | None = None
     coverage: float | None = None
     thresholds: tuple[float | None, ...] | None = None
     void: str = ""
-    points: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    points: dict[str, Point] = Field(default_factory=dict)
 
 
 class _StoredSettings(_Stored):
@@ -119,14 +122,15 @@ class Confidence:
     prediction set that holds the true class with probability coverage; -inf: always. None without calibration
     samples. In files always is null.
     void: why that coverage is not guaranteed, or ''.
-    points: class -> (specificity asked for, least log odds at which the class is reported with it).
+    points: class -> (share asked for, least log odds at which the class is reported with it), and
+    "sensitivity" where the share is not the specificity.
     """
 
     temperature: float | None = None
     coverage: float | None = None
     thresholds: tuple[float, ...] | None = None
     void: str = ""
-    points: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    points: Mapping[str, Point] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, content: PlainObject) -> "Confidence":

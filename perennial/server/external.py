@@ -200,8 +200,12 @@ def judge(outside: Outside, scored: Scored | None = None) -> Measures:
         subgroups={} if groups is None else part_measures(groups, saved.classes),
         prediction_sets=None if sets is None else judged_sets(tables, sets),
         operating_points=[
-            judged_point(tables, saved.classes, OperatingPoint(name=name, asked=asked, log_odds=least))
-            for name, (asked, least) in saved.confidence.points.items()
+            judged_point(
+                tables,
+                saved.classes,
+                OperatingPoint(name=name, asked=asked, log_odds=least, by=by[0] if by else "specificity"),
+            )
+            for name, (asked, least, *by) in saved.confidence.points.items()
         ],
         notes=list(outside.notes),
         **whole_measures(tables, classes, intervals),

@@ -176,7 +176,7 @@ def confidence_facts(measures: Measures | None, *, one_classifier: bool = True) 
         "coverage": None if sets is None else sets.coverage,
         "void": "" if sets is None else sets.void,
         "points": {
-            each.name: [each.asked, each.log_odds]
+            each.name: [each.asked, each.log_odds, *[each.by] * (each.by == "sensitivity")]
             for each in measures.operating_points
             if each.log_odds is not None
         },

@@ -15,9 +15,6 @@ from perennial.deploy.review import asked_in_words
 from perennial.foundation.errors import ConfigError
 from tests.redteam import malicious_apps as corpus
 
-HEAVY = 2**20
-"""Bytes of a file that only the slow test reads."""
-
 
 def write(folder: Path, data: bytes, name: str = "offered.fab") -> Path:
     path = folder / name
@@ -38,20 +35,18 @@ def test_every_malicious_app_is_refused(made: object, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, data in made():  # type: ignore[operator]  # pyright: ignore
-            if len(data) < HEAVY:
-                path = write(tmp_path, data)
-                assert corpus.read_app(path), f"{name}: not refused"
-                path.unlink()
+            path = write(tmp_path, data)
+            assert corpus.read_app(path), f"{name}: not refused"
+            path.unlink()
     assert not [*tmp_path.iterdir()], "nothing was written"
     assert not {"this", "antigravity", "evil"} & (set(sys.modules) - before), "nothing was imported"
 
 
 def test_every_malicious_bundle_is_refused(tmp_path: Path) -> None:
     for name, data in corpus.bundles():
-        if len(data) < HEAVY:
-            path = write(tmp_path, data, "graz.tar.gz")
-            assert corpus.read_bundle(path), f"{name}: not refused"
-            path.unlink()
+        path = write(tmp_path, data, "graz.tar.gz")
+        assert corpus.read_bundle(path), f"{name}: not refused"
+        path.unlink()
     assert not [*tmp_path.iterdir()], "nothing was unpacked"
 
 
@@ -62,7 +57,10 @@ def test_the_whole_corpus_is_refused_within_the_memory_of_one_reading(tmp_path: 
     count = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for made, read in ((corpus.apps, corpus.read_app), (corpus.bundles, corpus.read_bundle)):
+        for made, read in (
+            *((corpus.apps, corpus.read_app), (corpus.bundles, corpus.read_bundle)),
+            (corpus.large_bundles, corpus.read_bundle),
+        ):
             for name, data in made():
                 told, _, _ = corpus.bounded(read, write(tmp_path, data, "file.fab"))
                 assert told and "NOT REFUSED" not in told, f"{name}: {told or 'not refused'}"

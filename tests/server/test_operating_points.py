@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from perennial import load_run
 from perennial.cli.main import app
+from perennial.config.rounds import PointConfig
 from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored, bin_logits
@@ -43,7 +44,7 @@ def test_the_threshold_keeps_the_specificity_on_the_samples_that_chose_it_and_is
     judged, other_label, other_odds = tables(2)
     judged.calibration[...] = chosen.calibration
     for asked in (0.8, 0.95, 0.99):
-        point = operating_points(judged, ["ill", "well"], {"well": asked})[0]
+        point = operating_points(judged, ["ill", "well"], {"well": PointConfig(specificity=asked)})[0]
         assert point.log_odds is not None and point.samples == (label == 0).sum()
         kept = (odds[label == 0] < point.log_odds).mean()
         assert asked <= kept < asked + 0.03, "the next edge of a bin, on the cautious side"
@@ -54,8 +55,17 @@ def test_the_threshold_keeps_the_specificity_on_the_samples_that_chose_it_and_is
             (other_odds[other_label == 0] < point.log_odds).mean()
         )
     few, label, _ = tables(3, rows=30)
-    assert operating_points(few, ["ill", "well"], {"well": 0.99})[0].log_odds is None
-    assert operating_points(few, ["ill", "well"], {"later": 0.9}) == []
+    assert operating_points(few, ["ill", "well"], {"well": PointConfig(specificity=0.99)})[0].log_odds is None
+    assert operating_points(few, ["ill", "well"], {"later": PointConfig(sensitivity=0.9)}) == []
+
+
+def test_the_threshold_keeps_the_sensitivity_on_the_samples_that_chose_it() -> None:
+    judged, label, odds = tables(1)
+    for asked in (0.8, 0.95, 0.99):
+        point = operating_points(judged, ["ill", "well"], {"well": PointConfig(sensitivity=asked)})[0]
+        assert point.log_odds is not None and point.samples == (label == 1).sum()
+        found = (odds[label == 1] >= point.log_odds).mean()
+        assert asked <= found < asked + 0.03 and point.by == "sensitivity"
 
 
 def test_what_an_answer_is_worth_at_the_reader_s_prevalence() -> None:
@@ -122,7 +132,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tasks": {"count": 1, "rounds": 1},
         "model": {"name": "features", "features": [{"name": "random", "width": 60}]},
         "strategy": "analytic",
-        "evaluation": {"operating_points": {"ill": 0.9}},
+        "evaluation": {"operating_points": {"ill": {"specificity": 0.9}}},
     }
     (folder / "points.yaml").write_text(yaml.safe_dump(content))
     invoke("run", folder / "points.yaml", "--runs", folder)
@@ -164,9 +174,13 @@ def test_a_run_keeps_its_operating_point_for_predict_evaluate_and_export(run: Pa
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"operating_points": {"il": 0.9}}, "'il' is no class"),
-        ({"operating_points": {"ill": 1.0}}, "less than 1"),
-        ({"operating_points": {"ill": 0.9}, "measures": False}, "operating_points: sites hold"),
+        ({"operating_points": {"il": {"specificity": 0.9}}}, "'il' is no class"),
+        ({"operating_points": {"ill": {"sensitivity": 1.0}}}, "less than 1"),
+        ({"operating_points": {"ill": 0.9}}, "allowed one of {sensitivity: 0.95}"),
+        (
+            {"operating_points": {"ill": {"specificity": 0.9}}, "measures": False},
+            "operating_points: sites hold",
+        ),
     ],
 )
 def test_a_point_that_nobody_could_make_is_refused(

@@ -122,7 +122,8 @@ def _summary(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:
         if point.sensitivity.value is not None:
             sentence += (
                 f" {point.name} at its operating point: sensitivity {_percent(point.sensitivity.value)}, "
-                f"specificity {_percent(point.specificity.value)} ({_percent(point.asked)} asked for)."
+                f"specificity {_percent(point.specificity.value)} ({point.by} of {_percent(point.asked)} "
+                "asked for)."
             )
     return [sentence]
 

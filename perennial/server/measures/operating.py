@@ -1,4 +1,4 @@
-"""Sensitivity of a class at a chosen specificity, and predictive values at a stated prevalence.
+"""A class at a chosen sensitivity or specificity, and predictive values at a stated prevalence.
 
 The threshold of an operating point comes from calibration samples, which judge nothing.
 Predictive values follow from sensitivity and specificity by Bayes's rule. These two are of disjoint samples,
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perennial.config.rounds import PointConfig
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.learning.evaluation_tables import (
     SCORE_BINS,
@@ -27,27 +28,32 @@ BOTH = 2.2365
 
 
 def operating_points(
-    tables: EvaluationTables, names: Sequence[str], asked: Mapping[str, float]
+    tables: EvaluationTables, names: Sequence[str], points: Mapping[str, PointConfig]
 ) -> list[OperatingPoint]:
-    """Thresholds for the specificities asked for, judged on these tables. asked: class -> specificity."""
+    """Thresholds for the shares asked for, judged on these tables. points: by class."""
     found = []
-    for name, specificity in asked.items():
+    for name, point in points.items():
         if name not in names:
             continue  # a class of a later task
-        others = tables.calibration[1, names.index(name)]
-        samples = int(others.sum())
-        # at most so many samples of other classes may reach it; what rounds up to the whole is cautious
-        allowed = math.floor(round((1 - specificity) * samples, 9))
-        reach = np.cumsum(others[::-1])[::-1]
-        index = int(np.argmax(reach <= allowed)) if (reach <= allowed).any() else SCORE_BINS
-        usable = samples >= round(1 / (1 - specificity), 9) and index < SCORE_BINS
-        point = OperatingPoint(
+        counted = tables.calibration[int(point.by == "specificity"), names.index(name)]
+        samples = int(counted.sum())
+        # at most so many samples may be on the wrong side; what rounds up to the whole is cautious
+        allowed = math.floor(round((1 - point.asked) * samples, 9))
+        if point.by == "specificity":
+            reach = np.cumsum(counted[::-1])[::-1]
+            index = int(np.argmax(reach <= allowed)) if (reach <= allowed).any() else SCORE_BINS
+        else:
+            below = np.cumsum(counted) - counted
+            index = int(np.flatnonzero(below <= allowed)[-1])
+        usable = samples >= round(1 / (1 - point.asked), 9) and index < SCORE_BINS
+        made = OperatingPoint(
             name=name,
-            asked=specificity,
+            asked=point.asked,
+            by=point.by,
             samples=samples,
             log_odds=score_bin_lower(index, len(names)) if usable else None,
         )
-        found.append(judged_point(tables, names, point))
+        found.append(judged_point(tables, names, made))
     return found
 
 

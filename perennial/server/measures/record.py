@@ -104,13 +104,14 @@ class PredictionSets(_Part):
 class OperatingPoint(_Part):
     """The least score with which a class is reported.
 
-    asked: the specificity, the share of others that does not reach it. samples: calibration samples of other
-    classes. log_odds, probability: the threshold; None where they were too few. sensitivity, specificity: of
-    the judged samples.
+    asked: the share to be kept; by: of the class's samples that reach it (sensitivity) or of others that do
+    not (specificity). samples: calibration samples that it is kept on. log_odds, probability: the threshold;
+    None where they were too few. sensitivity, specificity: of the judged samples.
     """
 
     name: str
     asked: float
+    by: Literal["sensitivity", "specificity"] = "specificity"
     samples: int | None = None
     log_odds: Number = None
     probability: Number = None

@@ -297,7 +297,7 @@ def _points_of(points: Sequence[OperatingPoint]) -> Markup:
     rows = [
         [
             each.name,
-            percent(each.asked, 1),
+            f"{each.by} {percent(each.asked, 1)}",
             MISSING if each.probability is None else percent(each.probability, 1),
             MISSING if each.samples is None else f"{each.samples:,}",
             _figure(each.sensitivity),
@@ -305,11 +305,11 @@ def _points_of(points: Sequence[OperatingPoint]) -> Markup:
         ]
         for each in points
     ]
-    columns = ("class", "asked for", "from probability", "others to calibrate", "sensitivity", "specificity")
+    columns = ("class", "asked for", "from probability", "samples to calibrate", "sensitivity", "specificity")
     note = (
-        "A class is reported from this probability on, which was chosen on calibration samples of the other "
-        "classes; sensitivity and specificity are those of the judged samples. Without a probability there "
-        "were too few to choose by."
+        "A class is reported from this probability on, which was chosen on calibration samples: those of the "
+        "class keep the sensitivity, those of the others the specificity. Sensitivity and specificity are "
+        "those of the judged samples. Without a probability there were too few to choose by."
     )
     return panel("Operating points", table(columns, rows, "lrrrrr", "Operating points"), note, long=True)
 
