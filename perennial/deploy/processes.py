@@ -37,7 +37,8 @@ _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _TIMED = re.compile(rb"([A-Z]+ )?\d{4}-\d\d-\d\d")
-_ANSWERED = re.compile(rb"uvicorn\.access.* 2\d\d\s*$")
+_ANSWERED = re.compile(rb"(uvicorn\.access.* 2\d\d|ControlServicer\.ListRuns)\s*$")
+"""Answered requests, and what the gateway asks every two seconds."""
 
 
 def require_flower() -> None:
