@@ -88,6 +88,7 @@ def supervise(
     environment: Mapping[str, str],
     explain: Callable[[], str],
     meanwhile: Callable[[], object] | None = None,
+    read: Callable[[bytes], object] = lambda line: None,
 ) -> int:
     """Run processes until one of them ends or this one is asked to; then end them all.
 
@@ -96,6 +97,7 @@ def supervise(
         environment: of all of them.
         explain: called when one ended by itself; returns why, in a sentence for the log, or ''.
         meanwhile: called in a thread of its own, every EVERY seconds.
+        read: called with each line that they write.
 
     Returns:
         The status for os._exit(), since a thread may wait: 0 after SIGTERM or SIGINT, else ENDED, although
@@ -108,7 +110,7 @@ def supervise(
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, stop)
-    running = _start(commands, environment)
+    running = _start(commands, environment, read)
     if meanwhile is not None:
         Thread(target=_repeat, args=(meanwhile,), daemon=True).start()
     while True:
@@ -117,7 +119,7 @@ def supervise(
             break
         log.error("%s ended because an app was killed; all of it starts again", ended)
         _end(running.values())
-        running = _start(commands, environment)
+        running = _start(commands, environment, read)
     if ended and not asked:
         why = explain()
         log.error("%s ended with status %s%s", ended, running[ended].returncode, f": {why}" if why else "")
@@ -133,7 +135,7 @@ def _repeat(work: Callable[[], object]) -> None:
 
 
 def _start(
-    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], read: Callable[[bytes], object]
 ) -> dict[str, "subprocess.Popen[bytes]"]:
     own, started = os.getpid(), {}
     for name, command in commands.items():
@@ -145,14 +147,15 @@ def _start(
             # before the program runs, this takes no lock that a thread could hold
             preexec_fn=lambda: _end_with_parent(own),  # noqa: PLW1509
         )
-        Thread(target=_copy, args=(process.stdout,), daemon=True).start()
+        Thread(target=_copy, args=(process.stdout, read), daemon=True).start()
     return started
 
 
-def _copy(stream: BinaryIO) -> None:
+def _copy(stream: BinaryIO, read: Callable[[bytes], object]) -> None:
     """Write each line of a process to the log: with its time, without colours, but no answered request."""
     for line in stream:
         plain = _COLOUR.sub(b"", line)
+        read(plain)
         if not _ANSWERED.search(plain):
             now = b"" if _TIMED.match(plain) else time.strftime("%Y-%m-%d %H:%M:%S ").encode()
             sys.stdout.buffer.write(now + plain)

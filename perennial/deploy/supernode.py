@@ -2,11 +2,13 @@
 
 import http.client
 import os
+import re
 import socket
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from perennial.client.activity import note_unapproved
 from perennial.client.signing import certify_own_key
 from perennial.config.site import Connection, SiteConfig, load_site_config
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
@@ -22,6 +24,8 @@ from perennial.privacy.signed_sums import certify
 
 PLACE, RECORD = "supernode", "place"
 """In a site's state_dir: the folder that its SuperNode locks while it lives, and where that folder was."""
+NOT_UNPACKED = re.compile(rb"\[Errno (?:13|30)\][^']*'[^']*/apps/[^'/]*\.([0-9a-f]{8})'")
+"""What Flower says of an app that is not approved: its folder cannot be made."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 ALIVE = "supernode.alive"
 """In a site's state_dir: its heartbeat."""
@@ -208,9 +212,13 @@ def start_supernode(path: Path) -> None:
         renew(state / ANSWERED)
         return ""
 
+    def read(line: bytes) -> None:
+        if found := NOT_UNPACKED.search(line):
+            note_unapproved(state, found[1].decode())
+
     commands, environment = supernode_processes(setup, path.absolute())
     place = state / PLACE
     with sole_owner(place, "the SuperNode"), beating(state / ALIVE):
         replace_file(place / RECORD, _here(place).encode())
-        status = supervise(commands, environment, explain, explain)
+        status = supervise(commands, environment, explain, explain, read)
     os._exit(status)

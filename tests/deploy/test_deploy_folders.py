@@ -30,6 +30,7 @@ from perennial.deploy.keys import make_node_key, public_line, read_node_key, wri
 from perennial.deploy.processes import require_flower
 from perennial.deploy.run_book import FlowerRun
 from perennial.deploy.supernode import (
+    NOT_UNPACKED,
     PLACE,
     RECORD,
     _here,
@@ -285,6 +286,13 @@ def test_a_supernode_that_was_killed_here_is_known_by_its_folder(tmp_path: Path)
         assert not was_killed(tmp_path), "it lives"
     shutil.copytree(tmp_path, tmp_path / "copy")
     assert not was_killed(tmp_path / "copy"), "the one in the first folder may live"
+
+
+@pytest.mark.parametrize("error", ["[Errno 13] Permission denied", "[Errno 30] Read-only file system"])
+def test_an_app_that_could_not_be_unpacked_is_known_by_flowers_line(error: str) -> None:
+    line = f"OSError: {error}: '/site/flower/apps/perennial.perennial.0.2.0.f0782fa7'\n".encode()
+    found = NOT_UNPACKED.search(line)
+    assert found is not None and found[1] == b"f0782fa7"
 
 
 def test_only_flower_of_one_version_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
