@@ -112,6 +112,7 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     # an approval that was killed may have left half of it
     for folder in apps.glob(f"*.{offer.digest[:8]}"):
         _remove(folder)
+    (apps / approval.app).mkdir()
     for name, content in offer.members.items():
         replace_file(apps / approval.app / name, content, mode=0o444)
     _freeze(apps)
