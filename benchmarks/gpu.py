@@ -105,7 +105,7 @@ def train_images(device: str, tiny: bool, precision: str = "float32", gpu: str =
     from perennial.config.learner import LearnerConfig
     from perennial.data.config import AugmentationConfig
     from perennial.learning.batches import TrainingSet
-    from perennial.learning.precision import use_products_of
+    from perennial.learning.device import use_products_of
     from perennial.learning.steps import AS_THEY_COME, Steps, prepare_gpu
     from perennial.learning.training import train
     from perennial.models.config import ModelConfig

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perennial.config.experiment import Experiment, load_experiment
     from perennial.data.samples import Samples, Source
     from perennial.foundation.errors import PerennialError
-    from perennial.learning.classification import Batch, Loss
+    from perennial.learning.losses import Batch, Loss
     from perennial.learning.site_method import LocalTurn, SiteMethod
     from perennial.library import Model, Prediction, Run, load_run, run
     from perennial.strategies.base import IncrementalStrategy
@@ -45,8 +45,8 @@ _NAMES = {
     "Traits": "perennial.strategies.round.traits",
     "Asks": "perennial.config.asks",
     "Wrapper": "perennial.strategies.wrapper",
-    "Loss": "perennial.learning.classification",
-    "Batch": "perennial.learning.classification",
+    "Loss": "perennial.learning.losses",
+    "Batch": "perennial.learning.losses",
     "SiteMethod": "perennial.learning.site_method",
     "LocalTurn": "perennial.learning.site_method",
     "Source": "perennial.data.samples",

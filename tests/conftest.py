@@ -6,7 +6,10 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("few", max_examples=30, deadline=None)
+settings.load_profile("few")
 HERE = str(Path(__file__).parent)
 WHOLE_RUNS = {"run_in_process", "attacked_run", "run_table", "serve"}
 """Functions that run a whole experiment."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from perennial.client.site import Site
-    from perennial.models.digest_encoders import FeatureEncoder
+    from perennial.models.digest_networks import FeatureEncoder
     from perennial.privacy.digests import DigestGuarantee, Digests
 
 PICTURE = "preview.png"
@@ -56,7 +56,7 @@ def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path)
     from perennial.client.digests import digests_of
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
-    from perennial.models.digest_encoders import FeatureEncoder
+    from perennial.models.digest_networks import FeatureEncoder
     from perennial.privacy.noise import SecureNoise
 
     experiment = load_experiment(experiment_file)

@@ -105,7 +105,7 @@ def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> No
         raise PerennialError("export --onnx: needs the extra onnx: pip install perennial-fl[onnx]") from None
     import torch
 
-    from perennial.models.exported import Exported
+    from perennial.models.prediction import Exported
 
     module = Exported(saved).eval()
     program = torch.onnx.export(

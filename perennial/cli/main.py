@@ -297,6 +297,20 @@ def card(
     typer.echo(write_card(run, intended_use))
 
 
+@app.command()
+def schema(
+    site: Annotated[bool, typer.Option("--site", help="of site.yaml; without it of experiment.yaml")] = False,
+) -> None:
+    """Print the JSON schema of a file, by which an editor completes keys and marks mistakes."""
+    import json
+
+    if site:
+        from perennial.config.site import SiteConfig as Model
+    else:
+        from perennial.config.experiment import Experiment as Model
+    typer.echo(json.dumps(Model.model_json_schema(), indent=1))
+
+
 def refuse_former(words: list[str]) -> None:
     """Raises ConfigError with the new name if the words begin with a command that was renamed."""
     for former, present in FORMER.items():

@@ -4,16 +4,11 @@ from collections.abc import Callable
 
 from perennial.foundation.allocator import ask_for_large_pages
 from perennial.foundation.garbage import permanent
-from perennial.foundation.torch_import import importing_torch
 
 
 def import_run() -> Callable[..., None]:
     """Import everything that a run needs; returns run_command of cli/run.py."""
     ask_for_large_pages()
     with permanent():
-        with importing_torch():
-            import perennial.cli.live
-            import perennial.config.experiment
-            import perennial.server.report.write  # noqa: F401
         from perennial.cli.run import run_command
     return run_command

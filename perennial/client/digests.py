@@ -17,7 +17,7 @@ from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
+from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
 from perennial.privacy.noise import NoiseSource

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.config.site import StateLimits
-from perennial.foundation.bounded_folder import GIGABYTE, BoundedFolder
+from perennial.foundation.cache import GIGABYTE, BoundedFolder
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import size_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from perennial.client.plan import Plan, questions_of
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
-from perennial.foundation.transaction import transaction
+from perennial.foundation.files import transaction
 from perennial.protocol.stamp import Maskable, Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 

@@ -21,13 +21,11 @@ from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
-from perennial.foundation.bounded_folder import BoundedFolder
-from perennial.foundation.cache import machine_features
+from perennial.foundation.cache import BoundedFolder, machine_features
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.device import choose_device
-from perennial.learning.precision import autocast, use_products_of
+from perennial.learning.device import autocast, choose_device, use_products_of
 from perennial.learning.steps import Steps, prepare_gpu
 from perennial.protocol.stamp import NeedsPrevious, Stamp
 from perennial.protocol.tensors import content_sha256

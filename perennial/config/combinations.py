@@ -135,14 +135,8 @@ def _bayesian_figure(experiment: ExperimentFields) -> None:
 
 def _dual_backbone(experiment: ExperimentFields) -> None:
     """Parts of a learner that need an old backbone beside a new one."""
-    distillation, consolidation = experiment.learner.distillation, experiment.learner.consolidation
-    model = experiment.model.name
+    consolidation, model = experiment.learner.consolidation, experiment.model.name
     dual = model == "dual_backbone"
-    if distillation is not None and distillation.teacher == "old_backbone" and not dual:
-        raise ValueError(
-            "learner.distillation.teacher: found 'old_backbone', which is a part of model dual_backbone; "
-            f"the model is {model}; allowed: full"
-        )
     if consolidation is not None and not dual:
         raise ValueError(
             f"learner.consolidation: found with model {model}, which has one backbone and no fused features; "

@@ -85,8 +85,6 @@ class Distillation(FiniteBlock):
 
     weight: float = Field(default=1.0, gt=0)
     temperature: float = Field(default=2.0, gt=0)
-    teacher: Literal["full", "old_backbone"] = "full"
-    """old_backbone: the old head on the old backbone of a dual backbone, which saves two forward passes."""
     form: Literal["old_classes", "all_classes"] = "old_classes"
     """all_classes: GLFC's; the target holds the label too, and the softmax is over all classes."""
 
@@ -184,8 +182,6 @@ class LearnerConfig(FiniteBlock):
     classifier: Literal["head", "nearest_mean", "gaussian"] = "head"
     """gaussian: linear discriminants of the features that were learnt, solved for at the end of each task
     from the sites' exact sums over new samples and exemplars; policies answer it with `statistics`."""
-    shrinkage: float = Field(default=0.1, gt=0, le=1, exclude_if=(0.1).__eq__)
-    """gaussian: of the covariance towards its diagonal."""
     freeze_after: int | None = Field(default=None, ge=1, exclude_if=operator.not_)
     """gaussian: the task after which nothing trains any more. Each later task's sums over all of its samples
     are added to those of the tasks before, so that its classes cost no other class anything."""
@@ -210,8 +206,6 @@ class LearnerConfig(FiniteBlock):
             )
         if self.freeze_after is not None and self.classifier != "gaussian":
             raise ValueError(f"freeze_after: found {self.freeze_after}, allowed with classifier gaussian")
-        if self.classifier != "gaussian" and self.shrinkage != type(self).model_fields["shrinkage"].default:
-            raise ValueError(f"shrinkage: found {self.shrinkage}, allowed with classifier gaussian")
         if self.classification.name == "current_softmax" and self.memory is not None:
             raise ValueError(
                 "classification current_softmax has no place for exemplars of earlier classes; "

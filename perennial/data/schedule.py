@@ -128,14 +128,10 @@ def build_schedule(tasks: TasksConfig, num_classes: int, earlier: TaskSchedule |
 
 
 def _sizes(tasks: TasksConfig, num_classes: int) -> list[int]:
-    base, rest = tasks.base_classes, num_classes - tasks.base_classes
-    if rest < 0:
-        raise ConfigError(f"tasks.base_classes: {base}, but the data has {num_classes} classes")
-    first = [base] if base else []
     if tasks.count is not None:
-        return first + _equal(rest, tasks.count - len(first), f"tasks.count: {tasks.count} tasks")
+        return _equal(num_classes, tasks.count, f"tasks.count: {tasks.count} tasks")
     assert tasks.increments is not None
-    return first + _increments(tasks.increments, rest)
+    return _increments(tasks.increments, num_classes)
 
 
 def _later_sizes(tasks: TasksConfig, num_classes: int, earlier: TaskSchedule) -> list[int]:

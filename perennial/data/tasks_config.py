@@ -28,7 +28,7 @@ class TasksConfig(FiniteBlock):
     """How the registry is cut into tasks, and how long each is trained.
 
     count: that many tasks of (nearly) equal size, larger ones first.
-    increments: classes of each task, or one number for all. base_classes: size of an extra first task.
+    increments: classes of each task, or one number for all.
     rounds: rounds of each task, or one number for all.
     learnt: tasks that the run had learnt before it was continued; written by `--resume`. Their classes need
         no samples any more, but for what the learner replays.
@@ -36,7 +36,6 @@ class TasksConfig(FiniteBlock):
 
     count: PositiveInt | None = None
     increments: PositiveInt | Sizes | None = None
-    base_classes: int = Field(default=0, ge=0)
     order: Annotated[Literal["seeded", "natural", "1993"] | Names, BeforeValidator(_order)] = "seeded"
     rounds: Rounds | Annotated[tuple[Rounds, ...], Field(min_length=1)]
     learnt: int = Field(default=0, ge=0, exclude_if=operator.not_)

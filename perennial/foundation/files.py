@@ -8,9 +8,11 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import TextIO
 
 from perennial.foundation.errors import StateError
@@ -158,3 +160,71 @@ def sole_owner(folder: Path, owner: str) -> Iterator[None]:
         file.write(f"{owner}, process {os.getpid()}\n")
         file.flush()
         yield
+
+
+class DiskWrites:
+    """Flushes files that were replaced without waiting; of one batch at a time.
+
+    Until a batch is there, a power cut may leave its files damaged. A killed process leaves them whole.
+    """
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+        self._failed: StateError | None = None
+
+    def begin(self, paths: Sequence[Path]) -> None:
+        """Flush files and their folders in a thread, in this order, once the batch before is there."""
+        self.wait()
+        self._thread = Thread(target=self._flush, args=(tuple(paths),), name="disk writes")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the batch is on the disk. Raises StateError naming a file that could not be written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def _flush(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                flush_folder(path.parent)
+            except OSError as error:
+                self._failed = StateError(f"{path}: could not be written ({error.strerror})")
+                return
+
+
+LOCK_SECONDS = 60.0
+
+
+@contextmanager
+def transaction(path: Path, tables: tuple[str, ...], otherwise: str) -> Iterator[sqlite3.Connection]:
+    """Context manager: one SQLite transaction, for this process alone, written wholly or not at all.
+
+    path: mode 0600, made if missing. tables: each as CREATE TABLE takes it. otherwise: what does not happen
+    if the file cannot be used, in words for the StateError.
+    """
+    make_folder(path.parent)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        book = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
+    except (OSError, sqlite3.Error) as error:
+        raise StateError(f"{path}: cannot be opened ({error}); {otherwise}") from error
+    try:
+        book.execute("PRAGMA synchronous = FULL")
+        book.execute("BEGIN IMMEDIATE")
+        for table in tables:
+            book.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+        yield book
+        book.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise StateError(f"{path}: damaged or full ({error}); {otherwise}") from error
+    finally:
+        book.close()

@@ -13,15 +13,20 @@ from torch import Tensor
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.devices import to_device
 from perennial.learning.batches import TrainingSet
-from perennial.learning.classification import Batch, Loss, classification
 from perennial.learning.cohort_batches import CohortBatch
-from perennial.learning.frozen_outputs import FrozenOutputs, Outputs, teacher_logits
-from perennial.learning.losses import supervised_contrastive
-from perennial.learning.objective import Extra, Term, class_counts, row_terms, teacher_kind
+from perennial.learning.losses import Batch, Loss, classification, supervised_contrastive
+from perennial.learning.objective import (
+    Extra,
+    FrozenOutputs,
+    Outputs,
+    Term,
+    class_counts,
+    row_terms,
+    teacher_logits,
+)
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.incremental import IncrementalModel
-from perennial.models.stacked import as_rows, side_by_side
-from perennial.models.stacked_parameters import StackedParameters
+from perennial.models.stacked import StackedParameters, as_rows, side_by_side
 
 
 class CohortObjective:
@@ -44,8 +49,7 @@ class CohortObjective:
     ) -> None:
         self._config, self._network, self._sites, self._teacher = config, network, sites, teacher
         self._first_class, self._extras = first_class, extras
-        kind = teacher_kind(config)
-        frozen = [FrozenOutputs(model, teacher, kind, each, augmented) for each in data]
+        frozen = [FrozenOutputs(model, teacher, each, augmented) for each in data]
         self._old_features = _joined([each.old_features for each in frozen])
         self._old_logits = _joined([each.old_logits for each in frozen])
         self._losses: list[Loss] = []
@@ -54,7 +58,6 @@ class CohortObjective:
             loss.begin(class_counts(config, each, model.num_classes))
             self._losses.append(loss)
         self._dual = isinstance(model, DualBackboneModel) and model.old_backbone is not None
-        self._shares_features = kind == "old_backbone" and self._dual
         self._device = data[0].y.device
         self._layout = lru_cache(maxsize=64)(self._new_layout)
 
@@ -113,7 +116,7 @@ class CohortObjective:
             return self._old_logits[drawn.rows].flatten(0, 1)
         rows = inputs.reshape(-1, inputs.shape[1] // count, *inputs.shape[2:])
         old = None if old is None else as_rows(old, count)
-        return teacher_logits(self._teacher, rows, old, head_alone=self._shares_features)
+        return teacher_logits(self._teacher, rows, old)
 
     def _with_extras(self, losses: Tensor) -> Tensor:
         """The losses with the terms that have samples of their own, as many at every site."""

@@ -22,9 +22,9 @@ from perennial.foundation.streams import torch_seed
 from perennial.learning.batches import TrainingSet
 from perennial.learning.cohort_batches import CohortBatch, CohortBatches
 from perennial.learning.cohort_objective import CohortObjective
+from perennial.learning.device import autocast
 from perennial.learning.objective import Extra
 from perennial.learning.optimizers import FlatOptimizer
-from perennial.learning.precision import autocast
 from perennial.learning.site_method import GradientCorrection
 from perennial.learning.steps import AS_THEY_COME, DRAWS_ANEW, Steps
 from perennial.learning.training import TrainingResult

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.foundation.bounded_folder import BoundedFolder
+from perennial.foundation.cache import BoundedFolder
 from perennial.learning.batches import TrainingSet, in_batches
 from perennial.learning.scored import classifier
 from perennial.models.class_means import mean_similarity, over_features

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.foundation.bounded_folder import BoundedFolder
+from perennial.foundation.cache import BoundedFolder
 from perennial.foundation.files import make_folder, one_at_a_time
 from perennial.foundation.site_log import log
 from perennial.learning.batches import TrainingSet

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.foundation.bounded_folder import BoundedFolder
+from perennial.foundation.cache import BoundedFolder
 from perennial.learning.batches import TrainingSet, in_batches
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,

@@ -19,7 +19,7 @@ from perennial.config.strategies import STRATEGIES, asks_of, nested
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.plain import read_object
-from perennial.learning.classification import Batch
+from perennial.learning.losses import Batch
 from perennial.learning.objective import Extra
 from perennial.models.flat import FlatParameters
 from perennial.protocol.messages import TrainRequest

@@ -16,9 +16,9 @@ from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import torch_seed
 from perennial.learning.batches import TrainingSet, shuffled
+from perennial.learning.device import autocast
 from perennial.learning.objective import Extra, Objective
 from perennial.learning.optimizers import FlatOptimizer
-from perennial.learning.precision import autocast
 from perennial.learning.site_method import GradientCorrection, OptionalTerm
 from perennial.learning.steps import AS_THEY_COME, DRAWS_ANEW, Steps
 from perennial.models.flat import FlatParameters

@@ -9,17 +9,21 @@ from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig, RunLayout
-from perennial.models.digest_encoders import FeatureEncoder
-from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
+from perennial.models.digest_networks import DigestTwoBranchModel, FeatureEncoder, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.incremental import IncrementalModel
 from perennial.models.initialisation import seeded_initialisation
-from perennial.models.resnet20 import ResNet20
-from perennial.models.se_cnn import FEATURE_WIDTH, SECNN
-from perennial.models.small import MultilayerPerceptron, SmallCNN
-from perennial.models.torchvision_nets import mobilenet_v2, resnet
+from perennial.models.networks import (
+    SE_CNN_WIDTH,
+    SECNN,
+    MultilayerPerceptron,
+    ResNet20,
+    SmallCNN,
+    mobilenet_v2,
+    resnet,
+)
 
 SMALLEST_SIDE = 4
 
@@ -95,7 +99,7 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
     if name == "small_cnn":
         return SmallCNN(image_shape, config.channels, config.width, norm, attends), config.width
     if name == "se_cnn":
-        return SECNN(image_shape, norm, attends), FEATURE_WIDTH
+        return SECNN(image_shape, norm, attends), SE_CNN_WIDTH
     if name == "resnet20":
         return ResNet20(image_shape, norm, attends), ResNet20.width
     if name == "mobilenet_v2":

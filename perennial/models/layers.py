@@ -1,12 +1,12 @@
-"""Chooses the tensors of a model that stay at a site, and grows a site's own classifier with the classes."""
+"""Tensors of a model that stay at a site or outlive a task: chosen by name, and grown with the classes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, StateError, nearest
 
 STATISTICS = ".running_mean"
 
@@ -45,3 +45,28 @@ def with_rows(own: Tensor, fresh: Tensor) -> Tensor:
     if own.dim() != fresh.dim() or own.shape[1:] != fresh.shape[1:] or len(own) > len(fresh):
         raise ValueError(f"found shape {tuple(own.shape)}, which cannot grow to {tuple(fresh.shape)}")
     return torch.cat([own, fresh[len(own) :].to(own.device)])
+
+
+def grown(old: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`old` in the shapes of `template`, with template's values for rows and tensors that old lacks.
+
+    Tensors that template does not name are left out. The result shares no memory with either, and lies on
+    template's device. Raises StateError naming the tensor that has more rows than template, or rows of
+    another shape.
+    """
+    result: dict[str, Tensor] = {}
+    for name, fresh in template.items():
+        result[name] = fresh.detach().clone()
+        if name not in old:
+            continue
+        kept = old[name]
+        fits = kept.dim() == fresh.dim() and kept.shape[1:] == fresh.shape[1:]
+        if not fits or (kept.dim() > 0 and len(kept) > len(fresh)):
+            raise StateError(
+                f"tensor {name!r}: kept as {tuple(kept.shape)}, which cannot grow to {tuple(fresh.shape)}"
+            )
+        if kept.dim() == 0:
+            result[name].copy_(kept)
+        else:
+            result[name][: len(kept)].copy_(kept)
+    return result

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.torchvision_import import torchvision
 from perennial.models.incremental import IncrementalModel
-from perennial.models.se_cnn import SECNN, SqueezeExcitation
-from perennial.models.small import MultilayerPerceptron, SmallCNN
+from perennial.models.networks import SECNN, MultilayerPerceptron, SmallCNN, SqueezeExcitation
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.files import make_folder, replace_file, transaction
 from perennial.foundation.record_key import BOOK, FOLDER, SETS
-from perennial.foundation.transaction import transaction
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.ledger_tip import guarantee

@@ -9,11 +9,10 @@ from flwr.serverapp import Grid
 import perennial
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
-from perennial.foundation.disk_writes import DiskWrites
+from perennial.foundation.files import DiskWrites
 from perennial.foundation.registered import NODES
 from perennial.learning.batches import TrainingSet
-from perennial.learning.device import choose_device
-from perennial.learning.precision import use_products_of
+from perennial.learning.device import choose_device, use_products_of
 from perennial.learning.steps import prepare_gpu
 from perennial.server.checkpoint import CheckpointWriter
 from perennial.server.curriculum import Curriculum

@@ -20,9 +20,8 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from perennial.foundation.disk_writes import DiskWrites
 from perennial.foundation.errors import StateError, shown
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import DiskWrites, replace_file
 from perennial.foundation.plain import Plain, PlainObject, read_object, require_plain
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256

@@ -12,7 +12,7 @@ from torch import Tensor
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.streams import stream
-from perennial.learning.precision import autocast
+from perennial.learning.device import autocast
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.flat import FlatParameters

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config import charges
+from perennial.config.analytic import DEFAULT_SHRINKAGE
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import DataError, ProtocolError
@@ -105,7 +106,7 @@ class TaskEnd:
         if learner.classifier != "gaussian":
             return list(replies), global_means(replies)
         try:
-            return list(replies), gaussian_head(replies, width, learner.shrinkage)
+            return list(replies), gaussian_head(replies, width)
         except DataError as missing:
             self._note("classifier", f"the model answers with its own head: {missing}")
             return list(replies), None
@@ -160,7 +161,7 @@ def check_sums(reply: FinishTaskReply, width: int) -> None:
     check_exact(_sums(reply, width))
 
 
-def gaussian_head(replies: Mapping[str, FinishTaskReply], width: int, shrinkage: float) -> Tensor:
+def gaussian_head(replies: Mapping[str, FinishTaskReply], width: int) -> Tensor:
     """(M, d + 1) float32: weights and bias of each class; one without samples is never predicted.
 
     Raises DataError when the samples of all sites do not determine it.
@@ -168,7 +169,7 @@ def gaussian_head(replies: Mapping[str, FinishTaskReply], width: int, shrinkage:
     if not replies:
         raise DataError("no site sent sums")
     total = reduce(add, (_sums(reply, width) for reply in replies.values()))
-    tensors = gaussian(Sums.of(total), shrinkage).tensors()
+    tensors = gaussian(Sums.of(total), float(DEFAULT_SHRINKAGE["gaussian"])).tensors()
     return torch.cat([tensors["head.weight"], tensors["head.bias"][:, None]], dim=1)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.site_method import LocalTurn, SiteMethod
-from perennial.models.growth import grown
+from perennial.models.layers import grown
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import RoundContext

@@ -36,15 +36,6 @@ def test_a_process_that_trains_has_the_whole_of_pytorch() -> None:
     assert found == ["torch.Size([3, 3])"]
 
 
-@pytest.mark.parametrize(("before", "said"), [("", ["loaded"]), ("import torch\n", [])])
-def test_the_library_is_brought_in_once(before: str, said: list[str]) -> None:
-    watched = (
-        "from perennial.foundation import torch_import\n"
-        "torch_import._load_library = lambda: print('loaded')\n"
-    )
-    assert lines(before + watched + START) == said
-
-
 END = """
 import atexit, logging, sys, threading, time
 from perennial.foundation.process_end import ends_in_one_go

@@ -20,7 +20,7 @@ from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.foundation.errors import DataError, PolicyRefusal, PrivacyError, ProtocolError
-from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
+from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import DigestRequest
 from perennial.server.app import serve

@@ -24,7 +24,7 @@ from perennial.client.sparsity import answer_sparsity
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, PolicyRefusal, PrivacyError
-from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
+from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
 from perennial.privacy.entries import Entry

@@ -166,30 +166,6 @@ def test_noise_on_sums_hides_a_patient_with_all_images(tmp_path: Path) -> None:
     assert summary["final_accuracy"] is not None
 
 
-@pytest.mark.parametrize("layout", ["npz", "manifest"])
-def test_other_ways_to_say_whose_images_are_give_the_same_records(layout: str, tmp_path: Path) -> None:
-    loaded = load_experiment(experiment(paint(tmp_path / "images")))
-    expected = load(loaded.data, 0).train
-    files = sorted((tmp_path / "images").rglob("*.png"))
-    keys: dict[str, Any]
-    if layout == "manifest":
-        lines = [f"{file},{file.parent.name},{file.name[:4]}" for file in files]
-        (tmp_path / "list.csv").write_text("\n".join(["path,label,whose", *lines]))
-        keys = {"source": "folder", "path": str(tmp_path / "list.csv"), "patient": "whose"}
-    else:
-        x = []
-        for file in files:
-            with Image.open(file) as image:
-                x.append(np.asarray(image.resize((SIZE[1], SIZE[0]), Image.Resampling.BILINEAR)))
-        y = np.array([file.parent.name for file in files])
-        np.savez(tmp_path / "x.npz", x=np.stack(x), y=y, whose=np.array([file.name[:4] for file in files]))
-        keys = {"source": "npz", "path": str(tmp_path / "x.npz"), "patient": "whose"}
-    found = load(
-        DataConfig.model_validate({**keys, "pool": {"images": 4}, "sites": 1, "image_size": SIZE}), 0
-    )
-    assert torch.equal(found.train.x, expected.x) and torch.equal(found.train.y, expected.y)
-
-
 def test_cases_of_two_classes_are_refused(tmp_path: Path) -> None:
     root = paint(tmp_path / "images")
     Image.new("RGB", (32, 24)).save(root / "b" / "P000_9.png")

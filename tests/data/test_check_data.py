@@ -8,13 +8,9 @@ import yaml
 from PIL import Image
 
 from perennial.cli.check import check_command
-from perennial.cli.live import LiveDisplay
 from perennial.config.experiment import load_experiment
-from perennial.config.run import APP_ROOT
-from perennial.data.config import DataConfig
 from perennial.data.federation import build
 from perennial.data.survey import survey
-from perennial.data.tasks_config import TasksConfig
 from perennial.engine.expectation import expect
 from perennial.foundation.errors import DataError
 
@@ -65,36 +61,6 @@ def test_an_expectation_counts_the_steps_that_a_run_takes(tmp_path: Path) -> Non
     federation = build(experiment.data, experiment.tasks, 1)
     steps = sum(-(-len(site.train) // 32) * 2 * 2 for site in federation.sites.values())
     assert expected.steps == steps
-
-
-def test_an_empty_class_folder_blames_no_key_that_nobody_set(tmp_path: Path) -> None:
-    from PIL import Image
-
-    for name in ("a", "b", "empty"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-    for index in range(6):
-        Image.new("L", (8, 8), index).save(tmp_path / "images" / "ab"[index % 2] / f"{index}.png")
-    config = DataConfig(source="folder", path=str(tmp_path / "images"), sites=1, test_fraction=0)
-    with pytest.raises(
-        DataError, match="no sample of 'empty'; add samples, or remove the empty class folder"
-    ):
-        build(config, TasksConfig(count=1, rounds=1), 1)
-
-
-def test_progress_says_round_n_of_all_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
-    experiment = load_experiment(APP_ROOT / "experiments" / "quickstart.yaml")
-    with LiveDisplay(experiment) as display:
-        display.on_event({"event": "task_started", "classes": ["a"], "rounds": [2, 3]})
-        for number in (1, 5):
-            display.on_event(
-                {
-                    **{"event": "round", "task": 1, "round": number, "train_loss": 0.5, "accuracy": None},
-                    **{"dropped": [], "refused": [], "skipped": False, "participants": ["a"], "seconds": 0.1},
-                }
-            )
-    first, last = capsys.readouterr().out.strip().splitlines()
-    assert "round 1 of 5" in first and "left" in first
-    assert "round 5 of 5" in last and "left" not in last
 
 
 @pytest.mark.parametrize(

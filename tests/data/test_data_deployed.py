@@ -86,22 +86,6 @@ def test_a_table_at_a_site_is_split_and_read_as_in_simulation(tmp_path: Path) ->
             )
 
 
-def test_arrays_with_an_official_split_keep_it(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(0, 256, (30, 4, 4), dtype=np.uint8)
-    y, site = np.arange(15) % 2, np.array(["graz", "wien"])[np.arange(15) // 8]
-    path = str(tmp_path / "a.npz")
-    np.savez(path, x=x[:15], y=y, site=site, x_test=x[15:], y_test=y, site_test=site)
-    experiment = configure(source="npz", path=path, partition={"kind": "natural"}, classes=["0", "1"])
-    simulated = build(experiment, TASKS, 5)
-    here = site_config(experiment, configure(source="npz", path=experiment.path, classes=["0", "1"]))
-    for name in ("graz", "wien"):
-        assert contents(load_site(here, simulated.classes, name, 5, simulation_key(5))) == contents(
-            simulated.site(name)
-        )
-    with pytest.raises(DataError, match="the data names other sites only: graz, wien"):
-        load_site(here, simulated.classes, "salzburg", 5, KEY)
-
-
 def test_a_site_says_where_its_data_is_and_nothing_else(tmp_path: Path) -> None:
     experiment = configure(source="folder", classes=["melanoma", "naevus"], image_size=32, color="gray")
     here = configure(source="folder", path="/srv/skin", labels={"mel": "melanoma"})

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
 from perennial.data.tasks_config import TasksConfig
-from perennial.foundation.errors import ConfigError
 
 FIVE_TASKS = TasksConfig(count=5, rounds=2)
 
@@ -53,14 +52,6 @@ def test_every_sample_is_in_one_part_of_one_site(partition: dict[str, Any], seed
     tested = torch.cat([site.test for site in federation.sites.values()])
     assert torch.equal(tested.sort().values, federation.test.test)
     assert holdings(digits(seed, partition=partition)) == holdings(federation)
-
-
-def test_validation_is_about_a_tenth_of_a_site_s_training_part() -> None:
-    for site in digits().sites.values():
-        held, share = len(site.validation), 0.1 * (len(site.train) + len(site.validation))
-        # five standard deviations of a binomial count
-        assert abs(held - share) < 5 * (0.9 * share) ** 0.5
-    assert all(len(site.validation) == 0 for site in digits(validation_fraction=0).sites.values())
 
 
 @pytest.mark.parametrize(("samples", "tests"), [(400, 100), (0.25, 0.3)])
@@ -119,19 +110,6 @@ def test_the_official_test_set_is_kept(tmp_path: Path) -> None:
     assert federation.test.test.tolist() == list(range(20, 26))
     assert federation.test.x[20:].min() >= 1000
     assert [len(site.test) for site in federation.sites.values()] == [4, 2]
-
-
-def test_natural_sites_hold_out_their_own_tests(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (60, 4, 4), dtype=np.uint8), np.arange(60) % 3
-    block = arrays(tmp_path, x, y, site=np.repeat(["wien", "graz", "linz"], [40, 15, 5]))
-    config = DataConfig.model_validate({**block, "partition": {"kind": "natural"}})
-    federation = build(config, TasksConfig(count=1, rounds=1), 0)
-    assert federation.site_names == ("graz", "linz", "wien")
-    assert [len(site.test) for site in federation.sites.values()] == [3, 0, 9]
-    assert federation.test is not None and len(federation.test.test) == 12
-    with pytest.raises(ConfigError, match=r"data\.sites: 5, but the data has 3 of its own"):
-        build(config.model_copy(update={"sites": 5}), TasksConfig(count=1, rounds=1), 0)
 
 
 def test_numbers_are_standardised_by_the_training_part(tmp_path: Path) -> None:

@@ -42,25 +42,6 @@ def test_class_folders_are_read_in_the_order_of_their_paths(tmp_path: Path) -> N
     assert read(tmp_path, color="gray").train.x.shape == (4, 1, 4, 6)
 
 
-def test_train_and_test_folders_are_the_official_split(tmp_path: Path) -> None:
-    two_classes(tmp_path / "train")
-    paint(tmp_path / "test" / "nv" / "z.png", 77)
-    source = read(tmp_path)
-    assert source.test is not None
-    assert (source.classes, len(source.train), source.test.y.tolist()) == (("mel", "nv"), 4, [1])
-    assert source.test.x[0, 0, 0, 0] == 77
-
-
-def test_site_folders_are_a_natural_partition(tmp_path: Path) -> None:
-    two_classes(tmp_path / "wien")
-    paint(tmp_path / "graz" / "df" / "d.png")
-    source = read(tmp_path, partition={"kind": "natural"})
-    assert source.train.site is not None
-    assert source.classes == ("df", "mel", "nv")
-    assert source.train.site_names == ("graz", "wien")
-    assert source.train.site.tolist() == [0, 1, 1, 1, 1]
-
-
 def test_a_manifest_names_images_labels_sites_and_split(tmp_path: Path) -> None:
     for index in range(4):
         paint(tmp_path / "images" / f"{index}.png", index)
@@ -182,19 +163,6 @@ def test_a_site_s_own_labels_become_classes(tmp_path: Path) -> None:
     assert source.train.y.tolist() == [1, 1, 0, 0]
     with pytest.raises(ConfigError, match=r"'nv' becomes 'nevus', which is no class .did you mean 'naevus'"):
         read(tmp_path, classes=["naevus", "mel"], labels={"nv": "nevus"})
-
-
-def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path: Path) -> None:
-    root = two_classes(tmp_path / "skin")
-    paint(tmp_path / "archive" / "2020" / "deep" / "o.png", 50)
-    paint(tmp_path / "archive" / "2021" / "p.png", 60)
-    (root / "nv" / "2020").symlink_to(tmp_path / "archive" / "2020")
-    (root / "nv" / "again").symlink_to(tmp_path / "archive")
-    (root / "nv" / "deep").symlink_to(tmp_path / "archive" / "2020" / "deep")
-    source = read(root)
-    assert source.train.x[:, 0, 0, 0].tolist() == [40, 30, 10, 20, 50, 60]
-    assert source.train.y.tolist() == [0, 0, 1, 1, 1, 1]
-    assert source.notes == ()
 
 
 def test_a_label_of_a_manifest_that_means_none_is_no_class(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from perennial.data.registry import build_registry
 from perennial.data.schedule import TaskSchedule, build_schedule, class_order
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError
-from tests.forks import run_code
 
 NAMES = tuple(f"class {letter}" for letter in "abcdefghijkl")
 orders = st.sampled_from(["seeded", "natural", "1993"])
@@ -35,18 +34,6 @@ def test_an_explicit_order_must_be_a_permutation(order: tuple[str, ...], words: 
         class_order(order, ("a", "b", "c"), 0)
 
 
-def test_two_processes_agree_on_the_hash() -> None:
-    program = (
-        "from perennial.data.tasks_config import TasksConfig;"
-        "from perennial.data.registry import build_registry;"
-        f"print(build_registry({NAMES!r}, TasksConfig(count=3, rounds=1), 7).order_hash)"
-    )
-    # text has another hash in each interpreter
-    found = run_code(program).stdout
-    assert found.strip() == build_registry(NAMES, TasksConfig(count=3, rounds=1), 7).order_hash
-    assert found.strip() != build_registry(NAMES, TasksConfig(count=3, rounds=1), 8).order_hash
-
-
 @settings(deadline=None)
 @given(classes=st.integers(1, 60), data=st.data())
 def test_tasks_partition_the_classes_evenly(classes: int, data: st.DataObject) -> None:
@@ -61,27 +48,11 @@ def test_tasks_partition_the_classes_evenly(classes: int, data: st.DataObject) -
 
 
 @pytest.mark.parametrize(
-    ("tasks", "boundaries"),
-    [
-        (TasksConfig(increments=10, base_classes=50, rounds=1), (0, 50, 60, 70, 80, 90, 100)),
-        (TasksConfig(increments=(40, 60), rounds=1), (0, 40, 100)),
-        (TasksConfig(count=3, base_classes=50, rounds=1), (0, 50, 75, 100)),
-        (TasksConfig(count=1, base_classes=100, rounds=1), (0, 100)),
-        (TasksConfig(count=1, rounds=1), (0, 100)),
-    ],
-)
-def test_ways_to_cut_a_hundred_classes(tasks: TasksConfig, boundaries: tuple[int, ...]) -> None:
-    assert build_schedule(tasks, 100).boundaries == boundaries
-
-
-@pytest.mark.parametrize(
     ("tasks", "words"),
     [
         (TasksConfig(increments=(3, 3), rounds=1), r"\[3, 3\] sum to 6, but there are 10 classes"),
         (TasksConfig(increments=3, rounds=1), "10 classes cannot be cut into increments of 3"),
-        (TasksConfig(count=2, base_classes=11, rounds=1), "base_classes: 11, but the data has 10 classes"),
         (TasksConfig(count=11, rounds=1), "11 tasks cannot share 10 classes"),
-        (TasksConfig(count=2, base_classes=10, rounds=1), "cannot share 0 classes"),
         (TasksConfig(count=2, rounds=(1, 2, 3)), r"needs 2 positive numbers, one a task; found \[1, 2, 3\]"),
     ],
 )

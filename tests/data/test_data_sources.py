@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 from perennial.data.config import DataConfig
-from perennial.data.images import conform
 from perennial.data.samples import Source
 from perennial.data.sources import load
 from perennial.foundation.errors import DataError
@@ -50,19 +49,6 @@ def test_a_benchmark_gives_the_classes_that_are_listed() -> None:
     assert torch.equal(source.train.x[source.train.y == 0], everything.x[everything.y == 7])
     with pytest.raises(DataError, match="'11' is not in the data"):
         read(source="digits", classes=["1", "11"])
-
-
-def test_arrays_of_images_take_the_size_and_colour_asked_for() -> None:
-    source = read(source="digits", image_size=(16, 12), color="rgb")
-    assert source.train.x.shape == (1797, 3, 16, 12)
-    assert source.train.x.is_contiguous()
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (5, 6, 7, 3), dtype=np.uint8)
-    gray = conform(torch.from_numpy(pixels).permute(0, 3, 1, 2), None, "gray")
-    expected = np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in pixels])
-    assert np.array_equal(gray[:, 0].numpy(), expected)
-    with pytest.raises(DataError, match="2 channels cannot become 'rgb'"):
-        conform(torch.zeros(1, 2, 4, 4, dtype=torch.uint8), None, "rgb")
 
 
 def write_pack(path: Path, images: dict[str, np.ndarray], arrays: dict[str, np.ndarray], **meta: Any) -> str:

@@ -14,7 +14,6 @@ from perennial.cli.main import app
 from perennial.data.survey import survey
 from perennial.foundation.errors import ConfigError
 from tests.data.test_hospital_images import write_dicom
-from tests.data.test_hospital_tables import read, write
 
 HEADER = "age,chol,sex,diagnosis,hospital"
 
@@ -110,30 +109,3 @@ def test_dicom_images_have_their_own_size_and_files_without_a_window_are_asked_a
     assert "4 of 8 DICOM files" in found.questions[0].text
     init_command(tmp_path / "ct", tmp_path / "out", "", ask=lambda question, allowed: "yes")
     assert yaml.safe_load((tmp_path / "out" / "experiment.yaml").read_text())["data"]["window"] == "full"
-
-
-def test_a_point_that_can_be_no_thousand_is_read_among_decimal_commas(tmp_path: Path) -> None:
-    rows = "".join(f"{40 + i}.0;{i},5;{'ab'[i % 2]}\n" for i in range(30))
-    source = read(write(tmp_path, f"age;dose;label\n{rows}"))
-    assert source.columns == {"age": "numeric", "dose": "numeric"}
-    assert source.train.x[:3, 0].tolist() == [40, 41, 42] and source.train.x[:3, 2].tolist() == [
-        0.5,
-        1.5,
-        2.5,
-    ]
-    assert survey(tmp_path / "table.csv").ignored == {}
-
-
-def test_many_codes_and_texts_are_kept_in_named_groups(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    rows = [
-        f"{'IJK'[i % 3]}{draw.integers(10, 60)}.{i % 9},ward {draw.integers(0, 150)},{'ab'[i % 2]}"
-        for i in range(600)
-    ]
-    source = read(write(tmp_path, "\n".join(["icd,ward,label", *rows, ",,a"]) + "\n"))
-    assert source.columns is not None
-    assert source.columns["icd"][0] == "I1*" and len(source.columns["icd"]) == 15
-    assert source.columns["ward"][:2] == ("#0/32", "#1/32")
-    assert (source.train.x.sum(dim=1) == 2).all() and source.train.x[-1, [15, -1]].tolist() == [1, 1]
-    assert any("'icd' has many codes, kept as 15 groups" in note for note in source.notes)
-    assert survey(tmp_path / "table.csv").ignored == {}

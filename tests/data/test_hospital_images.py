@@ -97,18 +97,6 @@ def test_frames_are_refused_or_chosen_by_name(tmp_path: Path) -> None:
         read(tmp_path, frame=4)
 
 
-def test_colour_and_files_without_a_suffix_are_read(tmp_path: Path) -> None:
-    colours = np.zeros((4, 4, 3), np.uint8)
-    colours[..., 0] = 200
-    write_dicom(tmp_path / "a" / "IM0001", colours)
-    write_dicom(tmp_path / "a" / "1.2.840.77", colours)
-    (tmp_path / "a" / "README").write_text("nothing")
-    source = read(tmp_path)
-    assert source.train.x.shape == (2, 3, 4, 4)
-    assert source.train.x[:, :, 0, 0].tolist() == [[200, 0, 0]] * 2
-    assert any("without an image suffix" in note for note in source.notes)
-
-
 SHADES = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint8) * 8
 DEEP = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint16) * 130
 JPEG_LOSSLESS, JPEG_LS, MPEG4 = "1.2.840.10008.1.2.4.70", "1.2.840.10008.1.2.4.80", "1.2.840.10008.1.2.4.102"
@@ -186,18 +174,6 @@ def test_nothing_that_identifies_a_patient_is_told(
     assert "1.dcm" in told and "2.dcm" in told
     for secret in ("DOE", "JANE", "4711", "1970"):
         assert secret not in told
-
-
-@pytest.mark.parametrize(("suffix", "mode"), [("png", "I;16"), ("tif", "I;16"), ("tif", "F"), ("tif", "I")])
-def test_twelve_and_sixteen_bits_take_a_window(tmp_path: Path, suffix: str, mode: str) -> None:
-    kinds = {"I;16": np.uint16, "F": np.float32, "I": np.int32}
-    pixels = np.arange(117, dtype=kinds[mode])[None, :] * 35
-    (tmp_path / "a").mkdir()
-    Image.fromarray(pixels).save(tmp_path / "a" / f"x.{suffix}")
-    with pytest.raises(DataError, match=r"pixels from 0 to 4060 need a window: set data\.window"):
-        read(tmp_path)
-    x = read(tmp_path, color="gray", window=[0, 4095]).train.x
-    assert len(x.unique()) == 117
 
 
 def test_arrays_of_more_than_eight_bits_take_a_window(tmp_path: Path) -> None:

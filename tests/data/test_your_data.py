@@ -238,24 +238,6 @@ def test_people_who_are_nobody_are_not_one_patient(tmp_path: Path) -> None:
         read_table(tmp_path / "t.csv", text.replace("NA", "1"), patient="whose", missing=["0"])
 
 
-def test_a_first_look_counts_as_reading_does(tmp_path: Path) -> None:
-    """No class for an empty cell, and no image twice for a link round a folder."""
-    rows = [f"{index},{'' if index in (3, 5) else 'ab'[index % 2]}" for index in range(20)]
-    (tmp_path / "t.csv").write_text("\n".join(["age,label", *rows]))
-    found = survey(tmp_path / "t.csv")
-    assert (
-        found.samples == {"a": 10, "b": 8}
-        and "line 5: no class in column 'label', nor in 1" in found.notes[0]
-    )
-    root = tmp_path / "images"
-    for name in "ab":
-        (root / name).mkdir(parents=True)
-        for index in range(3):
-            Image.new("L", (2, 2), index).save(root / name / f"{index}.png")
-    (root / "a" / "round").symlink_to(root)
-    assert survey(root).samples == {"a": 3, "b": 3}
-
-
 def test_init_of_tiny_images_and_of_names_in_any_script_is_ready_to_run(tmp_path: Path) -> None:
     root = tmp_path / "\u65e5\u672c \u00e9t\u00e9"
     for name in ("\u5065\u5eb7", "maladie \u00e9"):

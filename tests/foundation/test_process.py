@@ -44,17 +44,6 @@ def test_what_is_made_for_good_is_not_searched_and_collection_goes_on_afterwards
     assert not any(found is made for found in gc.get_objects())
 
 
-@pytest.mark.usefixtures("thawed")
-def test_collection_that_was_off_stays_off_and_an_error_passes() -> None:
-    gc.disable()
-    try:
-        with pytest.raises(ZeroDivisionError), permanent():
-            raise ZeroDivisionError
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
 def mapped(mode: str) -> int:
     """Bytes that glibc maps for a tensor of 24 MB alone, and unmaps when it is freed."""
     done = subprocess.run([sys.executable, "-c", MAPPED, mode], capture_output=True, text=True, check=True)

@@ -19,8 +19,7 @@ from perennial.models.config import CONVOLUTIONAL, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state, travelling
-from perennial.models.stacked import _stacked, as_rows, check_stacked, side_by_side
-from perennial.models.stacked_parameters import StackedParameters
+from perennial.models.stacked import StackedParameters, _stacked, as_rows, check_stacked, side_by_side
 
 CLASSES = 6
 RAGGED = (70, 33, 64, 9, 70)
@@ -188,8 +187,7 @@ def test_a_cohort_has_every_part_of_the_learner(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("augmented", [False, True])
-@pytest.mark.parametrize("kind", ["full", "old_backbone"])
-def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: str) -> None:
+def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool) -> None:
     shape = (3, 8, 8)
     named = {"name": "dual_backbone", "backbone": "small_cnn"}
     before = built(named, shape, 4)
@@ -197,7 +195,7 @@ def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: st
     model = built(named, shape)
     model.begin_task(complete_state(before))
     augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
-    config = learner(distillation={"teacher": kind}, contrastive={}, consolidation={"weight": 2.0})
+    config = learner(distillation={}, contrastive={}, consolidation={"weight": 2.0})
     sets = [samples(size, shape) for size in RAGGED]
     for progress in (0.0, 0.5):
         case = Case(

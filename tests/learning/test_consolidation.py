@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import yaml
-from torch import Tensor
 
 from perennial.config.learner import LearnerConfig
 from perennial.config.run import RunSettings
@@ -16,7 +14,6 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.losses import feature_distillation
-from perennial.learning.objective import Objective, coupled_terms
 from perennial.learning.private_training import train_privately
 from perennial.learning.training import train
 from perennial.models.config import ModelConfig
@@ -71,26 +68,7 @@ def second_task(seed: int = 1) -> DualBackboneModel:
     return model
 
 
-def loss_of(config: LearnerConfig, model: IncrementalModel, rows: Tensor) -> Tensor:
-    data = training_set()
-    return Objective(config, model, data, None, False)(rows, data.inputs(rows), data.y[rows])
-
-
 # the term
-
-
-def test_each_samples_value_is_its_own() -> None:
-    model, rows, data = second_task().train(), torch.arange(10), training_set()
-    config = learner(consolidation={"share": 1.0})
-    objective = Objective(config, model, data, None, False)
-    objective.require_alone()
-    assert coupled_terms(config) == []
-    together = objective.each(rows, data.inputs(rows), data.y[rows])
-    for row in range(10):
-        one = rows[row : row + 1]
-        alone = objective.each(one, data.inputs(one), data.y[one])
-        torch.testing.assert_close(together[row], alone[0])
-    torch.testing.assert_close(together.mean(), loss_of(config, model, rows))
 
 
 def test_it_pulls_the_new_backbone_and_neither_gate_nor_old_one() -> None:
@@ -101,17 +79,6 @@ def test_it_pulls_the_new_backbone_and_neither_gate_nor_old_one() -> None:
     assert model.gate is not None and model.old_backbone is not None
     assert any(p.grad is not None and p.grad.any() for p in model.backbone.parameters())
     assert all(p.grad is None for p in [*model.gate.parameters(), *model.old_backbone.parameters()])
-
-
-@pytest.mark.parametrize(
-    ("share", "rounds", "with_it"), [(0.5, 6, [3, 4, 5]), (1 / 6, 6, [5]), (1.0, 2, [0, 1]), (0.34, 3, [2])]
-)
-def test_it_is_there_in_the_last_rounds(share: float, rounds: int, with_it: list[int]) -> None:
-    config = learner(consolidation={"share": share})
-    found = [k for k in range(rounds) if config.at(k / rounds).consolidation is not None]
-    assert found == with_it
-    assert config.at(0.0).epochs == config.epochs
-    assert learner().at(0.0) is not None and learner().at(0.9).consolidation is None
 
 
 # what it is for

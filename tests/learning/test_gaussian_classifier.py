@@ -130,10 +130,6 @@ def test_run_is_judged_by_it_and_its_file_classifies_by_it(tmp_path: Path) -> No
             "it needs `memory`",
         ),
         (
-            {"learner": LEARNER | {"classifier": "head", "shrinkage": 0.3}},
-            "shrinkage: found 0.3, allowed with classifier gaussian",
-        ),
-        (
             {
                 "privacy": {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0},
                 "evaluation": {"federated": False},
@@ -142,7 +138,7 @@ def test_run_is_judged_by_it_and_its_file_classifies_by_it(tmp_path: Path) -> No
         ),
         ({"secure": {"least": 2}, "data": EXPERIMENT["data"] | {"sites": 3}}, "found 'gaussian' with secure"),
     ],
-    ids=["no memory", "shrinkage of a head", "noise", "masks"],
+    ids=["no memory", "noise", "masks"],
 )
 def test_what_it_does_not_go_with_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

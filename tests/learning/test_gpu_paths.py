@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
-from perennial.learning import classification, private_training
+from perennial.learning import losses, private_training
 from perennial.learning.batches import TrainingSet
 from perennial.learning.private_training import train_privately
 from perennial.learning.site_method import GradientCorrection
@@ -77,8 +77,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
         return (values * chosen).sum() / chosen.sum()
 
-    monkeypatch.setattr(classification, "_beyond", lambda labels, first, end: False)
-    monkeypatch.setattr(classification, "_mean_of", mean_of)
+    monkeypatch.setattr(losses, "_beyond", lambda labels, first, end: False)
+    monkeypatch.setattr(losses, "_mean_of", mean_of)
     monkeypatch.setattr(F, "one_hot", one_hot)
 
 

@@ -2,29 +2,25 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.exemplars import ExemplarStore
-from perennial.client.state import SiteState
-from perennial.config.learner import LearnerConfig, Memory
-from perennial.data.site import SiteData
-from perennial.data.splits import KeyedHash, content_groups
+from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
 from perennial.learning import losses
-from perennial.learning.classification import (
+from perennial.learning.exemplar_selection import herding, nearest
+from perennial.learning.losses import (
     BalancedSoftmax,
     Batch,
     CurrentSoftmax,
     GradientCompensation,
     TaskTemperatures,
+    log_prior,
+    supervised_contrastive,
 )
-from perennial.learning.exemplar_selection import herding, nearest
-from perennial.learning.losses import log_prior, supervised_contrastive
 
 
 @pytest.mark.parametrize(
@@ -137,23 +133,6 @@ def test_the_softmax_of_the_current_task_leaves_old_rows_alone() -> None:
                 "memory": {"per_class": 1},
             }
         )
-
-
-def test_a_class_below_its_quota_is_kept_whole_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    x, y = torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 1])
-    x[:, 0, 0, 0] = torch.arange(5)
-    rows, none = torch.arange(5), torch.empty(0, dtype=torch.int64)
-    keyed = KeyedHash(bytes(32), content_groups(x))
-    data = SiteData("north", x, y, rows, none, none, torch.zeros(1), torch.ones(1), keyed)
-    store = ExemplarStore(SiteState(tmp_path, "north"), data, ["cat", "dog"])
-    members = {0: rows[:3], 1: rows[3:]}
-    features = {label: torch.randn(len(indices), 4) for label, indices in members.items()}
-    with caplog.at_level("INFO", logger="perennial.site"):
-        store.choose(Memory(per_class=3), 3, features, members, version=1)
-    assert caplog.messages == ["north: below the quota of 3 exemplars: dog 2"]
-    assert sorted(store.indices(before_round=2).tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_task_temperatures_weigh_old_and_new_alike_however_many_there_are() -> None:

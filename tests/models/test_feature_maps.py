@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
-from perennial.foundation.bounded_folder import BoundedFolder
-from perennial.foundation.cache import machine_features
+from perennial.foundation.cache import BoundedFolder, machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of, batch_size
@@ -98,20 +97,6 @@ def test_one_sample_has_the_same_bits_at_every_place_of_a_batch(features: tuple[
         batch = others.clone()
         batch[place] = one[0]
         assert torch.equal(features_of(backbone, batch)[place : place + 1], alone), place
-
-
-def test_a_sample_is_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone, seen = backbone_of(RANDOM), []
-    monkeypatch.setattr(
-        FixedFeatures, "mapped", lambda self, x: seen.append(len(x)) or torch.ones(len(x), self.mapped_width)
-    )
-    bank = FeatureBank(backbone.mapped_width, None)
-    x = images(10)
-    features_of(backbone, x[:6], bank)
-    features_of(backbone, x[[5, 0, 3]], bank)
-    assert seen == [BATCH]
-    features_of(backbone, x, bank)
-    assert seen == [BATCH, BATCH]
 
 
 def test_features_outlive_the_process_and_a_row_that_was_cut_short(tmp_path: Path) -> None:

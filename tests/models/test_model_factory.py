@@ -9,7 +9,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import complete_state
-from perennial.models.se_cnn import SqueezeExcitation
+from perennial.models.networks import SqueezeExcitation
 
 SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (40,), (3, 64, 64)]
 SMALL = [

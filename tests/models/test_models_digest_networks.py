@@ -6,8 +6,13 @@ from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
-from perennial.models.digest_encoders import FeatureEncoder, digest_shape, encoder_hash
-from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.digest_networks import (
+    DigestTwoBranchModel,
+    FeatureEncoder,
+    GuidanceProducer,
+    digest_shape,
+    encoder_hash,
+)
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import complete_state, load_complete, travelling
@@ -56,18 +61,6 @@ def test_the_encoder_is_the_same_everywhere_and_its_hash_says_so():
     with torch.no_grad():
         next(one.parameters())[0] += 1e-6
     assert encoder_hash(one) != encoder_hash(_model().encoder)
-
-
-@pytest.mark.parametrize(
-    ("shape", "backbone"), [((1, 8, 8), "small_cnn"), ((40,), "mlp"), ((1, 8, 8), "mlp")]
-)
-def test_an_input_and_its_own_features_are_one_path(shape, backbone):
-    model = _model(shape, backbone)
-    x = torch.rand(4, *shape)
-    assert torch.equal(model(x), model.forward_digest(x, model.encoder(x)))
-    assert model.features(x).shape == (4, model.feature_width) == (4, 128)
-    assert not torch.equal(model(x), model.forward_digest(x, torch.zeros(4, *digest_shape(shape))))
-    assert not torch.equal(model(x), model.forward_digest(torch.zeros_like(x), model.encoder(x)))
 
 
 def test_the_encoder_neither_travels_nor_learns():

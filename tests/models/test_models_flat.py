@@ -140,20 +140,3 @@ def test_held_tensors_come_back_to_the_byte_and_others_do_not() -> None:
     assert not any(torch.equal(flat.views(flat.vector)[name], old[name]) for name in flat.keys)
     with pytest.raises(StateError, match=r"'head\.wait' is to be held"):
         flat.hold(["head.wait"])
-
-
-def test_memory_that_was_given_back_is_there_again_with_the_next_load() -> None:
-    model = _model()
-    flat = FlatParameters(model)
-    x, y = _batch()
-    values = {name: tensor.clone() for name, tensor in flat.views(flat.vector).items()}
-    expected = model(x)
-    flat.gradient.fill_(1.0)
-    flat.forget()
-    assert not flat.vector.untyped_storage().nbytes()
-    assert all(parameter.grad is None for parameter in model.parameters())
-    flat.load(values)
-    assert torch.equal(model(x), expected)
-    flat.gradient.zero_()
-    F.cross_entropy(model(x), y).backward()
-    assert flat.gradient.abs().sum() > 0

@@ -10,9 +10,8 @@ from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.feature_maps import projection
-from perennial.models.feature_maps.ball import RADIUS
 from perennial.models.feature_maps.fixed import FixedFeatures
-from perennial.models.feature_maps.projection import public_crops, whitened_components
+from perennial.models.feature_maps.projection import public_crops
 
 PATCHES: dict[str, Any] = {"name": "patches", "filters": 12, "size": 4, "grid": 2}
 SHAPE = (3, 16, 16)
@@ -63,30 +62,6 @@ def test_the_same_experiment_has_the_same_projection_and_another_one_has_not(tmp
     assert built().content == one.content, "computed anew it has the same bits"
     assert built(projection=7).content != one.content
     assert built(projection=None).content != one.content
-
-
-def test_signs_and_grids_leave_nothing_to_the_machine() -> None:
-    features = torch.randn(40, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mean, components = whitened_components(features, 5)
-    jitter = 1e-11 * torch.randn(40, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    again = whitened_components(features + jitter, 5)
-    assert torch.equal(mean, again[0]) and torch.equal(components, again[1])
-    # as many records as features, or fewer: the same components either way
-    wide = whitened_components(features.T @ features, 5)
-    assert wide[1].shape == (12, 5)
-
-
-def test_inputs_lie_around_a_constant_and_tables_stay_as_they_are() -> None:
-    backbone = built(features=["inputs"], projection=None)
-    pixels = torch.randint(0, 256, (4, *SHAPE)).float()
-    expected = torch.nn.functional.normalize(pixels.flatten(1) / 255 - 0.5) * RADIUS
-    assert backbone.width == 768
-    assert torch.allclose(backbone(inputs_of(pixels)), expected, atol=2**-15)
-    constants = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
-    table = build_model(config(features=["inputs"], projection=None), (2,), 2, 1, constants=constants)
-    assert torch.allclose(
-        table.backbone(torch.tensor([[3.0, 4.0]])), RADIUS * torch.tensor([[0.6, 0.8]]), atol=2**-15
-    )
 
 
 @pytest.mark.parametrize(

@@ -72,22 +72,6 @@ def test_features_are_averages_over_the_images(symmetry: Symmetry, expected: lis
     assert Symmetric(Corners(), symmetry)(image).tolist() == [expected]
 
 
-def test_a_square_counts_each_of_its_eight_images_once() -> None:
-    """A map that sees one pixel sees each of the eight that it can come from."""
-
-    class Pixel(nn.Module):
-        width, about = 1, "pixel"
-
-        def forward(self, pixels: Tensor) -> Tensor:
-            return pixels[:, 0, :1, 1]
-
-    image = torch.zeros(1, 1, 4, 4)
-    places = [(0, 1), (0, 2), (3, 1), (3, 2), (1, 0), (2, 0), (1, 3), (2, 3)]
-    for power, (row, column) in enumerate(places):
-        image[0, 0, row, column] = 2.0**power
-    assert float(Symmetric(Pixel(), "square")(image)) == (2**8 - 1) / 8
-
-
 def test_what_decides_features_decides_their_hash() -> None:
     contents = {built().content, built(symmetry="mirror").content, built(symmetry="square").content}
     contents |= {built(power=power).content for power in (0.5, 0.9)}

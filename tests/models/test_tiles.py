@@ -10,10 +10,8 @@ import yaml
 from PIL import Image
 from torch import Tensor, nn
 
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
-from perennial.config.simulation import simulated_federation
-from perennial.data.deployed import declared_input_shape
 from perennial.engine.run import run_in_process
 from perennial.foundation.tiling import grid_of, places
 from perennial.models.feature_maps.config import PatchesConfig
@@ -104,21 +102,6 @@ def experiment(root: Path, maps: list[dict[str, Any]], **data: Any) -> Path:
 
 
 MAP = {"name": "patches", "filters": 10, "size": 6, "grid": 1, "image_size": [32, 48]}
-
-
-def test_files_are_read_at_the_map_s_size_and_shrunk_once(tmp_path: Path) -> None:
-    loaded = load_experiment(experiment(tmp_path, [MAP]))
-    assert loaded.data.size == (32, 48)
-    x = simulated_federation(loaded).sites["site-0"].x
-    path = sorted((tmp_path / "photographs").rglob("*.png"))[0]
-    with Image.open(path) as image:
-        once = np.asarray(image.convert("L").resize((48, 32), Image.Resampling.BILINEAR))
-    assert np.array_equal(x[0, 0].numpy(), once)
-    # sites that bring their own files read them so too, and what is written down says it
-    alone = loaded.data.model_copy(update={"path": None, "classes": ("a", "b")})
-    assert declared_input_shape(alone) == (1, 32, 48)
-    again = Experiment.model_validate(yaml.safe_load(loaded.to_yaml()))
-    assert again.digest == loaded.digest
 
 
 def test_an_experiment_on_large_images_in_tiles_runs_and_tells_what_small_ones_hide(tmp_path: Path) -> None:

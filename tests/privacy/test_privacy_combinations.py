@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError
-from perennial.learning.classification import LOSSES
+from perennial.learning.losses import LOSSES
 from perennial.learning.privacy_claim import check_claim
 from perennial.privacy.combinations import refuse_false_claims
 from perennial.privacy.config import PrivacyConfig

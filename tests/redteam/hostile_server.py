@@ -205,7 +205,7 @@ def threshold(arrays: dict[str, Tensor], pixel: int, level: float, label: int) -
 
 def digests(hospital: Hospital) -> Outcome:
     """Digests of one sample each: the features of that sample, as the fixed encoder gives them."""
-    from perennial.models.digest_encoders import FeatureEncoder, encoder_hash
+    from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 
     encoder = FeatureEncoder((1, 8, 8), hospital.experiment.seed)
     reply = hospital.ask(DigestRequest(**hospital.stamp(), encoder=encoder_hash(encoder)))

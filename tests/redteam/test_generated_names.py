@@ -1,7 +1,7 @@
 """Names of callables at every place of text that a file, an app, a model or a message has: none is imported.
 
-The documents are made from the committed experiments, a site file, a model file, weights, a
-checkpoint and the requests of the protocol. Each is read by what a person or a site would read it with, while
+The documents are made from the committed experiments, a site file, a model file and the
+requests of the protocol. Each is read by what a person or a site would read it with, while
 a hook watches every import and every process that is started.
 """
 
@@ -24,22 +24,20 @@ from safetensors.torch import save_file
 from perennial.cli.check import check_command
 from perennial.client.app import app as client_app
 from perennial.config.document import read_document
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.experiment import load_experiment
 from perennial.data.source_kinds import SOURCES
 from perennial.data.sources import load
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import is_target
-from perennial.learning.classification import classification
+from perennial.learning.losses import classification
 from perennial.library import Model
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.finished_run import layout_of
-from perennial.models.feature_maps.weights import tensors_in
-from perennial.models.saved import Inputs, load_saved
+from perennial.models.saved import load_saved
 from perennial.protocol.messages import CompareHeadsRequest, EvaluateRequest, SparsityRequest, TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.server.checkpoint import LATEST, load_checkpoint
 from perennial.strategies.factory import build_strategy
 from tests.redteam.attacked_hospital import POLICIES, Hospital
 
@@ -169,23 +167,6 @@ def read_model(folder: Path, content: Any) -> None:
             continue
 
 
-def read_weights(folder: Path, content: Any) -> None:
-    path = folder / "weights.safetensors"
-    save_file(
-        {name: torch.zeros(1) for name in content["names"]},
-        path,
-        {key: str(value) for key, value in content["metadata"].items()},
-    )
-    tensors_in(path.read_bytes(), path)
-
-
-def read_checkpoint(folder: Path, content: Any) -> None:
-    save_file({"model/x": torch.zeros(1)}, folder / LATEST, {"facts": json.dumps(content)})
-    checkpoint, _ = load_checkpoint(folder)
-    Inputs.from_json(checkpoint.progress.inputs)
-    Experiment.model_validate(checkpoint.experiment)
-
-
 def at(hospital: Hospital) -> Callable[[Path, Any], None]:
     def send(_: Path, content: Any) -> None:
         fields = {**content["fields"], **{key: json.dumps(value) for key, value in content["json"].items()}}
@@ -252,22 +233,6 @@ MODEL = {
     "inputs": {"shape": [2], "stored": "float32", "mean": [0, 0], "std": [1, 1], "columns": {"a": "numeric"}},
     "confidence": {"void": "", "points": {"a": [0.9, 0.1]}},
 }
-WEIGHTS = {"names": ["conv.weight", "head.bias"], "metadata": {"format": "pt", "network": "resnet18"}}
-CHECKPOINT = {
-    "schema": 4,
-    "progress": {
-        "run": "abc",
-        "split_key": "00",
-        "plan": {"classes": ["a", "b"], "boundaries": [0, 2], "rounds": [1]},
-        "previous": SHA,
-        "holders": ["site-0"],
-        "inputs": MODEL["inputs"],
-        "history": {"accuracy": "none"},
-    },
-    "experiment": OTHERS[1],
-    "strategy": {"head": "ridge", "statements": {"site-0": "x"}},
-    "checksum": 0,
-}
 
 
 def requests(hospital: Hospital) -> Iterator[dict[str, Any]]:
@@ -301,8 +266,6 @@ def documents(hospital: Hospital) -> list[Document]:
         *(("app", content, read_app) for content in OTHERS),
         ("site file", SITE, check_file),
         ("model", MODEL, read_model),
-        ("weights", WEIGHTS, read_weights),
-        ("checkpoint", CHECKPOINT, read_checkpoint),
         *(("message", content, at(hospital)) for content in requests(hospital)),
     ]
     found = []
@@ -374,7 +337,7 @@ def test_the_hook_sees_what_it_looks_for(every: list[Document]) -> None:
     kinds: PlainObject = {}
     for document in every:
         kinds[document.kind] = kinds.get(document.kind, 0) + 1
-    assert len(every) > ALL and len(kinds) == 8 and min(kinds.values()) >= 30, kinds
+    assert len(every) > ALL and len(kinds) == 5 and min(kinds.values()) >= 30, kinds
 
 
 def test_a_sample_imports_nothing(

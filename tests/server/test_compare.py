@@ -6,7 +6,7 @@ import pytest
 
 from perennial.foundation.errors import StateError
 from perennial.server.report.compare import compare
-from tests.run_folders import HOSTILE, Page, write_run
+from tests.run_folders import Page, write_run
 
 
 def seeds(folder: Path, name: str, finals: dict[int, float], yaml: str = "name: x\n") -> list[Path]:
@@ -58,18 +58,6 @@ def test_classes_of_very_different_size_are_compared_by_balanced_accuracy_first(
     assert columns[2:4] == ["final balanced accuracy", "final accuracy"]
     assert cells[0][2:4] == ["50.0", "60.0"]
     assert "Best final balanced accuracy: fair, 50.0 %" in Page(comparison.page).text
-
-
-def test_the_comparison_page_shows_bands_only_over_several_seeds(tmp_path: Path) -> None:
-    runs = [*seeds(tmp_path, HOSTILE.replace("/", "-"), {1: 0.8, 2: 0.9}), *seeds(tmp_path, "once", {1: 0.3})]
-    page = Page(compare(runs, tmp_path).page)
-    assert page.sections == ["results", "accuracy-over-tasks", "runs"]
-    assert len(page.scripts) == 1
-    assert not page.all("img")
-    (band,) = [path for path in page.all("path") if str(path.get("class")).startswith("area")]
-    assert str(band["d"]).count("L") == 5
-    *_, last = page.charts["accuracy-over-tasks"].tells
-    assert "85.0 ± 7.1 %\nonce: 30.0 %" in last
 
 
 def test_runs_of_one_name_with_other_settings_are_rows_of_their_own(tmp_path: Path) -> None:

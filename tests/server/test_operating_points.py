@@ -17,8 +17,8 @@ from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored, bin_logits
 from perennial.models.saved import load_saved
-from perennial.server.measures.operating import at_prevalence, operating_points, worst_parts
-from perennial.server.measures.record import ClassMeasures, Measures, PartMeasures, read_measures
+from perennial.server.measures.operating import at_prevalence, operating_points
+from perennial.server.measures.record import ClassMeasures, Measures, read_measures
 
 
 def invoke(*arguments: object) -> str:
@@ -95,20 +95,6 @@ def test_what_an_answer_is_worth_at_the_reader_s_prevalence() -> None:
         assert found.low is not None and found.high is not None
         held += found.low <= truth <= found.high
     assert held >= 380
-
-
-def test_the_worst_site_and_subgroup_stand_beside_the_mean() -> None:
-    sites = {
-        name: PartMeasures(samples=50, balanced_accuracy=value) for name, value in (("a", 0.9), ("b", 0.6))
-    }
-    groups = {
-        name: PartMeasures(samples=40, balanced_accuracy=value) for name, value in (("f", 0.7), ("m", 0.8))
-    }
-    measures = Measures(
-        source="sites", samples=100, held_out=100, sites=sites, subgroups=groups, subgroup_column="sex"
-    )
-    assert worst_parts(measures) == "site b 60 % (of 50), sex f 70 % (of 40)"
-    assert worst_parts(measures.model_copy(update={"sites": {}, "subgroups": {}})) == ""
 
 
 @pytest.fixture(scope="module")

@@ -216,18 +216,6 @@ def test_the_hand_case() -> None:
     assert backward_transfer([[0.5]]) is None
 
 
-def test_a_hole_reaches_the_measures_that_need_it_and_no_other() -> None:
-    at_the_end = [[0.9], [0.6, 0.8], [None, None, None]]
-    assert (forgetting(at_the_end), backward_transfer(at_the_end)) == (None, None)
-    of_the_newest = [[0.9], [0.6, 0.8], [0.5, 0.7, None]]
-    assert forgetting(of_the_newest) == pytest.approx(0.25)
-    assert backward_transfer(of_the_newest) == pytest.approx(-0.25)
-    # the best before may have been in the hole; what followed learning was measured
-    between = [[0.9], [None, 0.8], [0.5, 0.7, 0.9]]
-    assert forgetting(between) is None
-    assert backward_transfer(between) == pytest.approx(-0.25)
-
-
 def test_what_rounds_measured_stands_in_the_journal_and_not_in_the_checkpoint() -> None:
     history = History({"by_round": [[0.5, 10]]})
     reply = Admitted("a", {}, 1.0, 7)

@@ -173,23 +173,6 @@ def test_a_card_tells_of_evaluations_outside_and_denies_none(images: Path) -> No
     assert "## Judged outside the federation" in text and "| outside | 60 |" in text
 
 
-def test_predict_reads_missing_values_as_the_run_did(tmp_path: Path) -> None:
-    rows = [f"{40 + i % 30},{'ill' if i % 30 > 14 else 'well'}" for i in range(120)]
-    (tmp_path / "a.csv").write_text("\n".join(["age,outcome", *rows, "-999,ill"]) + "\n")
-    block = {"source": "csv", "path": str(tmp_path / "a.csv"), "label_column": "outcome", "sites": 2}
-    experiment = {
-        "name": "ages",
-        "data": block | {"missing": ["-999"]},
-        "tasks": {"count": 1, "rounds": 1},
-        "model": {"name": "mlp"},
-    }
-    (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment))
-    invoke("run", tmp_path / "e.yaml", "--runs", tmp_path / "runs")
-    (tmp_path / "new.csv").write_text("age\n-999\nNA\n")
-    lines = invoke("predict", tmp_path / "runs" / "ages", tmp_path / "new.csv").splitlines()
-    assert lines[0].split("\t")[1:] == lines[1].split("\t")[1:]
-
-
 def test_a_card_says_what_the_model_is_and_is_not(images: Path) -> None:
     run = images / "runs" / "shades"
     invoke("card", run)

@@ -10,7 +10,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from perennial.cli.check import check_command
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
@@ -196,21 +195,6 @@ def test_balanced_ridge_asks_a_task_again_when_its_counts_change(tmp_path: Path)
     returned = run(tmp_path, "returned", strategy=balanced, absence=away)
     assert sums_of(returned) == sums_of(whole)
     assert returned["model_sha256"] == whole["model_sha256"]
-
-
-def test_check_says_what_the_kept_sums_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "experiment.yaml"
-    path.write_text(yaml.safe_dump(experiment()))
-    check_command(path, None)
-    said = capsys.readouterr().out
-    found = run(tmp_path, "kept")
-    kept = sum(path.stat().st_size for path in (tmp_path / "runs" / "kept" / "statistics").iterdir())
-    bound = 5 * found["analytic"]["message_bytes"]
-    assert f"sums of {bound / 1e6:,.1f} MB a site stay on the server's disk" in said
-    assert 4 * bound <= kept <= 4 * bound * 1.1
-    path.write_text(yaml.safe_dump(experiment(strategy={"keep_sites": False})))
-    check_command(path, None)
-    assert "keep_sites" not in capsys.readouterr().out
 
 
 def test_each_sites_sums_are_kept_or_not(tmp_path: Path) -> None:

@@ -78,19 +78,6 @@ def test_one_cluster_that_shares_everything_is_the_base_strategy(tmp_path: Path)
     assert content_sha256(done.own("site-0")) == plain.summary["model_sha256"]
 
 
-def test_singletons_are_local_training_and_so_is_keeping_every_layer(tmp_path: Path) -> None:
-    singletons = {"grouping": "fixed", "groups": [[f"site-{i}"] for i in range(4)]}
-    alone = run(tmp_path / "alone", strategy=singletons)
-    local = run(
-        tmp_path / "local", strategy={"grouping": "random", "clusters": 1, "personal": ["backbone", "head"]}
-    )
-    assert [read_kind(m.content) for m in local.sent] == [read_kind(m.content) for m in alone.sent]
-    for site in ("site-0", "site-3"):
-        one, other = alone.own(site), local.own(site)
-        assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
-        assert not torch.allclose(one["head.weight"], alone.own("site-1")["head.weight"])
-
-
 def test_heads_grow_with_new_classes_and_old_rows_stay_their_own(tmp_path: Path) -> None:
     done = run(
         tmp_path,

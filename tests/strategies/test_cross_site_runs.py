@@ -87,18 +87,6 @@ def test_honest_sites_are_compared_and_nobody_is_marked(tmp_path: Path) -> None:
         assert len(row["classes"]) == 10
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"strategy": {**RIDGE, "keep_sites": False}},
-        {"strategy": {**RIDGE, "head": "balanced_ridge"}},
-        {"data": {**DATA, "sites": 2}},
-    ],
-)
-def test_where_it_cannot_be_made_there_is_none(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert "cross_site" not in made(tmp_path, "without", **changes)
-
-
 def test_sums_with_a_negative_direction_are_dropped_by_name_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,15 +154,6 @@ def test_an_experiment_that_cannot_make_or_read_digests_is_refused(
         run(tmp_path, **changes)
 
 
-def test_classes_too_small_for_a_digest_and_bytes_are_reported(tmp_path: Path) -> None:
-    few = {"per_digest": 9, "mix": "within_class"}
-    data = EXPERIMENT["data"] | {"samples_limit": 120, "partition": {"kind": "dirichlet", "alpha": 0.5}}
-    block = run(tmp_path, digests=few, data=data, tasks={"count": 1, "rounds": 2}, absence=[])["digest"]
-    assert 0 < len(block["classes_without_digests"]) < 10
-    for lent in block["sites"].values():
-        assert lent["bytes"] == 4 * lent["digests"] * (block["numbers_per_digest"] + 10)
-
-
 # the server's networks
 
 

@@ -142,19 +142,6 @@ def test_digests_are_lent_once_for_the_global_and_the_personal_rounds(tmp_path: 
     assert asked.count("query.digest") == 4
 
 
-def test_a_cluster_of_which_everybody_is_away_goes_on_by_digests(tmp_path: Path) -> None:
-    gone = [{"site": site, "first_round": 3} for site in SITES[:2]]
-    run_in_process(settings(tmp_path, absence=gone))
-    before = [
-        event["details"]["in_clusters"]["0"]["digests"]["stood_in"] for event in rounds_of(tmp_path)[2:]
-    ]
-    assert [list(stood_in) for stood_in in before] == [SITES[:2], SITES[:2]]
-    assert all(sorted(event["participants"]) == SITES[2:] for event in rounds_of(tmp_path)[2:])
-    run_in_process(settings(tmp_path, "short", absence=gone, tasks={"count": 1, "rounds": 2}))
-    now, then = (cluster_model(tmp_path, 0, runs) for runs in ("runs", "short"))
-    assert not any(torch.equal(now[name], then[name]) for name in now)
-
-
 def test_the_servers_own_layers_are_trained_and_stay_at_the_server(tmp_path: Path) -> None:
     run_in_process(settings(tmp_path))
     checkpoint, _ = load_checkpoint(tmp_path / "runs" / "small" / "checkpoint")

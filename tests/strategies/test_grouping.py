@@ -52,23 +52,6 @@ def test_clusters_are_found_anew_when_a_site_has_moved_far(monkeypatch: pytest.M
     assert sites.grouping.members(1) == {"b", "c", "d"}
 
 
-def test_a_site_that_is_away_then_is_counted_with_most_of_its_neighbours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sites = Answering(monkeypatch)
-    sites.assign(APART, anew=True)
-    there = {site: vector for site, vector in APART.items() if site != "a"}
-    assert sites.assign(there | {"b": (0.85, 0.8), "e": (0.0, 0.1)}, anew=True)["b"] == 0
-    assert [sorted(sites.grouping.members(cluster)) for cluster in (0, 1)] == [["a", "b", "c", "d"], ["e"]]
-    state = sites.grouping.state_dict()
-    resumed = Answering(monkeypatch).grouping
-    resumed.load_state_dict(state)
-    assert resumed.members(0) == sites.grouping.members(0)
-    # back again, its own vector says where it belongs
-    assert sites.assign({"a": (0.0, 0.0)}, anew=False)["a"] == 1
-    assert [sorted(sites.grouping.members(cluster)) for cluster in (0, 1)] == [["b", "c", "d"], ["a", "e"]]
-
-
 def test_inside_a_phase_only_sites_without_a_cluster_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     sites = Answering(monkeypatch)
     first = sites.assign(APART, anew=True)

@@ -157,17 +157,6 @@ def test_the_layers_of_a_large_model_are_summed_by_the_compiled_loop(
         assert torch.equal(compiled[name], shuffled[name])
 
 
-def test_no_step_one_site_and_no_site() -> None:
-    reference, updates = random_updates(5, 3)
-    still = aggregate(LayerAttention(alpha=0.0), reference, updates)
-    alone = aggregate(LayerAttention(), reference, updates[:1])
-    for name, tensor in reference.items():
-        assert torch.equal(still[name], tensor)
-        assert torch.allclose(alone[name], tensor + updates[0][name], atol=1e-6)
-    with pytest.raises(ValueError, match="no site at all"):
-        aggregate(LayerAttention(), reference, [])
-
-
 def test_granularity_joins_tensors() -> None:
     reference, updates = random_updates(9, 3)
     strategy = LayerAttention(granularity="module")

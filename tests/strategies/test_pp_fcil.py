@@ -11,14 +11,13 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
-from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
+from perennial.foundation.errors import PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.frozen_outputs import FrozenOutputs
+from perennial.learning.objective import FrozenOutputs
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
@@ -140,15 +139,6 @@ def test_a_late_reply_counts_in_the_next_round_with_less_weight(tmp_path: Path) 
     assert len(set(rounds[2]["details"]["weights"].values())) == 1
 
 
-def test_without_staleness_a_late_reply_is_dropped_by_name(tmp_path: Path) -> None:
-    strict = {"name": "multi_factor", "staleness": 0}
-    _, rounds = run(
-        tmp_path, (2, 1), tasks={"count": 1, "rounds": 2}, strategy=strict, rounds={"deadline": 0.4}
-    )
-    assert [drop["site"] for drop in rounds[1]["dropped"]] == ["site-1"]
-    assert "stale" in rounds[1]["dropped"][0]["reason"]
-
-
 @pytest.mark.parametrize(
     ("keys", "allowed"), [({"gamma": 0, "delta": 0}, True), ({"gamma": 0.1, "delta": 0}, False), ({}, False)]
 )
@@ -175,13 +165,6 @@ def test_weights_from_told_figures_are_refused_under_privacy(
             run_in_process(settings)
 
 
-def test_the_old_backbone_as_teacher_needs_a_dual_backbone(tmp_path: Path) -> None:
-    learner = SMALL["learner"] | {"distillation": {"teacher": "old_backbone"}}
-    load_experiment(Path(write(tmp_path, learner=learner)))
-    with pytest.raises(ConfigError, match=r"old_backbone.*dual_backbone"):
-        load_experiment(Path(write(tmp_path, learner=learner, model={"name": "mlp"})))
-
-
 # the frozen past
 
 
@@ -201,8 +184,7 @@ def training_set(count: int = 12) -> TrainingSet:
     return TrainingSet(x, torch.arange(count) % 4, torch.zeros(1), torch.ones(1))
 
 
-@pytest.mark.parametrize("kind", ["full", "old_backbone"])
-def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
+def test_the_past_is_the_same_remembered_or_computed() -> None:
     model, teacher = past_models()
     data, rows = training_set(), torch.tensor([5, 0, 7])
     with torch.no_grad():
@@ -210,9 +192,7 @@ def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
             parameter.add_(0.1)
     expected_logits = teacher(data.inputs(rows))
     for augmented in (False, True):
-        features, logits, _ = FrozenOutputs(model, teacher, kind, data, augmented).beside(
-            rows, data.inputs(rows)
-        )
+        features, logits, _ = FrozenOutputs(model, teacher, data, augmented).beside(rows, data.inputs(rows))
         torch.testing.assert_close(features, model.features(data.inputs(rows)))
         assert logits is not None
         # in the second task the old backbone with the old head is the whole model of the task before
@@ -222,16 +202,16 @@ def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
 def test_the_past_must_be_frozen_and_know_less() -> None:
     model, teacher = past_models()
     with pytest.raises(ProtocolError, match="teacher: found parameters"):
-        FrozenOutputs(model, teacher.requires_grad_(True), "full", training_set(), True)
+        FrozenOutputs(model, teacher.requires_grad_(True), training_set(), True)
     teacher.requires_grad_(False)
     assert model.old_backbone is not None
     model.old_backbone.requires_grad_(True)
     with pytest.raises(ProtocolError, match="old backbone: found parameters"):
-        FrozenOutputs(model, teacher, "full", training_set(), True)
+        FrozenOutputs(model, teacher, training_set(), True)
     model.old_backbone.requires_grad_(False)
     wide, _ = past_models()
     with pytest.raises(ProtocolError, match="a head of 4 classes"):
-        FrozenOutputs(model, wide.requires_grad_(False), "full", training_set(), True)
+        FrozenOutputs(model, wide.requires_grad_(False), training_set(), True)
 
 
 @pytest.mark.slow

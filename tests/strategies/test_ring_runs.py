@@ -106,23 +106,6 @@ def test_one_segment_in_a_fixed_order_is_cyclic_weight_transfer(tmp_path: Path) 
         assert torch.allclose(tensor, models[1][name], atol=1e-5)
 
 
-@pytest.mark.parametrize("base", ["fedavg", "layer_attention", "multi_factor", "scaffold", "fednova"])
-def test_sites_of_other_strategies_are_valued_by_their_updates(base: str, tmp_path: Path) -> None:
-    strategy = {"name": "contribution", "base": base, "estimator": "reconstruct", "exact": True}
-    experiment = write(
-        tmp_path,
-        strategy=strategy | {"utility": "probability"},
-        tasks={"count": 1, "rounds": 1},
-        learner={"preset": "none", "optimizer": {"lr": 0.1}},
-        adversaries=[{"site": "site-1", "kind": "free_rider"}],
-    )
-    summary: dict[str, Any] = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
-    values = {site: entry["value"] for site, entry in summary["contribution"].items()}
-    assert set(values) == {"site-0", "site-1", "site-2"}
-    assert sum(values.values()) == pytest.approx(summary["valuation"]["gain"])
-    assert values["site-1"] == min(values.values()), "its null update keeps the mean where it was"
-
-
 def test_an_adversary_that_is_no_site_is_refused(tmp_path: Path) -> None:
     experiment = write(tmp_path, adversaries=[{"site": "site-3", "kind": "free_rider"}])
     with pytest.raises(ConfigError, match=r"adversaries: found site 'site-3'"):

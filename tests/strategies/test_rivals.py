@@ -13,7 +13,7 @@ from perennial.baselines.adabest import AdaBest
 from perennial.baselines.feddisco import FedDisco, checked_counts, disco_weights, discrepancies
 from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.models.growth import grown
+from perennial.models.layers import grown
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg

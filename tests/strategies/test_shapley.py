@@ -44,18 +44,6 @@ def test_all_orders_give_the_exact_values_and_their_sum_is_the_gain(players: int
     assert phi.sum() == pytest.approx(game[everybody] - game[frozenset()])
 
 
-def test_an_order_is_left_off_when_nothing_more_can_come() -> None:
-    asked: list[frozenset[int]] = []
-
-    def value(members: frozenset[int]) -> float:
-        asked.append(members)
-        return float(0 in members)
-
-    phi = over_permutations(4, value, [np.array([0, 1, 2, 3])], truncation=1e-3)
-    assert phi.tolist() == [1, 0, 0, 0]
-    assert frozenset({0, 1}) not in asked
-
-
 def test_no_more_orders_are_drawn_when_the_values_stand_still() -> None:
     drawn = []
     orders = (drawn.append(order) or order for order in drawn_permutations(3, 500, stream(1, "orders")))

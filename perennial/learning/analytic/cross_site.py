@@ -9,9 +9,10 @@ Shapes: K sites, C classes, D features with the constant, d = D - 1.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, mode
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from perennial.foundation.errors import DataError
@@ -26,6 +27,10 @@ LEAST_KNOWN = 0.9
 LEAST_RECORDS = 10
 """Records of a class at each of two sites that are compared."""
 WITHIN_SHRINKAGE = 0.05
+LEAST_GAIN = 0.05
+"""Share of the squared distances between class means that another order of the labels must save."""
+UNLIKE = 0.1
+"""Correlation of class means below which a site's classes resemble nobody's."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ def cross_site(sites: Mapping[str, Sums], judge: Judge = EVERYTHING) -> CrossSit
         raise DataError(f"cross-site table: found {len(sites)} sites, allowed three or more")
     first = table = _table(sites, judge)
     left, marked = dict(sites), {}
-    while found := _marked(table.rows):
+    while found := _marked(table.rows, compare_labels(left)):
         worst = min(found, key=lambda name: (table.rows[name].skill or 0.0, table.given.get(name, 0.0)))
         marked[worst] = found[worst]
         del left[worst]
@@ -223,19 +228,77 @@ def _is_known(sums: Sums, known: Tensor) -> bool:
     return every > 0 and int(known.sum()) > 1 and float(sums.counts[known].sum()) >= LEAST_KNOWN * every
 
 
-def _marked(rows: Mapping[str, SiteRow]) -> dict[str, str]:
-    """Who is looked at: a skill below 0, where most sites' is above it.
+@dataclass(frozen=True)
+class LabelCheck:
+    """How a site's labels fit those of the other sites.
 
-    Elsewhere the features, or the records of so early a task, say too little of anybody.
+    contradicted: label -> the label that most of the others would give its records.
+    likeness: correlation of the site's class means with another site's, each about their centre, in
+        within-class deviations; the median over the other sites. None: nobody has two of its classes.
+    """
+
+    contradicted: dict[int, int]
+    likeness: float | None
+
+
+def _marked(rows: Mapping[str, SiteRow], checks: Mapping[str, LabelCheck]) -> dict[str, str]:
+    """Who is looked at: contradicted labels, or a skill below 0 of classes that resemble nobody's.
+
+    A skill below 0 alone is no reason, since another camera has it too; nor is it where most sites' skill is
+    below 0, because the features, or the records of so early a task, then say too little of anybody.
     """
     skills = {name: row.skill for name, row in rows.items() if row.skill is not None}
-    if not skills or median(skills.values()) <= 0:
+    telling = bool(skills) and median(skills.values()) > 0
+    found = {}
+    for name, row in rows.items():
+        check = checks.get(name)
+        if check is not None and check.contradicted:
+            words = [f"its class {one} for their {other}" for one, other in check.contradicted.items()]
+            found[name] = f"most other sites take {' and '.join(words)}: are labels mixed up?"
+            continue
+        unlike = check is None or check.likeness is None or check.likeness < UNLIKE
+        if telling and unlike and row.skill is not None and row.skill < 0:
+            found[name] = f"the others' model fits its records worse than a guess: skill {row.skill:.2f}"
+    return found
+
+
+def compare_labels(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> dict[str, LabelCheck]:
+    """Compare the labels of each two sites over the classes of which both have `least` records or more.
+
+    For each pair the order of labels is sought under which the class means lie closest. A label is
+    contradicted by the pair where another one fits so, and the whole order saves LEAST_GAIN. It counts where
+    more than half of the other sites, and two at least, contradict it. In the covariance no site counts as
+    more records than the median site. Returns {} where there are too few records for a covariance.
+    """
+    most = median(float(each.counts.sum()) for each in sites.values())
+    means = _whitened_means({name: _at_most(each, most) for name, each in sites.items()})
+    if means is None:
         return {}
-    return {
-        name: f"the others' model fits its records worse than a guess: skill {skill:.2f}"
-        for name, skill in skills.items()
-        if skill < 0
-    }
+    found = {}
+    for name in sites:
+        votes: dict[int, list[int | None]] = {}
+        likeness = []
+        for other in sites:
+            both = (sites[name].counts >= least) & (sites[other].counts >= least)
+            if other == name or int(both.sum()) < 2:
+                continue
+            labels = both.nonzero()[:, 0].tolist()
+            mine, theirs = means.whitened[name][both], means.whitened[other][both]
+            distances = torch.cdist(mine, theirs).square().numpy()
+            rows, columns = linear_sum_assignment(distances)
+            saved = 1 - distances[rows, columns].sum() / max(distances.trace(), 1e-300)
+            for row, column in zip(rows, columns, strict=True):
+                says = labels[column] if row != column and saved > LEAST_GAIN else None
+                votes.setdefault(labels[row], []).append(says)
+            mine, theirs = mine - mine.mean(0), theirs - theirs.mean(0)
+            likeness.append(float((mine * theirs).sum() / (mine.norm() * theirs.norm()).clamp_min(1e-300)))
+        contradicted = {}
+        for label, said in sorted(votes.items()):
+            against = [each for each in said if each is not None]
+            if len(said) > 1 and 2 * len(against) > len(said):
+                contradicted[label] = mode(against)
+        found[name] = LabelCheck(contradicted, median(likeness) if likeness else None)
+    return found
 
 
 @dataclass(frozen=True)
@@ -259,32 +322,16 @@ def class_differences(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> 
     make t larger. Raises DataError unless there are more records than means and than directions to compare.
     """
     names = sorted(sites)
-    width = len(next(iter(sites.values())).gram) - 1
-    within, records, held = torch.zeros(width, width, dtype=torch.float64), 0.0, 0
-    for name in names:
-        sums = sites[name]
-        there = sums.counts > 0
-        rows = sums.sums[there, :-1] / sums.counts[there, None].sqrt()
-        within += sums.gram[:-1, :-1] - rows.T @ rows
-        records, held = records + float(sums.counts.sum()), held + int(there.sum())
-    freedom = records - held
-    if freedom < 1:
-        raise DataError("class differences: there are not more records than classes at sites")
-    covariance = within / freedom
-    shrunk = covariance.clone()
-    shrunk.diagonal().add_(WITHIN_SHRINKAGE * float(covariance.diagonal().mean()))
-    factor = torch.linalg.cholesky(shrunk)
-    effective = float(torch.cholesky_solve(covariance, factor).trace())
-    correction = 1 - effective / freedom
-    if correction <= 0:
+    means = _whitened_means(sites)
+    if means is None:
         raise DataError("class differences: there are fewer records than directions to compare")
+    effective, correction = means.directions, means.correction
     found = []
     for label in range(len(next(iter(sites.values())).counts)):
         with_it = [name for name in names if float(sites[name].counts[label]) >= least]
         if len(with_it) < 2:
             continue
-        means = torch.stack([sites[n].sums[label, :-1] / sites[n].counts[label] for n in with_it])
-        whitened = torch.linalg.solve_triangular(factor, means.T, upper=False).T
+        whitened = torch.stack([means.whitened[name][label] for name in with_it])
         apart = torch.cdist(whitened, whitened, compute_mode="donot_use_mm_for_euclid_dist").square()
         for i, one in enumerate(with_it):
             for j in range(i + 1, len(with_it)):
@@ -293,6 +340,53 @@ def class_differences(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> 
                 effect = math.sqrt(max(0.0, corrected - harmonic))
                 found.append(ClassDifference(label, (one, with_it[j]), corrected / harmonic, effect))
     return found
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Class means of sites, in within-class deviations.
+
+    whitened: site -> (C, d). directions: the effective number of them. correction: the share of a squared
+    distance that is not due to the covariance's own error.
+    """
+
+    whitened: dict[str, Tensor]
+    directions: float
+    correction: float
+
+
+def _whitened_means(sites: Mapping[str, Sums]) -> _Means | None:
+    """Class means by the within-class covariance of all sites, about each site's own class means.
+
+    The covariance is shrunk by WITHIN_SHRINKAGE of its mean diagonal. None: there are too few records.
+    """
+    width = len(next(iter(sites.values())).gram) - 1
+    within, records, held = torch.zeros(width, width, dtype=torch.float64), 0.0, 0
+    for sums in sites.values():
+        there = sums.counts > 0
+        rows = sums.sums[there, :-1] / sums.counts[there, None].sqrt()
+        within += sums.gram[:-1, :-1] - rows.T @ rows
+        records, held = records + float(sums.counts.sum()), held + int(there.sum())
+    freedom = records - held
+    if freedom < 1:
+        return None
+    covariance = within / freedom
+    shrunk = covariance.clone()
+    shrunk.diagonal().add_(WITHIN_SHRINKAGE * float(covariance.diagonal().mean()))
+    factor, failed = torch.linalg.cholesky_ex(shrunk)
+    if failed:
+        return None
+    directions = float(torch.cholesky_solve(covariance, factor).trace())
+    correction = 1 - directions / freedom
+    if correction <= 0:
+        return None
+    whitened = {
+        name: torch.linalg.solve_triangular(
+            factor, (sums.sums[:, :-1] / sums.counts.clamp_min(1e-300)[:, None]).T, upper=False
+        ).T
+        for name, sums in sites.items()
+    }
+    return _Means(whitened, directions, correction)
 
 
 def added(parts: Sequence[Sums]) -> Sums:

@@ -15,7 +15,7 @@ from perennial.config.experiment import Experiment
 from perennial.data.federation import SimulatedFederation
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import stream, torch_seed
-from perennial.models.digest_encoders import FeatureEncoder
+from perennial.models.digest_networks import FeatureEncoder
 from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.digest_config import DigestConfig

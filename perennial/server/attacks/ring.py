@@ -19,10 +19,9 @@ from perennial.learning.training import train
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
+from perennial.models.networks import SECNN, MultilayerPerceptron, SmallCNN
 from perennial.models.relabel import relabel
 from perennial.models.saved import SavedModel
-from perennial.models.se_cnn import SECNN
-from perennial.models.small import MultilayerPerceptron, SmallCNN
 from perennial.privacy.attacks.linkage import Layers, align, link_models
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
-from perennial.models.digest_encoders import FeatureEncoder, digest_shape, encoder_hash
+from perennial.models.digest_networks import FeatureEncoder, digest_shape, encoder_hash
 from perennial.privacy.entries import Entry
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import DigestReply, DigestRequest, Refusal

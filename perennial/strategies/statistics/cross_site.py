@@ -104,8 +104,8 @@ def marked(block: Mapping[str, Any]) -> set[str]:
 def sentences(block: dict[str, Any]) -> list[str]:
     """A sentence for each marked site, for the journal."""
     return [
-        f"site {name} contradicts the others: {row['marked']}. An unusual camera, other label habits and "
-        "false sums look alike here: talk to the site; its sums can be withdrawn at any time"
+        f"site {name} contradicts the others: {row['marked']}. Other habits of labelling, a mistake "
+        "and false sums look alike here: talk to the site; its sums can be withdrawn at any time"
         for name, row in block["sites"].items()
         if row["marked"]
     ]
