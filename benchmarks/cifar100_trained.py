@@ -108,10 +108,7 @@ def content_of(run: Run, sizes: Sizes, classes: list[str]) -> dict[str, Any]:
     content |= {"name": run.name, "seed": run.seed}
     content["data"] |= {"classes": taken, "validation_fraction": run.held_out}
     content["tasks"] = {"count": run.tasks, "order": taken, "rounds": sizes.rounds}
-    content["evaluation"] = {"federated": run.held_out > 0}
-    if run.held_out:
-        # sites count right answers on validation samples after each round; no round is left out
-        content["stopping"] = {"patience": None}
+    content["evaluation"] = {"federated": False}
     if run.arm in (CONTRASTIVE, PP_FCIL):
         learner["contrastive"] = TERM
     if run.arm == PP_FCIL:
@@ -166,7 +163,7 @@ def finish(
         "accuracy_by_task": summary["average_accuracy"],
         "final_accuracy": summary["final_accuracy"],
         "forgetting": summary.get("forgetting"),
-        "validation": best_on_validation(there) if run.held_out else None,
+        "validation": judge_on_validation(there) if run.held_out else None,
         "seconds": summary["seconds"],
         "seconds_of_the_last_start": round(time.monotonic() - began),
         "model_sha256": summary["model_sha256"],
@@ -179,11 +176,23 @@ def _absolute(path: str) -> str:
     return str((EXPERIMENT.parent / path).resolve())
 
 
-def best_on_validation(folder: Path) -> float:
-    """Balanced accuracy on the sites' validation samples of the last task's best round, from the journal."""
-    said = [json.loads(line).get("text", "") for line in (folder / "events.jsonl").read_text().splitlines()]
-    told = [text for text in said if "validation was best" in text]
-    return float(told[-1].split("balanced accuracy ")[1].split(" ")[0]) / 100
+def judge_on_validation(folder: Path) -> float:
+    """Balanced accuracy of a finished run's model on the samples that its sites held back and never used."""
+    import numpy as np
+
+    from perennial.config.experiment import load_experiment
+    from perennial.config.simulation import simulated_federation
+    from perennial.library import load_run
+
+    model = load_run(folder).model
+    right: dict[int, list[np.ndarray]] = {}
+    for site in simulated_federation(load_experiment(folder / "experiment.yaml")).sites.values():
+        for rows in site.part("validation").split(500):
+            labels = site.y[rows].numpy()
+            found = model.probabilities(site.x[rows]).argmax(dim=1).numpy() == labels
+            for label in np.unique(labels):
+                right.setdefault(int(label), []).append(found[labels == label])
+    return float(np.mean([np.concatenate(parts).mean() for parts in right.values()]))
 
 
 def runs_of(stage: int, rates: tuple[float, ...], sizes: Sizes, folder: Path) -> Iterator[Run]:

@@ -31,7 +31,7 @@ from perennial.data.site import SiteData
 from perennial.foundation.streams import stream
 from perennial.learning.analytic.solve import Sums, gcv, ridge
 from perennial.models.factory import build_model
-from perennial.models.feature_maps.random_relu import RandomReLU
+from perennial.models.feature_maps.pixels import RandomReLU
 from perennial.models.incremental import IncrementalModel
 
 FILE = "controls.jsonl"

@@ -29,7 +29,7 @@ from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.simulation import simulated_site_names
 from perennial.config.site import SitePolicy
 from perennial.data.config import AugmentationConfig, DataConfig
-from perennial.data.digits import load_digits
+from perennial.data.public_sets import load_digits
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.private_training import train_privately
@@ -38,7 +38,7 @@ from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, travelling
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SecureNoise
+from perennial.privacy.noise import Noise
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 
@@ -134,7 +134,7 @@ class _Sites:
     def noise(self, sites: int) -> None:
         """The noise of so many updates in one draw."""
         values = sum(tensor.numel() for tensor in self._arrays.values())
-        SecureNoise().normal((sites * values,), 1.0)
+        Noise().normal((sites * values,), 1.0)
 
     def turn(self, place: int, number: int) -> None:
         """One site's answer in a round."""
@@ -169,7 +169,7 @@ def _private(data: TrainingSet) -> None:
         model,
         FlatParameters(model),
         data,
-        SecureNoise(),
+        Noise(),
         augmentation=AugmentationConfig(),
     )
 

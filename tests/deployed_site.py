@@ -15,7 +15,7 @@ from perennial.client.app import app
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.simulation import simulated_federation
 from perennial.config.site import load_site_config
-from perennial.data.registry import Registry
+from perennial.data.schedule import Registry
 from perennial.engine.grid import set_task_identity
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures

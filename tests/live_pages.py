@@ -1,6 +1,5 @@
 """Pages on a port of this machine, runs that go on, and a browser where the system has one."""
 
-import json
 import shutil
 import threading
 import time
@@ -20,9 +19,8 @@ from starlette.types import ASGIApp
 
 from perennial.foundation.heartbeat import beating
 from perennial.live import diagnosis
-from perennial.live.guard import allowed_hosts
 from perennial.live.operator import OperatorPages
-from perennial.live.serving import web_server
+from perennial.live.web import allowed_hosts, make_server
 from perennial.server.control import ALIVE
 from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile
@@ -32,7 +30,7 @@ from tests.run_folders import round_event
 @contextmanager
 def served(app: ASGIApp) -> Iterator[str]:
     """An application on a free port of loopback; its address."""
-    server = web_server(app, "127.0.0.1", 0)
+    server = make_server(app, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -45,9 +43,9 @@ def served(app: ASGIApp) -> Iterator[str]:
 
 
 @contextmanager
-def operator_pages(runs: Path, **more: Any) -> Iterator[str]:
+def operator_pages(runs: Path) -> Iterator[str]:
     """The operator's pages over a folder of runs; their address."""
-    pages = OperatorPages(runs, **more)
+    pages = OperatorPages(runs)
     with served(pages.app(allowed_hosts("127.0.0.1", []))) as address:
         yield address
 
@@ -122,18 +120,6 @@ def going_on(runs: Path, name: str = "trial") -> Iterator[GoingOn]:
     run = GoingOn(runs, name)
     with room_for(1e12), beating(run.folder / ALIVE):
         yield run
-
-
-def events_of(address: str, count: int, seconds: float = 10.0) -> list[dict[str, str]]:
-    """The panels of the next `count` server-sent events."""
-    found = []
-    with urllib.request.urlopen(address, timeout=seconds) as stream:
-        for line in stream:
-            if line.startswith(b"data: "):
-                found.append(json.loads(line[6:]))
-                if len(found) == count:
-                    break
-    return found
 
 
 def until(check: Callable[[], Any], seconds: float = 60.0) -> Any:

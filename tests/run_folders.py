@@ -158,8 +158,11 @@ def every_block(site: str) -> dict[str, Any]:
                 "missing": [site],
             }
         },
-        "personalised_accuracy": {site: [0.5, None, 0.9]},
-        "contribution": {site: {"share": 0.3, "low": 0.1, "high": 0.4, "flag": site}},
+        "personalised_accuracy": {site: [0.5, None, 0.9], "other": 0.8},
+        "contribution": {
+            site: {"share": 0.3, "low": 0.1, "high": 0.4, "flag": site},
+            "other": {"share": 0.7},
+        },
         "map_choice": [tried],
         "head_choice": [tried],
         "bounds": {site: {"scaled": 2, "capped": 0}},

@@ -4,13 +4,15 @@ import ast
 import dataclasses
 import inspect
 import textwrap
-import typing
+from collections.abc import Iterator
 from pathlib import Path
 
-from perennial.privacy.exposure_table import ADVERSARIES, PROTECTIONS, TABLE
+from perennial.privacy.covered import uncovered_in_words
 from perennial.protocol import messages, secure_messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import MEASUREMENTS
+from perennial.protocol.messages import Refusal
+from perennial.protocol.stamp import STAMP_FIELDS, Stamp
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "what_leaves_a_site.md"
 MESSAGES = [
@@ -24,66 +26,71 @@ DOWN = [message for message in MESSAGES if message.__name__.endswith(("Request",
 UP = [message for message in MESSAGES if message not in DOWN]
 HEAD = """# What leaves a site
 
-After this page you can say what each message of a site holds, field by field.
+`python -m tests.what_leaves` writes this page from the types of the messages, and a test fails when the two
+differ.
 
-`python -m tests.what_leaves` writes this page from the messages in `protocol/`; a test fails
-when the two differ. Nothing else crosses the wire: each side refuses a message with a field that is not
-listed here, and no other part of Perennial builds the records that travel. A site's own `site.yaml` decides
-which requests it answers, and which protection must be on before anything leaves
-([privacy.md](privacy.md)).
-"""
+A site answers requests of a server, and of no one else. It sends nothing by itself. Each reply is one of
+the messages below, and each side refuses a message with a field that is not listed. Images, rows of tables,
+labels of single samples and file names are in none of them; without noise, though, a server that makes the
+model can compute single samples from what leaves.
 
+Every reply is built in one place at the site (`client/release.py`). A field has one of two types there:
 
-IMAGES = """Under each protection that a policy can give a channel; in brackets the attack that shows it, or
-that tried.
+- **Public**: it follows from the request, the approved experiment and `site.yaml`, whatever the data are.
+- **Released**: it was computed from the data. A mechanism hides one unit in it (a sample, a patient or the
+  whole site), and the site's ledger is charged before the reply is built. In a run with `privacy.mode:
+  none` the mechanism is none at all: the value leaves as it is, and a deployed site's ledger notes an
+  unprotected release.
+
+A field without a type, a released field without noise in a private run, and a charge that the budget does
+not cover have the same end: the site refuses, and nothing leaves. A site whose `policy.require_privacy`
+demands a protection sends nothing without noise in any run.
+
+The noise covers the values of released fields. It does not cover:
+
+UNCOVERED
+With an approved app, no code of the operator runs at the site ([threat model](threat_model.md)). What stays
+there for a hospital to look after, and for how long, is in [data_protection.md](data_protection.md); what a
+given epsilon means is in [privacy.md](privacy.md).
+
+## Fields of replies
+
+The stamp (run, experiment, order of classes, split key, task, round, number of classes) repeats the
+request. It is public, and left out of the table. "Released, or public" is a field that tells a constant of
+the settings in a private run, and a figure of the data in others.
+
 """
 
 
 def page() -> str:
     """The page's text."""
-    parts = [HEAD, "\n## From a site to the server\n"]
-    parts += [_section(message) for message in UP]
-    parts += [_measurements()]
-    parts += [f"## Out of which channel single images come\n\n{IMAGES}\n{as_table()}"]
-    parts += ["\n## From the server to a site\n"]
-    parts += [_section(message) for message in DOWN]
-    return "\n".join(parts)
+    uncovered = "".join(f"- {words}.\n" for words in uncovered_in_words())
+    lines = ["| reply | field | type | what it is |", "| --- | --- | --- | --- |"]
+    lines += [line for message in UP for line in _rows(message)]
+    return HEAD.replace("UNCOVERED\n", f"{uncovered}\n") + "\n".join(lines) + "\n\n" + _measurements()
 
 
-def as_table() -> str:
-    """The table as Markdown, for the documents."""
-    lines = [
-        f"| channel | protection | {' | '.join(ADVERSARIES)} |",
-        f"| --- | --- |{' --- |' * len(ADVERSARIES)}",
-    ]
-    for cell in TABLE.values():
-        verdicts = " | ".join(cell.verdict(adversary) for adversary in ADVERSARIES)
-        lines.append(f"| {cell.channel} | {cell.protection} | {verdicts} |")
-    meanings = [f"- {name}: {words}" for name, words in PROTECTIONS.items()]
-    return "\n".join([*lines, "", *meanings]) + "\n"
+def _rows(message: type[WireMessage]) -> Iterator[str]:
+    texts = _field_texts(message)
+    stamp = STAMP_FIELDS if issubclass(message, Stamp) else ()
+    for field in dataclasses.fields(message):  # pyright: ignore[reportArgumentType]
+        if field.name not in stamp:
+            public, counted = field.name in message.public, field.name in ("num_examples", "steps")
+            kind = "released, or public" if counted else "public" if public else "released"
+            if message is Refusal:
+                kind = "public"
+            yield f"| {message.__name__} | `{field.name}` | {kind} | {texts.get(field.name, '')} |"
 
 
 def _measurements() -> str:
-    lines = ["### What `metrics` of a TrainReply can hold", "", "Only what the strategy asks for.", ""]
+    lines = [
+        "## Measurements",
+        "",
+        "`metrics` of a TrainReply: only what the strategy asks for; none in a private run.",
+        "",
+    ]
     lines += ["| name | type | what it is |", "| --- | --- | --- |"]
     lines += [f"| `{name}` | number | {text} |" for name, text in MEASUREMENTS.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _section(message: type[WireMessage]) -> str:
-    heading = [f"### {message.__name__}", "", inspect.getdoc(message) or "", ""]
-    lines = [*heading, "| field | type | what it is |", "| --- | --- | --- |"]
-    hints = typing.get_type_hints(message)
-    documented = _field_texts(message)
-    for field in dataclasses.fields(message):  # pyright: ignore[reportArgumentType]
-        hint = (
-            str(hints[field.name]) if not isinstance(hints[field.name], type) else hints[field.name].__name__
-        )
-        hint = hint.replace("perennial.protocol.tensors.", "").replace("|", "or")
-        low, high = field.metadata.get("low"), field.metadata.get("high")
-        bounds = f", {low} to {high}" if low is not None and high not in (None, float("inf")) else ""
-        allowed = f", {field.metadata['allowed']}" if "allowed" in field.metadata else ""
-        lines.append(f"| `{field.name}` | {hint}{bounds}{allowed} | {documented.get(field.name, '')} |")
     return "\n".join(lines) + "\n"
 
 

@@ -57,7 +57,7 @@ def _noised(
     """Sums of few features under noise. shared: one noise in all, to which each site adds."""
     noise = (
         f"privacy={{mode: {'sample_shared' if shared else 'sample'}, release: sums, noise_multiplier: "
-        f"{ONE_RELEASE[eps]}, noise_source: seeded, accountant: rdp}}"
+        f"{ONE_RELEASE[eps]}, accountant: rdp}}"
     )
     masks = (f"secure={{least: 3, quorum: {sites}, assumed_colluders: 1}}",) if shared else ()
     return _row(f"{label}, epsilon {eps}", experiment, noise, model, PLAIN_RIDGE, *masks, *changes)

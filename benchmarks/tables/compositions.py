@@ -63,12 +63,12 @@ def _ring(noise_multiplier: float) -> str:
     """Seeded, so that the row can be run again to the same bits."""
     return (
         f"privacy={{mode: client_local, clip_norm: 1.0, noise_multiplier: {noise_multiplier:g}, "
-        "noise_source: seeded, accountant: rdp, delta: 0.001}"
+        "accountant: rdp, delta: 0.001}"
     )
 
 
 def _samples(noise_multiplier: float) -> tuple[str, ...]:
-    return (f"privacy.noise_multiplier={noise_multiplier:g}", "privacy.noise_source=seeded")
+    return (f"privacy.noise_multiplier={noise_multiplier:g}",)
 
 
 PLAIN_SGD = (UNPROTECTED, "learner.optimizer.lr=0.1")

@@ -17,7 +17,6 @@ TOGETHER = "strategy.spread=false"
 ONE_EPOCH = "strategy={name: digest_synthesis, base: fedavg, server_lr: 0.01, guidance_lr: 1.0}"
 """The server trains once over the digests in a round, as they came."""
 RANDOM = "digests.mix=random"
-SEEDED = "digests.noise_source=seeded"
 
 
 def rounds_mean(first: int | None = None, last: int | None = None) -> Measure:
@@ -101,8 +100,8 @@ LESS_WORK = ("strategy.server_epochs=2",)
 CHEAP = (METHODS[0], ("FedDig", LESS_WORK))
 SHORT_DIGESTS = (*SHORT, *LESS_WORK)
 ALONE = ("fedavg_absence_digits", (*SHORT, *IMAGE_BRANCH_ONLY))
-LAPLACE = (SEEDED, "digests.protection=laplace", "digests.epsilon=8", "digests.largest=1")
-GAUSS = (SEEDED, "digests.protection=gauss", "digests.epsilon=8", "digests.norm=4")
+LAPLACE = ("digests.protection=laplace", "digests.epsilon=8", "digests.largest=1")
+GAUSS = ("digests.protection=gauss", "digests.epsilon=8", "digests.norm=4")
 HONEST = {"honest Laplace noise, epsilon 8": LAPLACE, "honest Gaussian noise, epsilon 8, delta 1e-5": GAUSS}
 PROXIMAL = "learner.correction={name: fedprox, mu: 0.01}"
 
@@ -242,7 +241,7 @@ TABLES = {
             Row(
                 "4, published noise, nominal epsilon 0.005 (1600 for a sample, were its scale public)",
                 "feddig_digits",
-                (*SHORT_DIGESTS, SEEDED, "digests.protection=paper", "digests.epsilon=0.005"),
+                (*SHORT_DIGESTS, "digests.protection=paper", "digests.epsilon=0.005"),
             ),
             *[
                 Row(

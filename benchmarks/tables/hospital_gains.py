@@ -62,7 +62,7 @@ def _said(changes: Mapping[str, Any]) -> tuple[str, ...]:
 def _noise(sites: int) -> tuple[str, ...]:
     privacy = {
         **{"mode": "sample_shared", "release": "sums", "noise_multiplier": ONE_RELEASE[8]},
-        **{"accountant": "rdp", "noise_source": "seeded"},
+        **{"accountant": "rdp"},
     }
     return _said({"privacy": privacy, "secure": {"least": 3, "quorum": sites, "assumed_colluders": 1}})
 

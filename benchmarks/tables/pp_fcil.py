@@ -73,7 +73,7 @@ def _private(noise_multiplier: float) -> Row:
         DIGITS,
         SIZE_ALONE,
         f"privacy={{mode: client_local, clip_norm: 1.0, noise_multiplier: {noise_multiplier:g}, "
-        "noise_source: seeded, accountant: rdp}",
+        "accountant: rdp}",
     )
 
 

@@ -26,7 +26,7 @@ def _privacy(eps: int, shared: bool, sites: int, blocks: tuple[float, ...] | Non
     weights = "" if blocks is None else f", blocks: {list(blocks)}"
     return (
         f"privacy={{mode: {'sample_shared' if shared else 'sample'}, release: sums, noise_multiplier: "
-        f"{ONE_RELEASE[eps]}, noise_source: seeded, accountant: rdp{weights}}}",
+        f"{ONE_RELEASE[eps]}, accountant: rdp{weights}}}",
         f"secure={{least: 3, quorum: {sites}, assumed_colluders: 1}}" if shared else "secure=null",
     )
 

@@ -94,7 +94,7 @@ class BalancedMean(Aggregator):
         if self._method.asked:
             self._counts[reply.site] = counts
         self._waiting.add(reply.site, reply.update)
-        self._replies[reply.site] = replace(reply, update={}, method={})
+        self._replies[reply.site] = replace(reply, update={})
 
     def result(self) -> dict[str, Tensor]:
         sites = sorted(self._replies)

@@ -68,7 +68,7 @@ def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: 
     from perennial.config.simulation import simulated_federation
     from perennial.data.suspicion import suspicious_records
     from perennial.engine.growth import changes_of, stale_sums
-    from perennial.server.corrected import withdrawable
+    from perennial.server.opened_run import withdrawable
 
     federation, known = simulated_federation(experiment), len(learnt.registry.classes)
     able = learnt.finished and withdrawable(run)
@@ -114,7 +114,7 @@ def brought_up_to_date(run: Path, experiment: Experiment) -> str:
     from perennial.config.simulation import simulated_federation
     from perennial.engine.growth import changes_of, correct_sums
     from perennial.server.continuation import Learnt
-    from perennial.server.corrected import withdrawable
+    from perennial.server.opened_run import withdrawable
 
     learnt = Learnt.of(run)
     own = experiment.data.kind.collected and not experiment.data.only_at_sites

@@ -18,9 +18,8 @@ from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.run_book import FlowerRun, RunBook
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
-from perennial.live.diagnosis import diagnosis
+from perennial.live.diagnosis import find_faults
 from perennial.live.run_state import RunState
-from perennial.live.spending import Spending
 from perennial.server.control import pages_beat
 from perennial.server.faults import Fault, grouped, ranked
 
@@ -64,7 +63,7 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
     states = {name: RunState(runs / name) for name in ids if (runs / name).is_dir()}
     for state in states.values():
         state.read()
-    faults = diagnosis(superlink, [(state, Spending(state.folder)) for state in states.values()])
+    faults = find_faults(superlink, states.values())
     faults += _seen_from_here(
         folder, superlink, {name: _status(listed, started) for name, started in ids.items()}
     )

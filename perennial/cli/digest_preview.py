@@ -57,7 +57,7 @@ def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path)
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
     from perennial.models.digest_networks import FeatureEncoder
-    from perennial.privacy.noise import SecureNoise
+    from perennial.privacy.noise import Noise
 
     experiment = load_experiment(experiment_file)
     if experiment.digests is None:
@@ -67,7 +67,7 @@ def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path)
     if not 1 <= task <= schedule.count:
         raise ConfigError(f"--task: found {task}, allowed 1 to {schedule.count}")
     encoder = FeatureEncoder(site.data.input_shape, experiment.seed)
-    digests, guarantee = digests_of(site, encoder, task, SecureNoise())
+    digests, guarantee = digests_of(site, encoder, task, Noise())
     lines = _facts(site, experiment, task, digests, guarantee)
     if len(site.data.input_shape) == 3:
         pictures = pictures_of(site, encoder, task, digests)

@@ -48,9 +48,6 @@ def evaluate(
         list[str] | None,
         typer.Option(help="NAME=SHARE: predictive values where a class is so frequent; may be given again"),
     ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="Ed25519 key that signs the verdict; default: your own, made once")
-    ] = None,
 ) -> None:
     """Measure a finished model on other labelled data; with --against it must be as good as another one.
 
@@ -61,6 +58,8 @@ def evaluate(
     from perennial.models.saved import load_saved, model_file
     from perennial.server.external import Outside, judge, outside_data, write_evaluation
     from perennial.server.measures.operating import prevalence_in_words, read_shares
+    from perennial.server.new_model_gate import note_verdict
+    from perennial.server.report.card import CARD
 
     if (against is None) != (margin is None):
         raise ConfigError("evaluate: --against and --margin belong together, and one is missing")
@@ -101,7 +100,8 @@ def evaluate(
     name = saved.settings["name"] + (f", site {site}" if site else "")
     console.print(f"report: {write_evaluation(folder, measures, name, data.name)}", soft_wrap=True)
     if verdict is not None:
-        _sign(console, run, folder, sentence, key)
+        note_verdict(run, folder, sentence, run / CARD)
+        console.print(f"card: {run / CARD}", soft_wrap=True)
         if not verdict.passes:
             raise typer.Exit(1)
 
@@ -138,7 +138,7 @@ def _verdict(
     """What the gate says, after margins and counts were printed, which no answer has a part in."""
     import numpy as np
 
-    from perennial.server.new_model_gate import Kind, Verdict, compare, read_margins
+    from perennial.server.new_model_gate import Kind, Verdict, compare, read_margins, records_needed
 
     samples, classes, before = outside.samples, outside.saved.classes, other.saved.classes
     labels = samples.y.numpy()
@@ -156,6 +156,13 @@ def _verdict(
     found = read_margins(margins, [name for _, name, _ in groups])
     stated = ", ".join(f"{name or 'all parts'} {100 * margin:g}" for name, margin in found.items())
     console.print(f"margins in points: {stated}; said before any answer is looked at", soft_wrap=True)
+    for kind, name, members in groups:
+        fewest, usual = records_needed(found.get(name, found[""]))
+        console.print(
+            f"  {kind} {name}: {int(members.sum())} records; its margin needs at least {fewest}, and about "
+            f"{usual} where two equally good models differ on a tenth of the records",
+            soft_wrap=True,
+        )
     scored = other.scored()
     approved = np.array([classes.index(name) for name in before])[scored.predicted] == labels
     parts = compare((approved, right), groups, found, outside.patients())
@@ -172,7 +179,7 @@ def _sentence(
     margins: Sequence[str],
     said: Sequence[str],
 ) -> str:
-    """The verdict in words, which is signed."""
+    """The verdict in words."""
     from perennial.foundation.files import file_sha256
 
     model, approved = (file_sha256(path)[:16] for path in paths)
@@ -185,22 +192,6 @@ def _sentence(
     if verdict.new:
         text += f" Classes that the approved model does not know are not compared: {', '.join(verdict.new)}."
     return " ".join([text, *said])
-
-
-def _sign(console: "Console", run: Path, folder: Path, sentence: str, key: Path | None) -> None:
-    """Sign the verdict with the user's key, and bring it into the model card."""
-    from perennial.foundation.files import make_folder
-    from perennial.server.report.card import CARD
-    from perennial.server.report.signed_lines import add_signed, into_card, make_signing_key, read_private_key
-
-    path = key or Path(typer.get_app_dir("perennial")) / "judge.key"
-    if not path.exists():
-        make_folder(path.parent)
-        make_signing_key(path, path.with_suffix(".pub"))
-        console.print(f"key: {path} was made, which signs verdicts; its public half lies beside it")
-    add_signed(folder, sentence, read_private_key(path))
-    into_card(run, run / CARD)
-    console.print(f"card: {run / CARD}", soft_wrap=True)
 
 
 def _unseen(outside: "Outside", folders: Sequence[tuple[Path, int]]) -> "tuple[np.ndarray, list[str]]":

@@ -15,8 +15,8 @@ from perennial.config.experiment import experiment_of
 from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import parse_yaml, validate
 from perennial.data.csv_file import Decimal
+from perennial.data.image_survey import Survey
 from perennial.data.survey import Layout, TwoLevels, survey
-from perennial.data.surveyed import Survey
 from perennial.data.suspicion import answer
 from perennial.data.table_columns import feature_count
 from perennial.deploy.bundle import template_policy

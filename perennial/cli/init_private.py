@@ -9,7 +9,7 @@ import yaml
 
 from perennial.config.private_sums import PATCHES_SIDE, private_sums
 from perennial.data.csv_file import read_csv
-from perennial.data.surveyed import Survey
+from perennial.data.image_survey import Survey
 from perennial.data.table_columns import BadCells, encode, feature_count, numeric_indices
 from perennial.foundation.errors import ConfigError
 

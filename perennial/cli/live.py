@@ -13,7 +13,7 @@ from rich.text import Text
 
 from perennial.config.experiment import Experiment
 from perennial.config.presets import describe_learner
-from perennial.server.pauses import PAUSES, pause_in_words
+from perennial.server.control import PAUSES, pause_in_words
 
 LONGEST_LINE = 10_000
 """Characters of a line of a log."""

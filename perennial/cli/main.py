@@ -17,7 +17,6 @@ from perennial.cli.plugins_option import WithPlugins
 from perennial.cli.predict import predict_command
 from perennial.cli.privacy import attack_command, epsilon_command, ledger_command
 from perennial.cli.site import app as site
-from perennial.cli.steering import pause_run, resume_run, stop_run
 from perennial.cli.weights import weights
 from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.foundation.installation import require_own_package
@@ -31,7 +30,10 @@ app = typer.Typer(
 
 
 FORMER = {
-    "unpause": "resume",
+    "pause": "deploy pause NAME",
+    "unpause": "deploy resume NAME",
+    "resume": "deploy resume NAME",
+    "stop": "deploy stop NAME",
     "forget": "withdraw RUN --site NAME",
     "site go-on": "site resume",
     "site withdraw-records": "site withdraw PATH RECORDS",
@@ -256,9 +258,6 @@ def report(
 
 
 app.command()(serve)
-app.command("pause")(pause_run)
-app.command("resume")(resume_run)
-app.command("stop")(stop_run)
 app.command("predict", cls=WithPlugins)(predict_command)
 app.command("export", cls=WithPlugins)(export_command)
 app.command("epsilon", cls=WithPlugins)(epsilon_command)

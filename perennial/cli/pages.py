@@ -14,9 +14,6 @@ Names = Annotated[
     list[str] | None, typer.Option(help="another name by which browsers ask for these pages; repeat")
 ]
 InContainer = Annotated[bool, typer.Option(help="the port is published on the host's loopback alone")]
-Budget = Annotated[
-    float | None, typer.Option(help="epsilon of a site in a run; warn when it is nearly spent")
-]
 
 
 def serve(
@@ -25,16 +22,15 @@ def serve(
     port: Annotated[int, typer.Option()] = 8080,
     name: Names = None,
     in_container: InContainer = False,
-    budget: Budget = None,
 ) -> None:
     """Serve read-only pages that show runs as they happen, and /metrics for Prometheus."""
-    from perennial.live.guard import allowed_hosts
     from perennial.live.operator import OperatorPages
+    from perennial.live.web import allowed_hosts
 
     if not runs.is_dir():
         raise ConfigError(f"{runs}: no such folder; name the one that holds the run folders")
     _require_loopback(host, in_container)
-    _listen(OperatorPages(runs, budget=budget).app(allowed_hosts(host, name or [])), host, port)
+    _listen(OperatorPages(runs).app(allowed_hosts(host, name or [])), host, port)
 
 
 def serve_site(
@@ -45,8 +41,8 @@ def serve_site(
     in_container: InContainer = False,
 ) -> None:
     """Serve a read-only page for this hospital: what has left, what was approved, what happens now."""
-    from perennial.live.guard import allowed_hosts
     from perennial.live.hospital import HospitalPages
+    from perennial.live.web import allowed_hosts
 
     _require_loopback(host, in_container)
     _listen(HospitalPages(path).app(allowed_hosts(host, name or [])), host, port)
@@ -54,7 +50,7 @@ def serve_site(
 
 def _require_loopback(host: str, in_container: bool) -> None:
     """Raises ConfigError for an address that others reach: these pages sign nobody in."""
-    from perennial.live.guard import is_loopback
+    from perennial.live.web import is_loopback
 
     if not is_loopback(host) and not in_container:
         raise ConfigError(
@@ -65,12 +61,12 @@ def _require_loopback(host: str, in_container: bool) -> None:
 
 def _listen(app: "ASGIApp", host: str, port: int) -> None:
     """Answer until interrupted. Raises StateError if the address is taken or not of this machine."""
-    from perennial.live.serving import web_server
+    from perennial.live.web import make_server
 
     def tell() -> None:
         typer.echo(f"pages: http://{host}:{port}/")
 
     try:
-        web_server(app, host, port, tell).run()
+        make_server(app, host, port, tell).run()
     except OSError as error:
         raise StateError(f"pages: cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -96,7 +96,7 @@ def attack_command(
     from rich.console import Console
     from rich.table import Table
 
-    from perennial.server.attacks.run import attack_run
+    from perennial.server.attacks import attack_run
 
     console = Console(highlight=False)
     for entry in attack_run(run, victims, steps):

@@ -130,8 +130,8 @@ app.command("serve")(serve_site)
 
 @app.command()
 def check(path: SiteFile = Path("site.yaml")) -> None:
-    """Check key, certificates, approvals and connection; say what a hostile server could get."""
-    from perennial.client.exposure import in_words
+    """Check key, certificates, approvals and connection; say what may leave and whether noise covers it."""
+    from perennial.client.policy import leaving_in_words
     from perennial.deploy.supernode import check_superlink, port_in_words, read_setup
 
     setup = read_setup(path)
@@ -140,7 +140,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"authority:   {authority.identified}")
     for approved in setup.apps:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
-    for line in in_words(setup.config.policy):
+    for line in leaving_in_words(setup.config.policy):
         typer.echo(line)
     typer.echo(f"supernode:   {port_in_words(setup.connection)}")
     check_superlink(setup)

@@ -17,17 +17,15 @@ import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify, using_plugins
+from perennial.client.release import leave, refusal, serialise
 from perennial.client.time_limit import check_bytes
 from perennial.foundation.errors import (
-    KINDS,
     PerennialError,
-    PolicyRefusal,
-    PrivacyError,
     ProtocolError,
-    RecordGone,
     shown,
 )
 from perennial.foundation.site_log import log, one_subject, speak_of
+from perennial.privacy.released import Public
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
     ClassCountsRequest,
@@ -38,14 +36,13 @@ from perennial.protocol.messages import (
     EvaluateRequest,
     FinishTaskRequest,
     PersonalModelRequest,
-    Refusal,
     SparsityRequest,
     StatisticsRequest,
     TrainRequest,
 )
 from perennial.protocol.parcel import is_parcel, opened, parcelled
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
-from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
+from perennial.protocol.stamp import VERSION, Stamp
 
 Done = TypeVar("Done")
 Handler = Callable[[Identity, Any], WireMessage]
@@ -53,8 +50,6 @@ Handler = Callable[[Identity, Any], WireMessage]
 
 RAISED = 2
 """Flower's code for a ClientApp that could not answer (ErrorCode.CLIENT_APP_RAISED_EXCEPTION)."""
-TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
-"""Errors that speak of settings, messages and rounds only."""
 
 
 def answer_in_kind(
@@ -102,7 +97,7 @@ def _answer(
         facts = {"run": _run_name(identity, context), "round": getattr(request, "round", 0)}
         speak_of(site=identity.name, **facts)
         with _watched(identity, request, context):
-            return Message(handle(identity, request).to_record(), reply_to=message)
+            return Message(serialise(handle(identity, request)), reply_to=message)
 
     return attempt(message, context, act)
 
@@ -128,11 +123,10 @@ def attempt(
                 return act(identity)
         except PerennialError as error:
             log.warning("refused: %s", error)
-            kind = KINDS.get(type(error), "error")
-            record = Refusal(site=site, kind=kind, reason=_reason(error, deployed)).to_record()
+            record = refusal(site, error, deployed=deployed)
         except Exception as error:
             log.exception("failed")
-            record = Refusal(site=site, kind="error", reason=_reason(error, deployed)).to_record()
+            record = refusal(site, error, deployed=deployed)
     return Message(record, reply_to=message)
 
 
@@ -189,18 +183,6 @@ def _at_site(answer: str) -> Handler:
     return handle
 
 
-def _reason(error: Exception, deployed: bool) -> str:
-    """The reason that the operator reads.
-
-    A real site's data and disk errors can name files, and file names can name patients, so they stay in the
-    site's own log.
-    """
-    if deployed and not isinstance(error, TELLABLE):
-        return f"{type(error).__name__}; the details are in this site's own log"
-    said = str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
-    return shown(said, LONGEST_REASON - 100)
-
-
 def _describe(identity: Identity, request: DescribeRequest) -> DescribeReply:
     if request.version != VERSION:
         raise ProtocolError(
@@ -212,13 +194,16 @@ def _describe(identity: Identity, request: DescribeRequest) -> DescribeReply:
         from perennial.client.signing import own_signer
 
         signer = own_signer(identity)
-        signed = {"signing_key": signer.key, "certified": signer.certified}
-    return DescribeReply(
-        version=VERSION,
-        site=identity.name,
-        experiment=experiment.digest,
-        answers=list(identity.policy.answers),
-        require_privacy=identity.policy.require_privacy,
+        signed = {"signing_key": Public(signer.key), "certified": Public(signer.certified)}
+    return leave(
+        identity,
+        request,
+        DescribeReply,
+        version=Public(VERSION),
+        site=Public(identity.name),
+        experiment=Public(experiment.digest),
+        answers=Public(list(identity.policy.answers)),
+        require_privacy=Public(identity.policy.require_privacy),
         **signed,
     )
 

@@ -1,7 +1,7 @@
 """A site's part of the global class means: for each class the sum of its exemplars' features.
 
 A mean feature describes a class's samples at this site, so it is a release of its own: under client_local it
-is clipped, noised and charged to the ledger as an update is.
+is clipped, noised and charged as an update is.
 """
 
 import torch
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_update
-from perennial.client.release import charge_entry, noise_source
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import PrivacyError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
+from perennial.privacy.noise import Noise
 from perennial.privacy.protection import protect_update
+from perennial.privacy.released import Released
 from perennial.protocol.messages import FinishTaskRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
@@ -44,9 +45,9 @@ def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tens
     return F.normalize(class_sums(model, site.samples(kept)), dim=1) if len(kept) else None
 
 
-def release_class_sums(
+def released_class_sums(
     site: Site, request: FinishTaskRequest, model: IncrementalModel, kept: Tensor
-) -> Tensors:
+) -> Released[Tensors]:
     """Sums that may leave of the features of the exemplars at indices `kept`: "sums" (M, d), "counts" (M,).
 
     Both are 0 for classes that the policy's floor withholds. Under client_local every row is a mean direction
@@ -58,6 +59,7 @@ def release_class_sums(
     check_update(site.identity.policy, site.experiment)
     exemplars = site.samples(kept)
     sums = class_sums(model, exemplars)
+    mechanism = charges.class_means(site.experiment, request.run)
     privacy, identity = site.experiment.privacy, site.identity
     if privacy.mode == "none":
         counts = exemplars.counts(model.num_classes).to(torch.float32)
@@ -67,12 +69,9 @@ def release_class_sums(
         for label in stay:
             sums[label] = counts[label] = 0.0
     elif privacy.mode == "client_local":
-        assert privacy.noise_multiplier is not None
         sums = F.normalize(sums, dim=1).div_(len(sums) ** 0.5)
         counts = torch.ones(len(sums), device=sums.device)
-        source = noise_source(site, "class-means-noise", request.round)
-        protect_update(sums.view(-1), 1.0, privacy.noise_multiplier, source)
+        protect_update(sums.view(-1), 1.0, mechanism.std, Noise())
     else:
         raise PrivacyError(f"learner.means global: not with privacy.mode {privacy.mode!r}")
-    charge_entry(site, charges.class_means(site.experiment, request.run))
-    return Tensors(sums=sums, counts=counts)
+    return Released(Tensors(sums=sums, counts=counts), mechanism)

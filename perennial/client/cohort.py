@@ -13,6 +13,7 @@ from torch import Tensor
 from perennial.client.app import attempt
 from perennial.client.identity import Identity, identify
 from perennial.client.kept_reply import answered_once
+from perennial.client.release import check_left, serialise
 from perennial.client.site import Site, open_site
 from perennial.client.training_turn import TrainingTurn
 from perennial.foundation.site_log import log
@@ -87,10 +88,12 @@ def _together(
     for place, (request, each) in enumerate(zip(requests, said, strict=True)):
         if isinstance(each, Message):
             apart.append(each)
-        elif isinstance(each, TrainReply) and first is not None and _is_row(each, first.rows[place]):
+            continue
+        check_left(each)
+        if isinstance(each, TrainReply) and first is not None and _is_row(each, first.rows[place]):
             places[place] = each
         else:
-            apart.append(Message(each.to_record(), reply_to=request))
+            apart.append(Message(serialise(each), reply_to=request))
     if first is None or not places:
         return apart
     rows = first.rows if len(places) == len(first.rows) else first.rows[[*places]]
@@ -105,7 +108,7 @@ def _is_row(reply: TrainReply, row: Tensor) -> bool:
         if tensor.data_ptr() != at:
             return False
         at += tensor.nbytes
-    return reply.method is None and at == row.data_ptr() + row.nbytes
+    return at == row.data_ptr() + row.nbytes
 
 
 class _Door:

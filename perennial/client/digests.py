@@ -4,23 +4,21 @@ A site lends digests by having `digest` among its policy's answers, and takes th
 next reply to the server says so.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from perennial.client.floor import check_floor
 from perennial.client.policy import check_digests
 from perennial.client.record_sets import choose
-from perennial.client.release import charge_entry, noise_source
+from perennial.client.release import leave, paid_before, pay
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.models.digest_networks import FeatureEncoder, encoder_hash
-from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
-from perennial.privacy.noise import NoiseSource
+from perennial.privacy.noise import Noise
+from perennial.privacy.released import Public, Released
 from perennial.protocol.messages import DigestReply, DigestRequest
 from perennial.protocol.tensors import Tensors
 
@@ -40,8 +38,12 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
     if config is None:
         raise ConfigError("digests: missing; the experiment does not say how digests are made")
     if "digest" not in policy.answers:
-        return DigestReply(
-            **request.stamp_fields, encoder=request.encoder, samples_per_digest=config.per_digest
+        return leave(
+            site.identity,
+            request,
+            DigestReply,
+            encoder=Public(request.encoder),
+            samples_per_digest=Public(config.per_digest),
         )
     check_digests(policy, site.experiment, config)
     encoder = FeatureEncoder(site.data.input_shape, site.experiment.seed)
@@ -51,23 +53,23 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
     state, name = site.state(request.run), f"digest-{request.task}"
     kept = state.get(name, before=1)
     if kept is None:
-        source = noise_source(site, "digest-noise", request.task, kind=config.noise_source)
-        digests, guarantee = digests_of(site, encoder, request.task, source)
-        _charge(site, request, config, guarantee)
-        tensors = {"features": digests.features.cpu(), "labels": digests.labels.cpu()}
-        state.put(name, 0, tensors, {"samples_per_digest": config.per_digest})
+        digests, guarantee = digests_of(site, encoder, request.task, Noise())
+        paid = pay(site.identity, _typed(site, request, digests, guarantee))
+        state.put(name, 0, paid.value, {"samples_per_digest": config.per_digest})
     else:
-        tensors = kept[0]
-    return DigestReply(
-        **request.stamp_fields,
-        encoder=ours,
-        samples_per_digest=config.per_digest,
-        digests=Tensors(tensors),
+        paid = paid_before(Tensors(kept[0]))
+    return leave(
+        site.identity,
+        request,
+        DigestReply,
+        encoder=Public(ours),
+        samples_per_digest=Public(config.per_digest),
+        digests=paid,
     )
 
 
 def digests_of(
-    site: Site, encoder: FeatureEncoder, task: int, source: NoiseSource
+    site: Site, encoder: FeatureEncoder, task: int, source: Noise
 ) -> tuple[Digests, DigestGuarantee]:
     """Digests of the site's training samples of one task's classes; nothing is recorded."""
     config = site.experiment.digests
@@ -89,17 +91,23 @@ def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, 1)
 
 
-def withdrawal(site: Site) -> dict[str, Any]:
-    """Metrics that tell the server that this site stopped lending digests; {} if it did not."""
-    if site.experiment.digests is None or "digest" in site.identity.policy.answers:
-        return {}
-    return {"digests": "withdrawn"}
+def lends_digests(site: Site) -> bool:
+    """Whether the site lends digests of its data where the experiment has some."""
+    return site.experiment.digests is None or "digest" in site.identity.policy.answers
 
 
-def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee: DigestGuarantee) -> None:
+def _typed(
+    site: Site, request: DigestRequest, digests: Digests, guarantee: DigestGuarantee
+) -> Released[Tensors]:
+    experiment, config = site.experiment, site.experiment.digests
+    assert config is not None
     classes = site.task_range(request)
     rows = site.data.task_indices("train", classes.start, classes.stop)
+    clear = charges.in_the_clear(experiment, request.run, "digest")
     # groups of samples are mixed, so that none can be left out by itself
-    chosen = choose(site, charges.in_the_clear(site.experiment, request.run, "digest"), rows)
-    for entry in charges.digests(site.experiment, request.run, config, guarantee):
-        charge_entry(site, entry, chosen)
+    chosen = choose(site, clear, rows)
+    mechanisms = charges.digests(experiment, request.run, config, guarantee)
+    if experiment.privacy.enabled and config.labels_in_the_clear:
+        mechanisms.append(clear)
+    tensors = Tensors(features=digests.features.cpu(), labels=digests.labels.cpu())
+    return Released(tensors, *mechanisms, chosen=chosen)

@@ -2,7 +2,7 @@
 
 import torch
 
-from perennial.client.class_means import own_class_means, release_class_sums
+from perennial.client.class_means import own_class_means, released_class_sums
 from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words, uncounted
 from perennial.client.held_out_tables import (
     ReportedTables,
@@ -11,10 +11,11 @@ from perennial.client.held_out_tables import (
     reported_tables,
     score_held_out,
 )
-from perennial.client.learnt_sums import check_learnt_sums, release_learnt_sums
+from perennial.client.learnt_sums import check_learnt_sums, released_learnt_sums
 from perennial.client.own_model import has_own_layers, keep_own_model
 from perennial.client.personal_head import keep_personal_head
 from perennial.client.policy import check_answer
+from perennial.client.release import leave
 from perennial.client.secure_values import is_secure, masked_reply, update_words
 from perennial.client.site import Site
 from perennial.client.training_samples import choose_exemplars
@@ -22,6 +23,7 @@ from perennial.client.training_turn import TrainingTurn
 from perennial.config.evaluation import count_noise
 from perennial.config.secure_words import class_sum_words, count_words
 from perennial.models.incremental import complete_state
+from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import (
     EvaluateReply,
@@ -44,7 +46,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
         request,
         "update",
         content_sha256(request.arrays),
-        lambda: update_words(site, request, TrainingTurn.open(site, request).taken()),
+        lambda: update_words(site, request, TrainingTurn.open(site, request).released()),
     )
 
 
@@ -66,7 +68,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
         choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
     sums = statistics = None
     if site.experiment.learner.classifier == "gaussian":
-        statistics = release_learnt_sums(site, request, model)
+        statistics = released_learnt_sums(site, request, model)
     elif site.experiment.learner.means == "global":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
         if is_secure(site, request):
@@ -75,15 +77,24 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
                 request,
                 "class_sums",
                 content_sha256(request.arrays),
-                lambda: class_sum_words(release_class_sums(site, request, model, kept)),
+                lambda: (found := released_class_sums(site, request, model, kept)).alike(
+                    class_sum_words(found.value)
+                ),
                 kept=sha256,
             )
-        sums = release_class_sums(site, request, model, kept)
+        sums = released_class_sums(site, request, model, kept)
     elif not has_own_layers(site, request.run, before_round=request.round + 1):
         means = own_class_means(site, request, model)
         if means is not None:
             keep_own_model(site, model, means)
-    return FinishTaskReply(**request.stamp_fields, model=sha256, class_sums=sums, statistics=statistics)
+    return leave(
+        site.identity,
+        request,
+        FinishTaskReply,
+        model=Public(sha256),
+        class_sums=sums,
+        statistics=statistics,
+    )
 
 
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | MaskedReply:
@@ -105,20 +116,22 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
         counts = held_out_counts(site, request, model, scored)
         return counts, None if scored is None else reported_tables(site, request, model, scored, counts)
 
-    def words() -> Words:
+    def words() -> Released[Words]:
         if noise is not None:
             return noised_words(site, request, model, noise)
         counts, tables = reported()
-        return count_words(counts.correct, counts.total, counts_beside(site, request, counts, tables))
+        beside = counts_beside(site, request, counts, tables)
+        return counts.released.alike(count_words(counts.correct, counts.total, beside))
 
     if is_secure(site, request):
         return masked_reply(site, request, request.statistic, content_sha256(request.arrays), words)
     counts, tables = reported()
-    if tables is None:
-        return EvaluateReply(**request.stamp_fields, **vars(counts))
-    return EvaluateReply(
-        **request.stamp_fields,
-        **vars(counts),
-        tables=Tensors(counts=torch.from_numpy(tables.tables.vector())),
-        uncalibrated=tables.uncalibrated or None,
-    )
+    typed = counts.typed()
+    if tables is not None:
+        # without noise: a paid value has no mechanism left, and would be refused here
+        mechanisms, chosen = counts.released.mechanisms, counts.released.chosen
+        vector = Tensors(counts=torch.from_numpy(tables.tables.vector()))
+        typed["tables"] = Released(vector, *mechanisms, chosen=chosen)
+        if tables.uncalibrated:
+            typed["uncalibrated"] = Released(tables.uncalibrated, *mechanisms, chosen=chosen)
+    return leave(site.identity, request, EvaluateReply, **typed)

@@ -7,6 +7,7 @@ floor is asked of the noised counts: which exact count is small must not show.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from perennial.client.class_means import own_class_means
 from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_evaluation
 from perennial.client.record_sets import Chosen, choose
-from perennial.client.release import charge, word_source
+from perennial.client.release import Typed, pay
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
@@ -26,7 +27,9 @@ from perennial.learning.evaluation import by_class_means, count_correct, head_co
 from perennial.learning.scored import Scored
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.discrete_gaussian import Integers
+from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
+from perennial.privacy.released import Mechanism, Released
 from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import EvaluateRequest
 from perennial.protocol.stamp import Stamp
@@ -38,17 +41,28 @@ class HeldOutCounts:
     """Right answers and samples of each class.
 
     withheld: classes whose counts stay here, which are 0 in both lists; None if there are none.
+    released: what they follow from: paid for under noise, and otherwise the counts as they are.
     """
 
     correct: list[int]
     total: list[int]
     withheld: list[int] | None
+    released: Released[Any]
+
+    def typed(self) -> dict[str, Typed]:
+        """The fields of a reply."""
+        stay = {} if self.withheld is None else {"withheld": self.released.alike(self.withheld)}
+        return {
+            "correct": self.released.alike(self.correct),
+            "total": self.released.alike(self.total),
+            **stay,
+        }
 
 
 def held_out_counts(
     site: Site, request: Stamp, model: IncrementalModel, scored: Scored | None = None
 ) -> HeldOutCounts:
-    """Right answers and samples of each class that may leave; charges the ledger for them.
+    """Right answers and samples of each class that may leave; noised ones are charged for here.
 
     Counted are the site's test samples, or its validation samples if it has no test samples; with noise both
     together, because which part has samples would reveal something of them. scored: those samples under the
@@ -57,15 +71,17 @@ def held_out_counts(
     """
     check_evaluation(site.identity.policy, site.experiment)
     noise = count_noise(site.experiment)
-    chosen = _chosen(site, request, noise)
+    mechanism, chosen = _chosen(site, request, noise)
     correct, total = (
         _counted(site, request, model, chosen) if scored is None else (scored.correct, scored.total)
     )
-    charge(site, request.run, of_update=False, chosen=chosen)
+    released: Released[Any] = Released((correct, total), mechanism, chosen=chosen)
     # noise covers each cell; exact counts must have enough right and enough wrong answers each
     asked, exact = total, [correct]
     if noise is not None:
-        cells = _protected(site, request, noise, correct, total)
+        cells = _protected(site, noise, mechanism, correct, total)
+        # before anything is decided by them: to keep back all of them tells something too
+        released = pay(site.identity, Released(cells, mechanism, chosen=chosen))
         trusts_server = site.experiment.privacy.mode == "client_central"
         correct, total = towards_zero(cells) if trusts_server else in_samples(cells)
         asked, exact = (asked, exact) if trusts_server else (total, [])
@@ -76,34 +92,36 @@ def held_out_counts(
         [0 if label in stay else right for label, right in enumerate(correct)],
         [0 if label in stay else samples for label, samples in enumerate(total)],
         sorted(stay) or None,
+        released,
     )
 
 
 def uncounted(site: Site, request: EvaluateRequest) -> HeldOutCounts:
-    """Zero counts, for a request that only fits a temperature, charged to the ledger all the same.
+    """Zero counts, for a request that only fits a temperature, which leaves for the charge of counts.
 
     Raises as held_out_counts() does.
     """
     check_evaluation(site.identity.policy, site.experiment)
-    charge(site, request.run, of_update=False)
-    return HeldOutCounts([0] * request.num_classes, [0] * request.num_classes, None)
+    none = [0] * request.num_classes
+    return HeldOutCounts(none, none, None, Released(none, charges.evaluation(site.experiment, request.run)))
 
 
-def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise) -> Words:
-    """Right and wrong answers of each class under `noise`, as words of a masked sum; charges the ledger.
+def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise) -> Released[Words]:
+    """Right and wrong answers of each class under `noise`, as words of a masked sum.
 
     Raises as held_out_counts() does.
     """
     check_evaluation(site.identity.policy, site.experiment)
-    chosen = _chosen(site, request, noise)
+    mechanism, chosen = _chosen(site, request, noise)
     correct, total = _counted(site, request, model, chosen)
-    charge(site, request.run, of_update=False, chosen=chosen)
-    return cell_words(_protected(site, request, noise, correct, total))
+    words = cell_words(_protected(site, noise, mechanism, correct, total))
+    return Released(words, mechanism, chosen=chosen)
 
 
-def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> Chosen:
-    """The held-out samples that count."""
-    return choose(site, charges.evaluation(site.experiment, request.run), _rows(site, request, noise))
+def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> tuple[Mechanism, Chosen]:
+    """The mechanism of the counts, and the held-out samples that count."""
+    mechanism = charges.evaluation(site.experiment, request.run)
+    return mechanism, choose(site, mechanism, _rows(site, request, noise))
 
 
 def _counted(
@@ -150,14 +168,15 @@ def exact_rows(site: Site, request: Stamp) -> Tensor:
 
 
 def _protected(
-    site: Site, request: Stamp, noise: CountNoise, correct: Sequence[int], total: Sequence[int]
+    site: Site, noise: CountNoise, mechanism: Mechanism, correct: Sequence[int], total: Sequence[int]
 ) -> Integers:
     """(2 M,) cells in steps, as they may leave under the experiment's mode.
 
     The server adds the noise in client_central, and the sites together do in client_shared and sample_shared.
     """
     privacy, secure = site.experiment.privacy, site.experiment.secure
-    source = word_source(site, "counts-noise", type(request).__name__, request.round)
+    mechanism.require(noise.std)
+    source = Noise()
     cells = cells_of(correct, total)
     if privacy.mode == "sample":
         return cells * STEPS + noise.draw(len(cells), source)

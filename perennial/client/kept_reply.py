@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+from perennial.client.release import let_out
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
 from perennial.foundation.errors import PerennialError
@@ -94,7 +95,7 @@ class KeptReply:
             values: dict[str, Any] = dict(content["fields"])
             for name, keys in content["tensors"].items():
                 values[name] = Tensors({key: tensors[f"{name}/{key}"] for key in keys})
-            return getattr(messages, content["kind"])(**values)
+            return let_out(getattr(messages, content["kind"])(**values))
         except (PerennialError, KeyError, ValueError, TypeError) as error:
             log.warning("%s: not used (%s); the request is answered anew", self.path, error)
             return None

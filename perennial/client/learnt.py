@@ -1,6 +1,6 @@
 """Which of its records a site has learnt in a run, or had choose or judge something there, by keyed hashes.
 
-A record is known by its content, as the ledger knows it (data/record_identity.py), under the site's own key;
+A record is known by its content, as the ledger knows it (data/splits.py), under the site's own key;
 simulated sites, among which records may move, share the run's. So the files say nothing of a record to
 whoever lacks the key. Each task has one file, written when the site first trains in it or adds it up; records
 that come while a task lasts are trained on and not in it.
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
-from perennial.data.record_identity import identities
 from perennial.data.site import Part, SiteData
+from perennial.data.splits import identities
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.record_key import record_key
 from perennial.protocol.stamp import Stamp

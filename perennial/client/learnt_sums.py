@@ -9,15 +9,14 @@ from torch import Tensor
 
 from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_answer, check_statistics
-from perennial.client.release import charge_entry
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.analytic.statistics import Collector, Statistics
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
-from perennial.models.feature_maps.ball import on_grid
-from perennial.models.feature_maps.content import content_of
+from perennial.models.feature_maps.ball import content_of, on_grid
 from perennial.models.incremental import IncrementalModel
+from perennial.privacy.released import Released
 from perennial.protocol.messages import FinishTaskRequest
 from perennial.protocol.tensors import Tensors
 
@@ -31,8 +30,10 @@ def check_learnt_sums(site: Site) -> None:
     check_statistics(site.identity.policy, site.experiment)
 
 
-def release_learnt_sums(site: Site, request: FinishTaskRequest, model: IncrementalModel) -> Tensors:
-    """Sums of features, charged to the ledger, of the task's samples and of samples of earlier classes.
+def released_learnt_sums(
+    site: Site, request: FinishTaskRequest, model: IncrementalModel
+) -> Released[Tensors]:
+    """Sums of features of the task's samples and of samples of earlier classes.
 
     Of earlier classes the exemplars count, or all of the site's samples once the network trains no more.
     Classes below the policy's floor are left out. Raises PolicyRefusal if sums may not leave, or all classes
@@ -43,8 +44,7 @@ def release_learnt_sums(site: Site, request: FinishTaskRequest, model: Increment
         found = _shown_sums(site, model, _rows(site, request))
     else:
         found = _with_kept(site, request, model)
-    charge_entry(site, charges.in_the_clear(site.experiment, request.run, "statistics"))
-    return as_tensors(found)
+    return Released(as_tensors(found), charges.in_the_clear(site.experiment, request.run, "statistics"))
 
 
 def as_tensors(sums: Statistics) -> Tensors:

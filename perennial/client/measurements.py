@@ -32,12 +32,9 @@ def measured(
     ProtocolError on an unknown measurement, PrivacyError if no accountant covers those asked for,
     PolicyRefusal below the floor.
     """
-    names, privacy = asked(request.settings), site.experiment.privacy
-    if names and privacy.enabled and not privacy.allow_unaccounted_metrics:
-        raise PrivacyError(
-            f"{', '.join(names)}: no accountant covers them; allowed without privacy, or with "
-            "privacy.allow_unaccounted_metrics"
-        )
+    names = asked(request.settings)
+    if names and site.experiment.privacy.enabled:
+        raise PrivacyError(f"{', '.join(names)}: no accountant covers them; allowed without privacy")
 
     policy = site.identity.policy
     if names:

@@ -11,6 +11,7 @@ from torch import Tensor
 from perennial.client.class_means import own_class_means
 from perennial.client.held_out import held_out_counts
 from perennial.client.policy import check_answer
+from perennial.client.release import leave
 from perennial.client.site import Site
 from perennial.config.evaluation import count_noise
 from perennial.data.samples import stored_as
@@ -40,8 +41,9 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     # noise that the server adds to sums is on no single site's counts
     on_sums_alone = experiment.privacy.mode == "client_central" and count_noise(experiment) is not None
     if not experiment.evaluation.federated or "evaluate" not in policy.answers or on_sums_alone:
-        return PersonalModelReply(**request.stamp_fields)
-    return PersonalModelReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))
+        return leave(site.identity, request, PersonalModelReply)
+    counts = held_out_counts(site, request, model)
+    return leave(site.identity, request, PersonalModelReply, **counts.typed())
 
 
 def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | None) -> None:

@@ -16,7 +16,7 @@ from perennial.config.asks import Asks
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
 from perennial.config.strategies import asks_of, nested
-from perennial.data.registry import Registry
+from perennial.data.schedule import Registry
 from perennial.foundation.errors import PolicyRefusal
 from perennial.foundation.plain import PlainObject, read_object
 from perennial.protocol.measurements import asked
@@ -98,8 +98,7 @@ class Plan:
             case "finish_task":
                 return int(last and experiment.needs_previous)
             case "evaluate":
-                validated = experiment.stopping is not None
-                return int(last and experiment.evaluation.federated) + self.judged + validated
+                return int(last and experiment.evaluation.federated) + self.judged
             case "temperature":
                 return int(last and fits(experiment))
             case "personal_model":
@@ -121,8 +120,10 @@ class Plan:
                 return 1 if kind == "introduce" else 2 * sum(self.most(of, number) for of in MASKED)
             case "sparsity":
                 return int(any(asks.sparsity for asks in self.asks.values()))
-            case _:
+            case "digest":
                 return int(experiment.digests is not None)
+            case _:
+                return 0
 
     def evaluations(self) -> int:
         """Requests in the whole run that a site answers with counts of held-out samples."""
@@ -190,8 +191,8 @@ class Plan:
         return kind
 
     def _check_evaluation(self, request: EvaluateRequest) -> None:
-        if request.validation and self.experiment.stopping is None and not request.tables:
-            raise PolicyRefusal("validation: the approved experiment has no stopping rule")
+        if request.validation and not request.tables:
+            raise PolicyRefusal("validation: found without tables, from which a temperature is chosen")
         if request.temperature is not None and not request.tables:
             raise PolicyRefusal("temperature: found without tables, whose probabilities it scales")
         if not request.tables:

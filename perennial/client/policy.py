@@ -2,11 +2,11 @@
 
 The policy is the hospital's; nothing in a message can widen it. A release is judged by what really hides it,
 which the experiment's privacy.mode alone does not say: the mode must be the one that the hospital demands,
-its claim must be true of these settings, its noise must be unknown to the server, and nothing may leave
-beside it. Each kind of release has its one check here, which is made before anything is computed.
+and its claim must be true of these settings. Each kind of release has its one check here, before anything is
+computed.
 """
 
-from typing import Literal
+from collections.abc import Iterator
 
 from perennial.client.floor import check_floor, samples_of_digest
 from perennial.config.combinations import uncovered_sums
@@ -36,13 +36,9 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
     check_claim(experiment, turn=turn)
     check_secure(policy, experiment)
     privacy = experiment.privacy
-    if privacy.enabled and privacy.allow_unaccounted_metrics:
-        why = "privacy.allow_unaccounted_metrics lets counts and losses leave in the clear beside each update"
-        _demand(policy, "none", why)
-        return
     unit = f" and unit {privacy.hidden_unit!r}" if privacy.mode == "sample" else ""
     kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
-    _demand(policy, kind, f"the experiment has privacy.mode {privacy.mode!r}{unit}", privacy.noise_source)
+    _demand(policy, kind, f"the experiment has privacy.mode {privacy.mode!r}{unit}")
 
 
 def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
@@ -52,13 +48,12 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
     if not digests.protects or digests.labels_in_the_clear:
         # with noise on features and labels, what one sample adds is hidden by a proof
         check_floor(policy, "digest", samples_of_digest(digests))
-    source = digests.noise_source
     if not digests.protects:
         _demand(policy, "none", f"digests.protection {digests.protection!r} proves nothing")
     elif digests.labels_in_the_clear:
-        _demand(policy, "none", "digests.labels 'public' sends labels in the clear", source)
+        _demand(policy, "none", "digests.labels 'public' sends labels in the clear")
     else:
-        _demand(policy, "sample", "a digest hides one sample", source)
+        _demand(policy, "sample", "a digest hides one sample")
 
 
 def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) -> None:
@@ -66,8 +61,7 @@ def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) 
     check_claim(experiment, sparsity="sample" if noised else "none")
     _refuse_beside_sums(policy, "sparsity vectors")
     if noised:
-        why = "a sparsity vector with noise hides one sample"
-        _demand(policy, "sample", why, experiment.privacy.noise_source)
+        _demand(policy, "sample", "a sparsity vector with noise hides one sample")
     else:
         _demand(policy, "none", "a sparsity vector without noise hides nothing")
 
@@ -80,7 +74,7 @@ def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
     if privacy.enabled and (why := uncovered_sums(experiment)):
         raise PrivacyError(f"privacy.mode {privacy.mode}: {why}")
     noise = "with the experiment's noise" if privacy.enabled else "without noise"
-    _demand(policy, privacy.mode, f"sums of features leave {noise}", privacy.noise_source)
+    _demand(policy, privacy.mode, f"sums of features leave {noise}")
 
 
 def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
@@ -93,14 +87,13 @@ def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
             check_promise("evaluation.noise_multiplier", experiment.evaluation.noise_multiplier)
         why = f"the experiment's noise on counts hides one {privacy.hidden_unit}"
         kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
-        _demand(policy, kind, why, privacy.noise_source)
+        _demand(policy, kind, why)
         return
     _demand(policy, "none", "counts of right answers leave without noise")
-    if privacy.enabled and not privacy.allow_unaccounted_metrics:
+    if privacy.enabled:
         raise PolicyRefusal(
             f"privacy.mode {privacy.mode}: counts of right answers leave without noise, and no "
-            "accountant covers them; allowed with evaluation.noise_multiplier or "
-            "privacy.allow_unaccounted_metrics alone"
+            "accountant covers them; allowed with evaluation.noise_multiplier alone"
         )
 
 
@@ -155,6 +148,42 @@ def check_secure(policy: SitePolicy, experiment: Experiment, sites: int | None =
         )
 
 
+WORDS: dict[Answer, str] = {
+    "train": "updates of the model, and sums for class means",
+    "evaluate": "counts of right answers",
+    "measures": "tables of counts",
+    "digest": "digests of samples",
+    "sparsity": "sparsity vectors",
+    "statistics": "sums of features",
+}
+"""What leaves in answer to each kind of request; docs/what_leaves_a_site.md has it field by field."""
+
+
+def leaving_in_words(policy: SitePolicy) -> Iterator[str]:
+    """The lines of `perennial site check`: what may leave under this policy, and whether noise covers it."""
+    demand, budget = policy.require_privacy, policy.max_epsilon
+    if demand == "client_central":
+        noise = "the server adds the noise, and sees this site's values without it"
+    elif demand != "none":
+        noise = f"with noise that hides one {policy.unit}"
+    elif budget is not None:
+        noise = "with the noise of the approved experiment, which the server may add (client_central)"
+    elif policy.require_secure:
+        noise = "in masked sums WITHOUT NOISE: a server that lies can read single samples out of them"
+    else:
+        noise = "WITHOUT NOISE: the server can read single samples out of it"
+    yield "what may leave, and whether noise covers it:"
+    for answer in policy.answers:
+        yield f"  {answer}: {WORDS[answer]}: {noise}"
+    if not policy.answers:
+        yield "  nothing: no request is answered"
+    if budget is not None:
+        yield (
+            f"budget: all charged releases of all runs, together epsilon {budget:g} at delta "
+            f"{policy.delta:g} for one {policy.unit or 'site'}"
+        )
+
+
 STRONGER: dict[Demand, tuple[Demand, ...]] = {
     "patient": ("sample", "sample_shared"),
     "sample": ("sample_shared",),
@@ -162,18 +191,10 @@ STRONGER: dict[Demand, tuple[Demand, ...]] = {
 """What else a protection serves: it hides as much, and more or from more."""
 
 
-def _demand(
-    policy: SitePolicy, kind: Demand, why: str, noise_source: Literal["secure", "seeded"] = "secure"
-) -> None:
+def _demand(policy: SitePolicy, kind: Demand, why: str) -> None:
     """Raises PolicyRefusal unless what hides a release is what the policy demands.
 
     kind: in the words of policy.require_privacy. why: what makes it so.
     """
     if policy.require_privacy not in {"none", kind, *STRONGER.get(kind, ())}:
         raise PolicyRefusal(f"policy.require_privacy: this site demands {policy.require_privacy!r}; {why}")
-    # a policy that demands a protection has a budget, so this covers both
-    if policy.max_epsilon is not None and noise_source == "seeded":
-        raise PolicyRefusal(
-            "policy.max_epsilon: noise_source is 'seeded', which whoever knows the seed can subtract; "
-            "allowed 'secure'"
-        )

@@ -11,16 +11,17 @@ steps, rates and noise follow from all records and public settings.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from perennial.client.site import Site
-from perennial.data.record_identity import identities, record_contents
+from perennial.data.splits import identities, record_contents
 from perennial.foundation.record_key import record_key
-from perennial.privacy.entries import Entry
 from perennial.privacy.record_book import Ids, RecordBook, as_ids
+from perennial.privacy.released import Mechanism
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,15 @@ class Chosen:
     version: int | None = None
 
 
-def choose(site: Site, entry: Entry, rows: Tensor) -> Chosen:
+def choose(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
     """Those of rows, (n,) int64, from which a release may be computed, and the records that are charged.
 
-    entry: the release's charge. Records that have spent the site's limit are left out if the release hides a
+    mechanism: of the release. Records that have spent the site's limit are left out if the release hides a
     sample or patient. At a simulated site, and for a release that hides the whole
     site, all rows stay and every record pays. Raises PrivacyError where public facts alone refuse the
     release, StateError when the record book cannot be read.
     """
+    entry = mechanism.entry
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
         return Chosen(rows)
     lines, patients = _identified(site, rows)
@@ -52,7 +54,7 @@ def choose(site: Site, entry: Entry, rows: Tensor) -> Chosen:
     stays = np.ones(len(rows), dtype=bool)
     limit, ledger = site.identity.policy.limit, site.identity.ledger
     ledger.require_within(entry, limit)
-    payments = book_of(site).payments(ledger)
+    payments = book_of(site.identity.state_dir).payments(ledger)
     if limit is not None:
         stays &= payments.affordable(lines, limit, entry)
     payers = lines
@@ -66,9 +68,9 @@ def choose(site: Site, entry: Entry, rows: Tensor) -> Chosen:
     return Chosen(rows[kept.to(rows.device)], payers[stays], payments.version)
 
 
-def book_of(site: Site) -> RecordBook:
-    """The site's book of records."""
-    return RecordBook(site.identity.state_dir, record_key(site.identity.state_dir))
+def book_of(state_dir: Path) -> RecordBook:
+    """The book of records in a site's state_dir."""
+    return RecordBook(state_dir, record_key(state_dir))
 
 
 def _identified(site: Site, rows: Tensor) -> tuple[Ids, Ids | None]:
@@ -86,4 +88,4 @@ def _identified(site: Site, rows: Tensor) -> tuple[Ids, Ids | None]:
     if data.patients:
         groups = data.keyed.groups[at]
         patients = as_ids(identities(key, "patient", (group.tobytes() for group in groups)))
-    return book_of(site).lines_of(own, lying), patients
+    return book_of(site.identity.state_dir).lines_of(own, lying), patients

@@ -1,150 +1,168 @@
-"""What happens to an update before it leaves the site: protection first, then the charge to the ledger."""
+"""The one exit of a site: every reply is built, charged and serialised here.
 
-import json
-from dataclasses import dataclass
+A handler gives each field a type (privacy/released.py). `leave` charges what is released to the site's ledger
+and builds the reply. `serialise` lets out no reply that was built elsewhere or changed afterwards.
+"""
 
-from torch import Tensor
+from dataclasses import fields
+from typing import Any, TypeVar
 
-from perennial.client.record_sets import Chosen, book_of
-from perennial.client.site import Site
-from perennial.config import charges
-from perennial.foundation.errors import PrivacyError
-from perennial.foundation.streams import stream
-from perennial.learning.training import TrainingResult
-from perennial.privacy.clipping import clip
-from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, WordSource
-from perennial.privacy.entries import Entry
-from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from perennial.privacy.protection import protect_update
-from perennial.protocol.messages import TrainReply, TrainRequest
+from flwr.app import RecordDict
 
-POLICY_METRICS = frozenset({"digests"})
-"""What a reply tells of the site's policy, and not of its data."""
+from perennial.client.identity import Identity
+from perennial.foundation.errors import (
+    KINDS,
+    PerennialError,
+    PolicyRefusal,
+    PrivacyError,
+    ProtocolError,
+    RecordGone,
+    shown,
+)
+from perennial.privacy.released import Mechanism, Public, Released
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import Refusal
+from perennial.protocol.stamp import LONGEST_REASON, Stamp
+
+Reply = TypeVar("Reply", bound=WireMessage)
+T = TypeVar("T")
+U = TypeVar("U")
+Typed = Public[Any] | Released[Any] | "Paid[Any]" | None
+TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
+"""Errors that speak of settings, messages and rounds only."""
+_MARK = "_left_by_the_exit"
+_EXIT = object()
 
 
-@dataclass(frozen=True)
-class ReleasedFields:
-    """Fields of a reply that may leave beside the update. within_clip_norm: for adaptive clipping alone."""
+class Paid(Released[T]):
+    """A released value that the ledger was charged for; made by pay() and by what reads it from the disk."""
 
-    num_examples: int
-    train_loss: float | None
-    steps: int
-    within_clip_norm: bool | None = None
+    def __init__(self, value: T, by: object = None) -> None:
+        if by is not _EXIT:
+            raise PrivacyError("a value counts as paid only once the exit has charged for it")
+        self.value, self.mechanisms, self.chosen = value, (), None
+
+    def alike(self, value: U) -> "Paid[U]":
+        """What was computed from this value alone, and not from the data again: it costs nothing more."""
+        return Paid(value, _EXIT)
 
 
-def release_update(
-    site: Site, request: TrainRequest, result: TrainingResult, samples: int, chosen: Chosen | None = None
-) -> ReleasedFields:
-    """Protect the update (P,) in place as the experiment says, and charge the ledger.
+def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **typed: Typed) -> Reply:
+    """The reply to a request, after the charge for all that it releases.
 
-    chosen: the records that it was trained on; None: every record pays.
+    Args:
+        identity: of the site.
+        request: whose stamp the reply repeats.
+        kind: the reply's class.
+        typed: its fields. Fields that name the same Mechanism leave for one charge. None: absent.
 
-    When this returns, the update and the returned fields may leave. A simulated site without protection keeps
-    no ledger, because nobody's data leaves.
-    Raises PrivacyError when the site's lifetime budget does not cover the release, StateError when the ledger
-    cannot be written.
+    Raises:
+        PrivacyError: a field has no type, a private run would release it without noise, or the lifetime
+            budget does not cover it. Nothing leaves then.
+        StateError: the charge cannot be recorded.
     """
-    privacy = site.experiment.privacy
-    fields = _fields_of(site, result, samples)
-    if privacy.mode == "client_local":
-        assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
-        source = noise_source(site, "dp-noise", request.round)
-        protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, source)
-    elif privacy.mode in ("client_central", "client_shared"):
-        # under client_shared the site's share of the noise comes on the grid (client/secure_values.py)
-        fields = ReleasedFields(
-            fields.num_examples, fields.train_loss, fields.steps, _clip(site, request, result.update)
-        )
-    charge(site, request.run, of_update=True, chosen=chosen)
-    return fields
+    known = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    values: dict[str, Any] = dict(request.stamp_fields) if issubclass(kind, Stamp) else {}  # pyright: ignore[reportAttributeAccessIssue]
+    released: list[Released[Any]] = []
+    for name, given in typed.items():
+        if given is None:
+            continue
+        if not isinstance(given, Public | Released) or name not in known:
+            raise PrivacyError(
+                f"{kind.__name__}.{name}: found a {type(given).__name__}; allowed: a field of the message "
+                "that is Public or Released, so that its charge is known"
+            )
+        if isinstance(given, Released):
+            released.append(given)
+        elif name not in kind.public:
+            raise PrivacyError(
+                f"{kind.__name__}.{name}: found a public value, allowed a released one, because the field "
+                "speaks of data"
+            )
+        values[name] = given.value
+    _charge(identity, released)
+    return let_out(kind(**values))
 
 
-def charge(site: Site, run: str, *, of_update: bool, chosen: Chosen | None = None) -> None:
-    """Record a release in the site's ledger before it leaves.
-
-    A release is an update, with what the experiment lets leave in the clear beside it, or else the counts of
-    an evaluation. chosen and errors: as charge_entry().
-    """
-    privacy = site.experiment.privacy
-    if of_update:
-        if privacy.enabled and privacy.allow_unaccounted_metrics:
-            charge_entry(site, charges.in_the_clear(site.experiment, run, "metrics"))
-        charge_entry(site, charges.update(site.experiment, run), chosen)
-    else:
-        charge_entry(site, charges.evaluation(site.experiment, run), chosen)
+def pay(identity: Identity, released: Released[T]) -> Paid[T]:
+    """Charge for a value that is stored before it leaves. Errors as leave()."""
+    _charge(identity, [released])
+    return Paid(released.value, _EXIT)
 
 
-def charge_entry(site: Site, entry: Entry, chosen: Chosen | None = None) -> None:
-    """Record one release against the site's lifetime budget, before it leaves.
-
-    A simulated site without protection keeps no ledger, because nobody's data leaves. chosen: the records
-    that it was computed from; None: every record pays. Raises PrivacyError when the budget does not cover it,
-    StateError when it cannot be recorded.
-    """
-    open_to_all = entry.mechanism == "unprotected" and not site.experiment.privacy.enabled
-    if open_to_all and not site.identity.deployed:
-        return
-    limit, ledger = site.identity.policy.limit, site.identity.ledger
-    if chosen is None or chosen.ids is None:
-        ledger.charge(entry, limit)
-    else:
-        book_of(site).charge(ledger, entry, limit, chosen.ids, chosen.version)
+def paid_before(value: T) -> Paid[T]:
+    """A value that was charged for, and is read from the site's own disk to leave unchanged once more."""
+    return Paid(value, _EXIT)
 
 
-def check_reply(site: Site, reply: TrainReply) -> TrainReply:
-    """The reply, unless it carries data-dependent values that no accountant covers.
-
-    Tensors never may; numbers may if the experiment allows them.
-    Raises PrivacyError naming them; a strategy that asks for them does not go with this privacy mode.
-    """
-    privacy = site.experiment.privacy
-    if not privacy.enabled:
-        return reply
-    metrics = () if privacy.allow_unaccounted_metrics else json.loads(reply.metrics)
-    beside = [*(reply.method or {}), *(f"metrics.{name}" for name in metrics if name not in POLICY_METRICS)]
-    if beside:
-        raise PrivacyError(
-            f"privacy.mode {privacy.mode}: the reply would carry {', '.join(beside[:3])} beside the "
-            "protected update, which no accountant covers; choose a strategy that exchanges updates only"
-        )
+def let_out(reply: Reply) -> Reply:
+    """Mark a reply as built by the exit: in leave(), and where a kept reply is read back."""
+    object.__setattr__(reply, _MARK, _held(reply))
     return reply
 
 
-def noise_source(site: Site, purpose: str, *place: str | int, kind: str = "") -> NoiseSource:
-    """The source of Gaussian noise for this site: the operating system's, or one that the seed repeats.
-
-    kind: secure or seeded; '': privacy.noise_source of the experiment. purpose, place: name the stream of a
-    seeded one.
-    """
-    if (kind or site.experiment.privacy.noise_source) == "secure":
-        return SecureNoise()
-    return SeededNoise(stream(site.experiment.seed, purpose, site.name, *place))
-
-
-def word_source(site: Site, purpose: str, *place: str | int, kind: str = "") -> WordSource:
-    """The source of words for discrete noise; arguments as in noise_source()."""
-    if (kind or site.experiment.privacy.noise_source) == "secure":
-        return SecureWords()
-    return SeededWords(stream(site.experiment.seed, purpose, site.name, *place))
-
-
-def _fields_of(site: Site, result: TrainingResult, samples: int) -> ReleasedFields:
-    privacy = site.experiment.privacy
-    if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        return ReleasedFields(samples, result.loss, result.steps)
-    # steps follow the number of samples, except in mode sample, where they are public
-    return ReleasedFields(1, None, result.steps if privacy.mode == "sample" else 0)
-
-
-def _clip(site: Site, request: TrainRequest, update: Tensor) -> bool | None:
-    privacy = site.experiment.privacy
-    adaptive = privacy.adaptive_clipping is not None
-    if adaptive != (request.clip_norm is not None):
+def check_left(reply: WireMessage) -> None:
+    """Raises PrivacyError for a reply that the exit did not build, or that was changed since."""
+    typed, held = getattr(reply, _MARK, {}), _held(reply)
+    if not typed or any(held[name] is not typed[name] for name in held):
         raise PrivacyError(
-            f"clip_norm: found {request.clip_norm} in the request; allowed: a number exactly when the "
-            "experiment has privacy.adaptive_clipping"
+            f"{type(reply).__name__}: not built by the exit (client/release.py), so that its fields have no "
+            "type and no charge; nothing left the site"
         )
-    bound = request.clip_norm or privacy.clip_norm
-    assert bound is not None
-    within = clip(update, bound) <= bound
-    return within if adaptive else None
+
+
+def _held(reply: WireMessage) -> dict[str, Any]:
+    """The reply's fields as they are."""
+    return {field.name: getattr(reply, field.name) for field in fields(reply)}  # pyright: ignore[reportArgumentType]
+
+
+def serialise(reply: WireMessage) -> RecordDict:
+    """The record that travels. Raises PrivacyError as check_left() does."""
+    check_left(reply)
+    return reply.to_record()
+
+
+def refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:
+    """A Refusal as it travels.
+
+    A deployed site's data and disk errors can name files, and file names can name patients; an unforeseen
+    error can hold values. Their text stays in the site's own log.
+    """
+    kind = KINDS.get(type(error), "error")
+    if deployed and not isinstance(error, TELLABLE):
+        name = type(error).__name__ if isinstance(error, PerennialError) else "error"
+        said = f"{name}; the details are in this site's own log"
+    else:
+        said = str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
+    return Refusal(site=site, kind=kind, reason=shown(said, LONGEST_REASON - 100)).to_record()
+
+
+def _charge(identity: Identity, released: list[Released[Any]]) -> None:
+    """The one place that charges the ledger: each mechanism once, before anything leaves.
+
+    A simulated site without protection keeps no ledger, because nobody's data leaves.
+    """
+    private = identity.experiment.privacy.enabled
+    demanded = private or identity.policy.require_privacy != "none"
+    owed: dict[int, tuple[Mechanism, Any]] = {}
+    for each in released:
+        for mechanism in each.mechanisms:
+            owed.setdefault(id(mechanism), (mechanism, each.chosen))
+    for mechanism, _ in owed.values():
+        if demanded and mechanism.in_the_clear:
+            raise PrivacyError(
+                f"privacy.mode {identity.experiment.privacy.mode}, policy.require_privacy "
+                f"{identity.policy.require_privacy}: {mechanism.entry.kind} would leave without noise, which "
+                "no accountant covers; nothing left the site"
+            )
+    if not private and not identity.deployed:
+        owed = {key: pair for key, pair in owed.items() if not pair[0].in_the_clear}
+    limit, ledger = identity.policy.limit, identity.ledger if owed else None
+    for mechanism, chosen in owed.values():
+        assert ledger is not None
+        if chosen is None or chosen.ids is None:
+            ledger.charge(mechanism.entry, limit)
+        else:
+            from perennial.client.record_sets import book_of
+
+            book_of(identity.state_dir).charge(ledger, mechanism.entry, limit, chosen.ids, chosen.version)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from perennial.config.turn import Turn
-from perennial.data.apportion import apportion
+from perennial.data.partition import apportion
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.site_method import part_of_settings

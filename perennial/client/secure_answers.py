@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from perennial.client.identity import Identity
 from perennial.client.policy import check_answer, check_secure
 from perennial.client.quota import Quota
+from perennial.client.release import leave
 from perennial.client.secure_state import SecureState
 from perennial.config.secure import SecureConfig
 from perennial.foundation.errors import ProtocolError
+from perennial.privacy.released import Public
 from perennial.privacy.secure.roster import Attempt, Peer, require
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.secure_messages import (
@@ -49,8 +51,13 @@ def answer_introduce(identity: Identity, request: IntroduceRequest) -> Introduce
     with state.one_at_a_time():
         cipher = state.cipher(request.task, make=True)
     peer = Peer.introduce(identity.name, state.identity, cipher, request.run, request.task)
-    return IntroduceReply(
-        **request.stamp_fields, identity=peer.identity, cipher=peer.cipher, signature=peer.signature
+    return leave(
+        identity,
+        request,
+        IntroduceReply,
+        identity=Public(peer.identity),
+        cipher=Public(peer.cipher),
+        signature=Public(peer.signature),
     )
 
 
@@ -85,14 +92,16 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
             state.keep(session)
     require(session.peers == peers, f"attempt {request.attempt} was prepared for other peers")
     advert = session.advert
-    return ShareReply(
-        **request.stamp_fields,
-        attempt=request.attempt,
-        mask=advert.member.mask,
-        commitment=advert.member.commitment,
-        signature=advert.member.signature,
-        receivers=list(advert.shares),
-        shares=list(advert.shares.values()),
+    return leave(
+        identity,
+        request,
+        ShareReply,
+        attempt=Public(request.attempt),
+        mask=Public(advert.member.mask),
+        commitment=Public(advert.member.commitment),
+        signature=Public(advert.member.signature),
+        receivers=Public(list(advert.shares)),
+        shares=Public(list(advert.shares.values())),
     )
 
 
@@ -106,7 +115,7 @@ def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
         cipher = state.cipher(session.attempt.task)
         signature = session.sign(request.survivors, sealed, cipher, state.identity)
         state.keep(session)
-    return VoteReply(**request.stamp_fields, attempt=request.attempt, signature=signature)
+    return leave(identity, request, VoteReply, attempt=Public(request.attempt), signature=Public(signature))
 
 
 def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
@@ -118,13 +127,15 @@ def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
         assert session.subject is not None
         state.note_opened(session.attempt, session.subject.statistic, session.closes)
         state.keep(session)
-    return OpenReply(
-        **request.stamp_fields,
-        attempt=request.attempt,
-        seeds_of=list(opening.seeds),
-        seeds=list(opening.seeds.values()),
-        keys_of=list(opening.keys),
-        keys=list(opening.keys.values()),
+    return leave(
+        identity,
+        request,
+        OpenReply,
+        attempt=Public(request.attempt),
+        seeds_of=Public(list(opening.seeds)),
+        seeds=Public(list(opening.seeds.values())),
+        keys_of=Public(list(opening.keys)),
+        keys=Public(list(opening.keys.values())),
     )
 
 

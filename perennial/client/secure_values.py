@@ -1,27 +1,26 @@
 """Masks a site's values for a sum, once for each attempt, and stores them before they leave."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from perennial.client.policy import check_secure
-from perennial.client.release import word_source
+from perennial.client.release import Typed, leave, paid_before, pay
 from perennial.client.secure_answers import secure_state, together
 from perennial.client.site import Site
 from perennial.config.secure_words import UpdateWords
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.privacy.clipping import clip_tensors
+from perennial.privacy.noise import Noise
+from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Member, Subject
-from perennial.protocol.messages import TrainReply, TrainRequest
+from perennial.protocol.messages import TrainRequest
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import Tensors
-
-SIGNED = {np.dtype(np.uint64): np.int64, np.dtype(np.uint32): np.int32}
-"""What words travel as: the wire's types are signed."""
 
 
 def is_secure(site: Site, request: Maskable) -> bool:
@@ -44,7 +43,7 @@ def masked_reply(
     request: Maskable,
     statistic: str,
     about: str,
-    words: Callable[[], Words],
+    words: Callable[[], Released[Words]],
     *,
     closes: Sequence[str] = (),
     kept: str = "",
@@ -53,9 +52,10 @@ def masked_reply(
 
     All integers enter masked sums here; MaskedSums.collect() is the server's side.
     statistic: one word for what they are. about: SHA-256 of what they describe, such as the model. words:
-    computes them, (N,) uint64 or uint32; not called if this attempt was answered before. closes: names of the
-    facts that they tell of this site; once a sum is opened, no value about the same names is put into
-    another. () stands for `about`. kept: hash of the model that the site keeps as the teacher.
+    computes them, (N,) uint64, and they are charged before they are kept; not called if this
+    attempt was answered before. closes: names of the facts that they tell of this site; once a sum is
+    opened, no value about the same names is put into another. () stands for `about`. kept: hash of the model
+    that the site keeps as the teacher.
     Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
     attempt is over; ProtocolError when this site has prepared no masks for it.
     """
@@ -76,7 +76,7 @@ def masked_reply(
         if session.stage == "prepared":
             state.check_new(number)
             state.check_closed(session.attempt, statistic, session.closes)
-            values = np.ascontiguousarray(words())
+            values = np.ascontiguousarray(pay(site.identity, words()).value)
             if secure.masks:
                 session.mask(values)
             else:
@@ -84,8 +84,15 @@ def masked_reply(
             state.keep_sent(number, values)
         state.keep(session)
         sent = state.sent(number)
-    tensor = torch.from_numpy(sent.view(SIGNED[sent.dtype]).copy())
-    return MaskedReply(**request.stamp_fields, attempt=number, words=Tensors(words=tensor), model=kept)
+    tensor = torch.from_numpy(sent.view(np.int64).copy())
+    return leave(
+        site.identity,
+        request,
+        MaskedReply,
+        attempt=Public(number),
+        words=paid_before(Tensors(words=tensor)),
+        model=Public(kept),
+    )
 
 
 def _members(request: Maskable) -> list[Member]:
@@ -93,21 +100,23 @@ def _members(request: Maskable) -> list[Member]:
     return [Member(*each) for each in together(*(column or [] for column in columns))]
 
 
-def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
-    """A reply's update and weight as integers for a masked sum, with this site's share of the noise.
+def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) -> Released[Words]:
+    """An update and its weight as integers for a masked sum, with this site's share of the noise.
 
     Clips the update to sums.largest_norm, because the server cannot check single updates. Raises
     ProtocolError without request.sum_updates, PolicyRefusal for an update that is not finite.
     """
     if request.sum_updates is None:
         raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")
-    layout = UpdateWords(site.experiment, request.sum_updates, request.clip_norm)
-    weight = layout.weight(reply.num_examples)
-    if not math.isfinite(clip_tensors(reply.update.values(), site.experiment.sums.largest_norm)):
+    update, examples = typed["update"], typed["num_examples"]
+    assert isinstance(update, Released) and examples is not None
+    layout = UpdateWords(site.experiment, request.sum_updates)
+    weight = layout.weight(examples.value)
+    if not math.isfinite(clip_tensors(update.value.values(), site.experiment.sums.largest_norm)):
         raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
-    words = layout.encode(reply.update, weight, reply.within_clip_norm)
-    if layout.noise is not None:
-        layout.noise.add(
-            words, word_source(site, "dp-noise", request.round), counts_within=layout.counts_within
-        )
-    return words
+    words = layout.encode(update.value, weight)
+    if (noise := layout.noise) is not None:
+        for mechanism in update.mechanisms:
+            mechanism.require(noise.whole)
+        noise.add(words, Noise())
+    return update.alike(words)

@@ -18,7 +18,7 @@ from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import DataKey, data_key, simulated_federation
 from perennial.data.deployed import load_site, site_config
-from perennial.data.registry import Registry, build_registry
+from perennial.data.schedule import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
 from perennial.foundation.cache import BoundedFolder, machine_features

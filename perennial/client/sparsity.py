@@ -11,17 +11,17 @@ from torch import Tensor
 
 from perennial.client.floor import check_floor
 from perennial.client.policy import check_answer, check_sparsity
-from perennial.client.record_sets import Chosen, choose
-from perennial.client.release import charge_entry, noise_source
+from perennial.client.record_sets import choose
+from perennial.client.release import leave
 from perennial.client.site import Site
 from perennial.client.training_samples import training_indices
 from perennial.config import charges
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.models.sparsity import MODEL, VECTOR, Combine, SparsityPlan, zero_shares
-from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
-from perennial.privacy.entries import Entry
-from perennial.privacy.noise import add_noise
+from perennial.privacy.calibration import sparsity_l2_sensitivity
+from perennial.privacy.noise import Noise, add_noise
+from perennial.privacy.released import Public, Released
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 
@@ -45,28 +45,27 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share
         indices = indices[: len(indices) - exemplars]
     check_floor(policy, "sparsity", len(indices))
-    entry = charges.sparsity(site.experiment, request.run, request.epsilon, request.delta)
-    chosen, samples = choose(site, entry, indices), len(indices)
+    mechanism = charges.sparsity(site.experiment, request.run, request.epsilon, request.delta)
+    chosen, samples = choose(site, mechanism, indices), len(indices)
     indices = chosen.rows
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     data = site.samples(indices)
     shares = zero_shares(model.eval(), _batches(data), plan.layers)
     # a mean over all, in which those left out count as nothing: how many these are must not scale the noise
     vector = plan.vector(shares) * (len(indices) / samples) if noised else plan.vector(shares)
-    _release(site, request, vector, entry, chosen, samples)
-    return SparsityReply(
-        **request.stamp_fields,
-        extractor=plan.fingerprint(content_sha256(request.arrays)),
-        vector=Tensors({VECTOR: vector.float()}),
+    if noised:
+        if len(indices) == 0:
+            raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
+        mechanism = mechanism.within(sparsity_l2_sensitivity(len(vector), samples))
+        add_noise(vector, mechanism.std, Noise())
+        vector.clamp_(0.0, 1.0)
+    return leave(
+        site.identity,
+        request,
+        SparsityReply,
+        extractor=Public(plan.fingerprint(content_sha256(request.arrays))),
+        vector=Released(Tensors({VECTOR: vector.float()}), mechanism, chosen=chosen),
     )
-
-
-def noise_std(length: int, samples: int, epsilon: float, delta: float) -> float:
-    """Standard deviation that hides the replacement of one sample in a mean of vectors in [0, 1]^length.
-
-    samples: vectors in the mean.
-    """
-    return sparsity_l2_sensitivity(length, samples) * gaussian_multiplier(epsilon, delta)
 
 
 def _plan(request: SparsityRequest) -> SparsityPlan:
@@ -83,19 +82,3 @@ def _plan(request: SparsityRequest) -> SparsityPlan:
 
 def _batches(data: TrainingSet) -> Iterator[Tensor]:
     return (data.inputs(slice(i, i + EVALUATION_BATCH)) for i in range(0, len(data), EVALUATION_BATCH))
-
-
-def _release(
-    site: Site, request: SparsityRequest, vector: Tensor, entry: Entry, chosen: Chosen, samples: int
-) -> None:
-    """Add the noise asked for, in place, and charge the ledger; then the vector may leave.
-
-    samples: of the task, whether or not they were left out.
-    """
-    if request.epsilon is not None and request.delta is not None:
-        if len(chosen.rows) == 0:
-            raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
-        std = noise_std(len(vector), samples, request.epsilon, request.delta)
-        add_noise(vector, std, noise_source(site, "sparsity-noise", request.round))
-        vector.clamp_(0.0, 1.0)
-    charge_entry(site, entry, chosen)

@@ -5,7 +5,7 @@ whichever round it is connected, and its answer does not depend on the round.
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from hashlib import sha256
 
 import torch
@@ -15,7 +15,7 @@ from perennial.client.floor import check_floor, withheld
 from perennial.client.learnt import note_learnt
 from perennial.client.policy import check_answer, check_compared_heads, check_statistics
 from perennial.client.record_sets import Chosen, choose
-from perennial.client.release import charge, charge_entry, word_source
+from perennial.client.release import Paid, Typed, leave, paid_before, pay
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.signing import kept_statements, signed_sums
 from perennial.client.site import Site
@@ -29,7 +29,9 @@ from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statis
 from perennial.learning.feature_bank import bank_of
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.models.feature_maps.fixed import FixedFeatures
-from perennial.privacy.noised_sums import add_noise_to_sums
+from perennial.privacy.noise import Noise
+from perennial.privacy.noised_sums import add_noise_to_sums, sensitivity
+from perennial.privacy.released import Mechanism, Public, Released
 from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import (
     ClassCountsReply,
@@ -40,7 +42,6 @@ from perennial.protocol.messages import (
     StatisticsRequest,
 )
 from perennial.protocol.secure_messages import MaskedReply
-from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 
 STATEMENT = "statement"
@@ -70,14 +71,14 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
             f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
         )
     if not is_secure(site, request):
-        return _reply(site, request, _charged_sums(site, request, backbone, classes))
+        return _reply(site, request, _typed_sums(site, request, backbone, classes))
     about = statistics_subject(request.features, request.class_order, request.of_task, weights)
     return masked_reply(
         site,
         request,
         "statistics",
         about,
-        lambda: _words(request, _charged_sums(site, request, backbone, classes)),
+        lambda: _words(request, _typed_sums(site, request, backbone, classes)),
         # other runs may divide the same classes into other tasks
         closes=[_of_class(request.features, site.process.registry.classes[label]) for label in classes],
     )
@@ -87,18 +88,21 @@ def _of_class(features: str, name: str) -> str:
     return sha256(json.dumps([features, name]).encode()).hexdigest()
 
 
-def _words(request: StatisticsRequest, sums: Tensors) -> Words:
+def _words(request: StatisticsRequest, typed: Released[Tensors]) -> Released[Words]:
     """Words of a site's sums. Raises PolicyRefusal if they could leave the range of the words."""
+    sums = typed.value
     largest = max(int(tensor.abs().max()) for tensor in sums.values() if tensor.numel())
     if largest * (request.sum_updates or 1) >= MOST_STEPS:
         raise PolicyRefusal(
             f"secure: sums of {request.sum_updates} sites as large as this one's do not fit 64-bit words"
         )
-    return integer_words(sums["gram"], sums["sums"], sums["counts"])
+    return typed.alike(integer_words(sums["gram"], sums["sums"], sums["counts"]))
 
 
-def _charged_sums(site: Site, request: StatisticsRequest, backbone: FixedFeatures, classes: range) -> Tensors:
-    """The sums as they may leave, charged to the ledger."""
+def _typed_sums(
+    site: Site, request: StatisticsRequest, backbone: FixedFeatures, classes: range
+) -> Released[Tensors]:
+    """The sums as they may leave."""
     if (sent := _sent_before(site, request)) is not None:
         return sent
     # under noise, leaving out a class would reveal that it has few samples
@@ -113,65 +117,65 @@ def _charged_sums(site: Site, request: StatisticsRequest, backbone: FixedFeature
         )
     shown = [label for label, count in zip(classes, counts, strict=True) if count]
     rows = _training_rows(site, classes, shown)
-    chosen = choose(site, charges.sums(site.experiment, request.run, request.of_task), rows)
+    mechanism = charges.sums(site.experiment, request.run, request.of_task)
+    chosen = choose(site, mechanism, rows)
     sums = summed(site, backbone, classes, shown, request.weights, chosen.rows)
-    told = _released(site, request, sums, chosen)
+    told = _released(site, request, sums, mechanism, chosen)
     note_learnt(site, request, rows, request.of_task)
     return told
 
 
-def _reply(site: Site, request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:
-    if not site.experiment.privacy.enabled:
-        classes = _classes(site, request)
-        sums = Statistics(tensors["gram"], tensors["sums"], tensors["counts"], classes)
-        tensors = Tensors(compact_statistics(sums))
-    signed = None
+def _reply(site: Site, request: StatisticsRequest, typed: Released[Tensors]) -> StatisticsReply:
+    fields: dict[str, Typed] = {"of_task": Public(request.of_task), "features": Public(request.features)}
+    if site.experiment.privacy.enabled:
+        return leave(site.identity, request, StatisticsReply, **fields, statistics=typed)
+    tensors = typed.value
+    sums = Statistics(tensors["gram"], tensors["sums"], tensors["counts"], _classes(site, request))
+    fields["statistics"] = typed.alike(Tensors(compact_statistics(sums)))
     if request.signers is not None:
         signed = kept_statements(site.state(request.run).folder)[request.of_task][-1]
-    return StatisticsReply(
-        **request.stamp_fields,
-        of_task=request.of_task,
-        features=request.features,
-        statistics=tensors,
-        statement="" if signed is None else json.dumps(asdict(signed)),
-    )
+        fields["statement"] = typed.alike(json.dumps(asdict(signed)))
+    return leave(site.identity, request, StatisticsReply, **fields)
 
 
-def _released(site: Site, request: StatisticsRequest, sums: Statistics, chosen: Chosen) -> Tensors:
-    """The sums as they may leave, charged. Noise is added once: the same bytes are sent when asked again."""
+def _released(
+    site: Site, request: StatisticsRequest, sums: Statistics, mechanism: Mechanism, chosen: Chosen
+) -> Released[Tensors]:
+    """The sums as they may leave. Noise is added once: the same bytes are sent when asked again."""
     privacy = site.experiment.privacy
     clear = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
     if not privacy.enabled:
         signed = signed_sums(site, request, sums.sha256)
-        note = "" if signed is None else f"{STATEMENT} {signed.sha256}"
-        _charge(site, request, "statistics", chosen, note)
-        return clear
+        if signed is not None:
+            mechanism = mechanism.noted(f"{STATEMENT} {signed.sha256}")
+        return Released(clear, mechanism, chosen=chosen)
     assert privacy.noise_multiplier is not None
     state, name = site.state(request.run), _record(request.of_task)
-    source = word_source(site, "sums-noise", request.of_task)
     multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
+    moved = sensitivity(sums.sums.shape[1], privacy.blocks)
+    mechanism = mechanism.within(moved)
+    mechanism.require(privacy.noise_multiplier * moved)
     gram, rows, counts = add_noise_to_sums(
         sums.gram,
         sums.sums,
         sums.counts,
         multiplier,
-        source,
+        Noise(),
         blocks=privacy.blocks,
         radius_squared=RADIUS_SQUARED,
     )
-    entry = charges.sums(site.experiment, request.run, request.of_task)
-    charge_entry(site, entry, chosen)
-    noised = Tensors(gram=gram, sums=rows, counts=counts)
-    state.put(name, 0, noised, {"features": request.features})
-    return noised
+    noised = Released(Tensors(gram=gram, sums=rows, counts=counts), mechanism, chosen=chosen)
+    paid = pay(site.identity, noised)
+    state.put(name, 0, paid.value, {"features": request.features})
+    return paid
 
 
-def _sent_before(site: Site, request: StatisticsRequest) -> Tensors | None:
+def _sent_before(site: Site, request: StatisticsRequest) -> Paid[Tensors] | None:
     """What left with noise when this was asked for before; None where nothing did."""
     if not site.experiment.privacy.enabled:
         return None
     kept = site.state(request.run).get(_record(request.of_task), before=1)
-    return None if kept is None else Tensors(kept[0])
+    return None if kept is None else paid_before(Tensors(kept[0]))
 
 
 def _record(task: int) -> str:
@@ -256,8 +260,14 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     if site.experiment.privacy.enabled:
         raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: class counts leave without noise")
     counts = _reported_counts(site, _classes(site, request), "class_counts")
-    _charge(site, request, "class_counts")
-    return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
+    mechanism = charges.in_the_clear(site.experiment, request.run, "class_counts")
+    return leave(
+        site.identity,
+        request,
+        ClassCountsReply,
+        of_task=Public(request.of_task),
+        counts=Released(counts, mechanism),
+    )
 
 
 def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHeadsReply | MaskedReply:
@@ -279,19 +289,29 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
             request,
             "compare_heads",
             content_sha256(heads),
-            lambda: integer_words(*_right_answers(site, request, backbone, count)),
+            lambda: (found := _right_answers(site, request, backbone, count)).alike(
+                integer_words(*found.value)
+            ),
         )
-    correct, total = _right_answers(site, request, backbone, count)
-    return CompareHeadsReply(**request.stamp_fields, correct=correct.flatten().tolist(), total=total.tolist())
+    counts = _right_answers(site, request, backbone, count)
+    correct, total = counts.value
+    return leave(
+        site.identity,
+        request,
+        CompareHeadsReply,
+        correct=counts.alike(correct.flatten().tolist()),
+        total=counts.alike(total.tolist()),
+    )
 
 
 def _right_answers(
     site: Site, request: CompareHeadsRequest, backbone: FixedFeatures, count: int
-) -> tuple[Tensor, Tensor]:
-    """(right answers of each head (K, C), samples (C,)) as they may leave, exact and charged. count: K."""
+) -> Released[tuple[Tensor, Tensor]]:
+    """(right answers of each head (K, C), samples (C,)) as they may leave, exact. count: K."""
     policy, known, heads = site.identity.policy, request.num_classes, request.heads
     rows = site.data.task_indices("validation", 0, known)
-    chosen = choose(site, charges.evaluation(site.experiment, request.run), rows)
+    mechanism = charges.in_the_clear(site.experiment, request.run, "evaluation")
+    chosen = choose(site, mechanism, rows)
     data = site.samples(chosen.rows)
     correct = torch.zeros(count, known, dtype=torch.int64)
     if len(data):
@@ -306,8 +326,7 @@ def _right_answers(
     if len(stay) == known:
         check_floor(policy, "compare_heads", 0)
     correct[:, stay], total[stay] = 0, 0
-    charge(site, request.run, of_update=False, chosen=chosen)
-    return correct, total
+    return Released((correct, total), mechanism, chosen=chosen)
 
 
 def _maps(site: Site, features: str) -> FixedFeatures:
@@ -328,9 +347,3 @@ def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> ran
             f"{type(request).__name__}: of_task: found {request.of_task}, allowed 1 to {request.task}"
         )
     return site.process.registry.schedule.classes_of(request.of_task)
-
-
-def _charge(site: Site, request: Stamp, kind: str, chosen: Chosen | None = None, note: str = "") -> None:
-    if site.experiment.privacy.enabled:
-        raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: no noise is added to {kind}")
-    charge_entry(site, replace(charges.in_the_clear(site.experiment, request.run, kind), note=note), chosen)

@@ -12,19 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.digests import withdrawal
+from perennial.client.digests import lends_digests
 from perennial.client.floor import check_floor
 from perennial.client.measurements import measured
 from perennial.client.own_model import keep_own_layers, with_own_layers
 from perennial.client.policy import check_answer, check_update
 from perennial.client.record_sets import Chosen, choose
-from perennial.client.release import check_reply, noise_source, release_update
+from perennial.client.release import Typed, leave
 from perennial.client.ring_turn import features_as_asked, segment_of, turn_of
 from perennial.client.site import Site
 from perennial.client.training_samples import training_indices
 from perennial.config import charges
 from perennial.config.rounds import AdversaryKind
 from perennial.config.turn import Turn
+from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
@@ -32,6 +33,9 @@ from perennial.learning.site_method import LocalTurn, SiteMethods
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
+from perennial.privacy.noise import Noise
+from perennial.privacy.protection import protect_update
+from perennial.privacy.released import Mechanism, Public, Released
 from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 
@@ -44,7 +48,8 @@ class TrainingTurn:
     """An opened turn: the site has agreed, and everything that training needs is at hand.
 
     model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
-    indices: (n,) of the samples, exemplars last. chosen: the records that the update is charged to. teacher:
+    indices: (n,) of the samples, exemplars last. mechanism: of the update. chosen: the records that it is
+    charged to. teacher:
     frozen model of the task before, or None if no term needs it. methods: the site halves that the experiment
     names. turn: the site's turn in a ring, or None. neighbours: measures for Bayesian accounting how far one
     record more would move the update. own: names of the layers that stay here. start: the tensors that the
@@ -57,6 +62,7 @@ class TrainingTurn:
     flat: FlatParameters
     data: TrainingSet
     indices: Tensor
+    mechanism: Mechanism
     chosen: Chosen
     teacher: IncrementalModel | None
     methods: SiteMethods
@@ -85,7 +91,8 @@ class TrainingTurn:
             indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
         policy = site.identity.policy
         check_floor(policy, "update", len(indices))
-        chosen = choose(site, charges.update(site.experiment, request.run), indices)
+        mechanism = charges.update(site.experiment, request.run)
+        chosen = choose(site, mechanism, indices)
         exemplars = (
             int(torch.isin(chosen.rows, indices[len(indices) - exemplars :]).sum()) if exemplars else 0
         )
@@ -111,6 +118,7 @@ class TrainingTurn:
             flat=flat,
             data=data,
             indices=indices,
+            mechanism=mechanism,
             chosen=chosen,
             teacher=teacher,
             methods=methods,
@@ -137,6 +145,13 @@ class TrainingTurn:
     def taken(self) -> TrainReply:
         """Train this site alone and return its reply. No other turn may have been opened since this one."""
         return self.reply(self._trained())
+
+    def released(self) -> dict[str, Typed]:
+        """Train this site alone and return the fields of its reply, of which nothing is charged yet."""
+        result = self._trained()
+        typed = self._typed(result)
+        self.methods.close(result.update, result.steps)
+        return typed
 
     def as_member(self, start: Tensor) -> "Member | None":
         """This site's part in a cohort's training; None if it must train alone. start: (P,), as received.
@@ -185,7 +200,7 @@ class TrainingTurn:
             self.model,
             self.flat,
             self.data,
-            noise_source(self.site, "dp-noise", self.request.round),
+            Noise(),
             neighbours=self.neighbours,
             **self._settings(),
         )
@@ -206,7 +221,13 @@ class TrainingTurn:
             )
 
     def reply(self, result: TrainingResult) -> TrainReply:
-        """Protect the update, charge the ledger, and build the reply. The shared model must be as trained."""
+        """Protect the update and let it leave. The shared model must be as trained."""
+        reply = leave(self.site.identity, self.request, TrainReply, **self._typed(result))
+        self.methods.close(result.update, result.steps)
+        return reply
+
+    def _typed(self, result: TrainingResult) -> dict[str, Typed]:
+        """The fields of the reply: the update as it may leave, and what belongs to it."""
         site, request, flat, own = self.site, self.request, self.flat, self.own
         update = flat.views(result.update)
         if own:
@@ -220,17 +241,54 @@ class TrainingTurn:
             result.update.zero_()
         if self.neighbours is not None:
             self.neighbours.keep()
-        released = release_update(site, request, result, len(self.indices), self.chosen)
+        privacy = site.experiment.privacy
+        within = protected(site, request, self.mechanism, result)
         flat.clear_held(result.update)
-        self.methods.close(result.update, result.steps)
-        metrics = {**measured(site, request, self.model, self.indices, result), **withdrawal(site)}
-        reply = TrainReply(
-            **request.stamp_fields,
-            update=Tensors({name: t.contiguous() for name, t in update.items() if name not in own}),
-            **vars(released),
-            metrics=json.dumps(metrics),
+
+        def released(value: Any) -> Released[Any]:
+            return Released(value, self.mechanism, chosen=self.chosen)
+
+        typed: dict[str, Typed] = {
+            "update": released(Tensors({n: t.contiguous() for n, t in update.items() if n not in own})),
+            "lends_digests": Public(lends_digests(site)),
+            "within_clip_norm": None if within is None else released(within),
+        }
+        metrics = measured(site, request, self.model, self.indices, result)
+        if privacy.enabled:
+            # steps follow the number of samples, except in mode sample, where they are public
+            steps = (self.mechanism.entry.steps or 0) if privacy.mode == "sample" else 0
+            return typed | {"num_examples": Public(1), "steps": Public(steps)}
+        return typed | {
+            "num_examples": released(len(self.indices)),
+            "train_loss": released(result.loss),
+            "steps": released(result.steps),
+            "metrics": released(json.dumps(metrics)),
+        }
+
+
+def protected(site: Site, request: TrainRequest, mechanism: Mechanism, result: TrainingResult) -> bool | None:
+    """Clip and noise an update in place, as the mechanism says; whether it was within an adaptive clip norm.
+
+    Under client_central the server adds the noise, and under client_shared the site's share of it comes on
+    the grid (client/secure_values.py). An update that is not finite counts as zero. Raises PrivacyError where
+    training took other steps than the mechanism is charged for.
+    """
+    privacy = site.experiment.privacy
+    if privacy.mode == "sample" and result.steps != mechanism.entry.steps:
+        raise PrivacyError(f"DP-SGD took {result.steps} steps; {mechanism.entry.steps} are charged")
+    if privacy.mode not in ("client_local", "client_central", "client_shared"):
+        return None
+    adaptive = privacy.adaptive_clipping is not None
+    if adaptive != (request.clip_norm is not None):
+        raise PrivacyError(
+            f"clip_norm: found {request.clip_norm} in the request; allowed: a number exactly when the "
+            "experiment has privacy.adaptive_clipping"
         )
-        return check_reply(site, reply)
+    bound = request.clip_norm or privacy.clip_norm
+    assert bound is not None
+    std = mechanism.std if privacy.mode == "client_local" else 0.0
+    within = protect_update(result.update, bound, std, Noise()) <= bound
+    return within if adaptive else None
 
 
 def open_methods(site: Site, request: TrainRequest, flat: FlatParameters) -> SiteMethods:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from perennial.client.floor import exempt, withheld
 from perennial.client.policy import check_answer, check_statistics
-from perennial.client.release import charge_entry
+from perennial.client.release import pay
 from perennial.client.secure_state import own_identity
 from perennial.client.signing import keep_statements, kept_statements
 from perennial.client.site import Site
@@ -28,6 +28,7 @@ from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.learning.analytic.files import write_by_task
 from perennial.learning.analytic.statistics import Statistics
+from perennial.privacy.released import Released
 from perennial.privacy.signed_sums import Statement
 
 WITHDRAWN = "withdrawn-records.json"
@@ -103,7 +104,7 @@ def withdrawn(
             f"records: none of these {len(chosen)} is a training sample of this run whose sums left the "
             "site; there is nothing to take back"
         )
-    charge_entry(site, charges.in_the_clear(experiment, run, "statistics"))
+    pay(site.identity, Released(found, charges.in_the_clear(experiment, run, "statistics")))
     facts = {"run": run, "experiment": experiment.digest, "site": site.name, "features": backbone.content}
     write_by_task(path, found, facts | _signed(site, run, chosen, found, current))
     return found

@@ -1,6 +1,7 @@
-"""What each release of a site is charged as: one function for each kind of release.
+"""Each release of a site: by which mechanism a unit is hidden in it, and so what it costs.
 
-The site's ledger and the server's record of what it asked both call it.
+The site sizes its noise by these mechanisms and pays their entries (client/release.py). Review, the server's
+record of what it asked and `perennial epsilon` call the same functions.
 
 run, experiment: identifiers of the run and of the experiment (`Experiment.digest`).
 """
@@ -9,6 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.learner import LearnerConfig
 from perennial.privacy.calibration import gaussian_multiplier
@@ -16,6 +18,7 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, digest_entries
 from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.released import Mechanism
 
 
 def steps_of_round(learner: LearnerConfig, privacy: PrivacyConfig) -> int:
@@ -27,11 +30,11 @@ def steps_of_round(learner: LearnerConfig, privacy: PrivacyConfig) -> int:
     return math.ceil(learner.epochs / privacy.sample_rate)
 
 
-def update(experiment: Experiment, run: str) -> Entry:
-    """The ledger entry for releasing one round's model update."""
+def update(experiment: Experiment, run: str) -> Mechanism:
+    """One round's model update."""
     privacy = experiment.privacy
     sampled = privacy.sample_rate is not None
-    return Entry.of_update(
+    entry = Entry.of_update(
         privacy,
         run=run,
         experiment=experiment.digest,
@@ -39,60 +42,73 @@ def update(experiment: Experiment, run: str) -> Entry:
         sample_rate=privacy.sample_rate or 1.0,
         steps=steps_of_round(experiment.learner, privacy) if sampled else 1,
     )
+    return Mechanism(entry, _moved(privacy, privacy.clip_norm or math.inf))
 
 
-def class_means(experiment: Experiment, run: str) -> Entry:
-    """The ledger entry for the sums of the class means, which have the noise of one update."""
-    entry = Entry.of_update(experiment.privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT)
-    return replace(entry, kind="class_means")
+def class_means(experiment: Experiment, run: str) -> Mechanism:
+    """The sums of the class means, of norm 1, which have the noise of one update."""
+    privacy = experiment.privacy
+    entry = Entry.of_update(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT)
+    return Mechanism(replace(entry, kind="class_means"), _moved(privacy, 1.0))
 
 
-def sums(experiment: Experiment, run: str, task: int) -> Entry:
-    """The ledger entry for one task's sums of features, computed from that task's samples alone."""
+def sums(experiment: Experiment, run: str, task: int) -> Mechanism:
+    """One task's sums of features, computed from that task's samples alone.
+
+    Their noise is sized block by block (privacy/noised_sums.py) from the entry's multiplier.
+    """
     privacy = experiment.privacy
     if not privacy.enabled:
         return in_the_clear(experiment, run, "statistics")
-    return Entry.of_sums(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT, task=task)
+    return Mechanism(
+        Entry.of_sums(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT, task=task)
+    )
 
 
-def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: float | None) -> Entry:
-    """The ledger entry for one sparsity vector.
+def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: float | None) -> Mechanism:
+    """One sparsity vector, whose length says how far a sample moves it.
 
     epsilon, delta: guarantee of its noise for one sample replaced; None: it has no noise.
     """
     place = _place(experiment, run, "sparsity", unit="sample")
     if epsilon is None or delta is None:
-        return Entry(**place, mechanism="unprotected")
-    return Entry(
-        **place,
-        mechanism="gaussian",
-        noise_multiplier=gaussian_multiplier(epsilon, delta),
-        sample_rate=1.0,
-        steps=1,
-        seeded=experiment.privacy.noise_source == "seeded",
+        return Mechanism(Entry(**place, mechanism="unprotected"))
+    return Mechanism(
+        Entry(
+            **place,
+            mechanism="gaussian",
+            noise_multiplier=gaussian_multiplier(epsilon, delta),
+            sample_rate=1.0,
+            steps=1,
+        )
     )
 
 
 def digests(
     experiment: Experiment, run: str, config: DigestConfig, guarantee: DigestGuarantee
-) -> list[Entry]:
-    """The ledger entries for one task's digests: for the features, and for the labels if they have noise."""
-    return digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)
+) -> list[Mechanism]:
+    """One task's digests: the features, and the labels if they have noise."""
+    return [Mechanism(e) for e in digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)]
 
 
-def evaluation(experiment: Experiment, run: str) -> Entry:
-    """The ledger entry for one release of right answers on held-out samples, noised or not."""
-    multiplier = experiment.evaluation.noise_multiplier
-    if multiplier is None:
+def evaluation(experiment: Experiment, run: str) -> Mechanism:
+    """One release of right answers on held-out samples, noised or not."""
+    noise = count_noise(experiment)
+    if noise is None:
         return in_the_clear(experiment, run, "evaluation")
-    privacy = experiment.privacy.model_copy(update={"noise_multiplier": multiplier})
+    privacy = experiment.privacy.model_copy(update={"noise_multiplier": noise.multiplier})
     entry = Entry.of_update(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT)
-    return replace(entry, kind="evaluation")
+    return Mechanism(replace(entry, kind="evaluation"), _moved(privacy, noise.norm))
 
 
-def in_the_clear(experiment: Experiment, run: str, kind: str) -> Entry:
-    """The ledger entry for figures without noise. kind: of release, such as metrics or evaluation."""
-    return Entry(**_place(experiment, run, kind, unit="site"), mechanism="unprotected")
+def in_the_clear(experiment: Experiment, run: str, kind: str) -> Mechanism:
+    """Figures without noise. kind: of release, such as statistics or evaluation."""
+    return Mechanism(Entry(**_place(experiment, run, kind, unit="site"), mechanism="unprotected"))
+
+
+def _moved(privacy: PrivacyConfig, norm: float) -> float:
+    """How far one unit moves a value of this norm: twice as far where it is replaced, not added."""
+    return 2 * norm if privacy.mode == "client_local" else norm
 
 
 def _place(experiment: Experiment, run: str, kind: str, unit: str) -> dict[str, Any]:

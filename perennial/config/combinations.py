@@ -126,7 +126,7 @@ def _precision(experiment: ExperimentFields) -> None:
 
 
 def _bayesian_figure(experiment: ExperimentFields) -> None:
-    if experiment.learner.means == "global" and experiment.privacy.bayesian_estimate is not None:
+    if experiment.learner.means == "global" and experiment.privacy.bayesian:
         raise ValueError(
             "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
             "figure would leave it out; allowed with learner.means 'site'"
@@ -142,11 +142,6 @@ def _dual_backbone(experiment: ExperimentFields) -> None:
             f"learner.consolidation: found with model {model}, which has one backbone and no fused features; "
             "allowed with dual_backbone"
         )
-    if consolidation is not None and experiment.stopping is not None and consolidation.share < 1:
-        raise ValueError(
-            f"learner.consolidation.share: found {consolidation.share:g} with `stopping`, which may end a "
-            "task before its last rounds; allowed: 1"
-        )
 
 
 def _bounds(experiment: ExperimentFields) -> None:
@@ -154,29 +149,9 @@ def _bounds(experiment: ExperimentFields) -> None:
     experiment.bounds.require_fit("analytic" in names)
 
 
-def _stopping(experiment: ExperimentFields) -> None:
-    """Raises ValueError where sites cannot tell after each round how good the model is."""
-    if experiment.stopping is None:
-        return
-    if experiment.data.validation_fraction == 0:
-        raise ValueError("stopping: needs validation samples; data.validation_fraction is 0")
-    if not experiment.evaluation.federated:
-        raise ValueError("stopping: sites count their validation samples; evaluation.federated is false")
-    if experiment.privacy.enabled and not experiment.privacy.allow_unaccounted_metrics:
-        raise ValueError(
-            f"stopping: counts of every round would leave the sites, which no accountant covers under "
-            f"privacy.mode {experiment.privacy.mode!r}; remove it, or allow_unaccounted_metrics"
-        )
-    name = experiment.strategy.name
-    if not experiment.strategy.trains or experiment.strategy.asks.personal_layers:
-        raise ValueError(
-            f"stopping: strategy {name!r} has no global model that rounds make better; remove it"
-        )
-
-
 CHECKS: tuple[Callable[[ExperimentFields], None], ...] = (
     *(_learner, _release),
-    *(require_covered_counts, require_calibration, _stopping),
+    *(require_covered_counts, require_calibration),
     *(_masks, _sites, _pretraining, _class_means, _learnt_features),
     *(_patients, _precision, _bayesian_figure, _dual_backbone, _bounds),
 )

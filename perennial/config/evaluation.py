@@ -56,11 +56,11 @@ def require_covered_counts(experiment: ExperimentFields) -> None:
     if found.noise_multiplier is None:
         if found.clip_counts is not None:
             raise ValueError("evaluation.clip_counts: found without evaluation.noise_multiplier; remove it")
-        if privacy.enabled and found.federated and not privacy.allow_unaccounted_metrics:
+        if privacy.enabled and found.federated:
             raise ValueError(
                 "evaluation.federated: sites would release counts that no accountant covers; with "
                 f"privacy.mode {privacy.mode!r} give them noise by evaluation.noise_multiplier, or set "
-                "evaluation.federated to false, or privacy.allow_unaccounted_metrics to true"
+                "evaluation.federated to false"
             )
         return
     if reason := _hides_nothing(experiment):
@@ -80,13 +80,11 @@ def _hides_nothing(experiment: ExperimentFields) -> str:
         return "found with evaluation.federated false, so that no counts leave; remove one of them"
     if not privacy.enabled:
         return "found with privacy.mode 'none', which claims nothing; choose a mode, or remove it"
-    if privacy.allow_unaccounted_metrics:
-        return "found with privacy.allow_unaccounted_metrics, which sends counts in the clear; choose one"
     if privacy.mode == "sample" and experiment.learner.classifier == "nearest_mean":
         return (
             "with learner.classifier nearest_mean one exemplar changes the answer on every held-out sample, "
             f"and the noise hides what one {privacy.hidden_unit} adds; allowed with classifier head"
         )
-    if privacy.bayesian_estimate is not None:
+    if privacy.bayesian:
         return "counts are a release whose distances nobody samples; not with privacy.bayesian"
     return ""

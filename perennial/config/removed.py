@@ -20,10 +20,20 @@ class Removed(NamedTuple):
 
 EXPERIMENT: dict[str, Removed] = {
     "rounds.asynchronous": Removed(False, "Sites that were away send what is missing at their return."),
+    "stopping": Removed(None, "Set the number of rounds by `tasks.rounds`; each task keeps its last model."),
     "digests.kind": Removed("mixtures", "Digests are mixtures; `digests.protection: gauss` hides a sample."),
+    "privacy.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
+    "privacy.allow_unaccounted_metrics": Removed(False, "A private run sends nothing that is not charged."),
+    "privacy.ghost": Removed(False, "Gradients are clipped one by one; use a smaller model or patch."),
+    "privacy.physical_batch": Removed(None, "A batch is taken in parts of 4096 samples."),
+    "privacy.adaptive_clipping.learning_rate": Removed(0.2, "The step is 0.2."),
+    "privacy.adaptive_clipping.count_noise_multiplier": Removed(
+        None, "The count of clipped sites gets twice the noise multiplier of updates."
+    ),
+    "secure.largest_drop": Removed(None, "Under masks no round is halved; choose bounds that hold."),
+    "sums.bits": Removed(64, "Sums have 64-bit words."),
+    "digests.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
     "tasks.base_classes": Removed(0, "Write the first task's size into `increments: [50, 10, ...]`."),
-    "stopping.measure": Removed("balanced_accuracy", "Balanced accuracy decides."),
-    "stopping.keep": Removed("best", "The best round's model goes on."),
     "rounds.join_timeout": Removed(600.0, "`rounds.deadline` is also how long the server waits for sites."),
     "learner.classification.temperatures": Removed([0.9, 1.1], "The values are those of the paper."),
     "learner.classification.weights": Removed([1.1, 0.9], "The values are those of the paper."),

@@ -67,8 +67,6 @@ class PretrainingConfig(Block):
 class SumsConfig(Block):
     """The public grid of a run's sums (models/sum_grid.py)."""
 
-    bits: Literal[64, 32] = 64
-    """Of an integer in a sum. 32 halves a masked message; for clipped updates of equal weight."""
     largest_norm: float = Field(default=1024.0, gt=0, lt=1e30)
     """L2 norm that an update of the largest weight may have; at half the weight it may be twice that."""
 
@@ -76,16 +74,7 @@ class SumsConfig(Block):
         """The grid for the sum of at most `updates` updates, none with a weight above largest_weight."""
         from perennial.models.sum_grid import SumGrid  # torch, which saying who it is spares a site
 
-        return SumGrid(max(1, updates), largest_weight, self.largest_norm, self.bits)
-
-
-class StoppingConfig(Block):
-    """After each round the sites count right answers on their validation samples; the best model is kept."""
-
-    patience: int | None = Field(default=None, ge=1)
-    """Rounds without a better model after which the task ends; None: all its rounds are run."""
-    gain: float = Field(default=0.0, ge=0, lt=1)
-    """A model is better if its balanced accuracy is higher by more than this."""
+        return SumGrid(max(1, updates), largest_weight, self.largest_norm)
 
 
 class PointConfig(Block):

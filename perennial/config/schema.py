@@ -19,7 +19,6 @@ from perennial.config.rounds import (
     EvaluationConfig,
     PretrainingConfig,
     RoundsConfig,
-    StoppingConfig,
     SumsConfig,
 )
 from perennial.config.secure import SecureConfig
@@ -86,8 +85,6 @@ class ExperimentFields(Block):
     pretraining: PretrainingConfig | None = None
     rounds: RoundsConfig = RoundsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    stopping: StoppingConfig | None = Field(default=None, exclude_if=operator.not_)
-    """Ends tasks early by sites' validation and keeps the best model; None: all rounds, the last model."""
     absence: list[AbsenceConfig] = Field(default_factory=list)
     adversaries: list[AdversaryConfig] = Field(default_factory=list)
     plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)

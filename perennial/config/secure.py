@@ -6,7 +6,7 @@ from pydantic import Field
 
 from perennial.config.strategies import ASKS
 from perennial.foundation.block import Block
-from perennial.privacy.secure.parameters import Parameters
+from perennial.privacy.secure.parameters import MOST_SITES, Parameters
 
 
 class SecureConfig(Block):
@@ -14,15 +14,13 @@ class SecureConfig(Block):
 
     masks: false sends the same integers without masks, to compare a run with. least: sites in a sum.
     assumed_colluders: sites that may collude with the server without learning more. quorum: survivors without
-    which nothing is opened; null: as many as the shares need. largest_drop: by how much the accuracy on the
-    server's own samples may fall in one round before the round's update is halved; null: by any amount.
+    which nothing is opened; null: as many as the shares need.
     """
 
     masks: bool = True
     least: int = Field(default=3, ge=2)
     assumed_colluders: int = Field(default=0, ge=0)
     quorum: int | None = Field(default=None, ge=2)
-    largest_drop: float | None = Field(default=None, gt=0, le=1)
 
     @property
     def honest(self) -> int:
@@ -58,18 +56,13 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
             "secure: not with pretraining, whose averaging sees single updates; remove one of them"
         )
     privacy = experiment.privacy
-    if privacy.allow_unaccounted_metrics:
-        raise ValueError(
-            "secure: not with privacy.allow_unaccounted_metrics, which sends single sites' counts and losses"
-        )
-    if privacy.mode == "client_central" and (privacy.adaptive_clipping or privacy.bayesian_estimate):
-        raise ValueError(
-            "secure: client_central's adaptive_clipping and bayesian read single replies; use mode "
-            "client_shared, or leave them out"
-        )
+    if privacy.adaptive_clipping is not None or privacy.bayesian:
+        raise ValueError("secure: not with privacy.adaptive_clipping or bayesian, which read single replies")
     secure: SecureConfig = experiment.secure
     sites = experiment.data.sites
     if sites is not None:
+        if sites > MOST_SITES:
+            raise ValueError(f"secure: data.sites is {sites}, allowed {MOST_SITES} in a masked sum")
         needed = secure.parameters(shared_noise=privacy.shared).survivors_needed(sites)
         if sites < needed:
             raise ValueError(
@@ -91,10 +84,10 @@ def require_shared_noise(experiment: Any) -> None:
             f"privacy.mode {mode}: needs `secure` with a quorum of at least assumed_colluders + 2, for the "
             "noise of one site hides nothing by itself"
         )
-    if not secure.masks and experiment.privacy.noise_source != "seeded":
+    if not secure.masks:
         raise ValueError(
-            f"secure.masks: false with privacy.mode {mode} would show the server each site's values under a "
-            "share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
+            f"secure.masks: found false with privacy.mode {mode}, allowed true: each site's values would "
+            "leave under a share of the noise alone"
         )
     if experiment.rounds.fraction != 1.0:
         raise ValueError(f"rounds.fraction: mode {mode} asks every site in every round; allowed 1.0")

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from perennial.models.sum_grid import SumGrid
 from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noised_counts import in_samples
 from perennial.privacy.secure.masks import Words
-from perennial.privacy.shared_noise import UNIT, SharedNoise
+from perennial.privacy.shared_noise import SharedNoise
 
 CLASS_SUM_STEP = 2.0**-40
 """Of sums of unit features: 2^23 samples of a class fit."""
@@ -29,18 +28,11 @@ CLASS_SUM_STEP = 2.0**-40
 class UpdateWords:
     """Conversion of updates to the integers of a masked sum, and back: P values, then the weight.
 
-    Under adaptive clipping one more word says whether the update was within the clip norm. Tensors are in the
-    order of their names. updates: most updates in the sum. clip_norm: of this round, in mode client_shared.
+    Tensors are in the order of their names. updates: most updates in the sum.
     """
 
     experiment: Experiment
     updates: int
-    clip_norm: float | None = None
-
-    @property
-    def dtype(self) -> Any:
-        """Type of the words: uint64 or uint32."""
-        return np.uint64 if self.experiment.sums.bits == 64 else np.uint32
 
     @property
     def noise(self) -> SharedNoise | None:
@@ -48,18 +40,7 @@ class UpdateWords:
         experiment = self.experiment
         if experiment.privacy.mode != "client_shared" or experiment.secure is None:
             return None
-        return SharedNoise.of(
-            experiment.privacy,
-            self.clip_norm,
-            sites=self.updates,
-            honest=experiment.secure.honest,
-            bits=experiment.sums.bits,
-        )
-
-    @property
-    def counts_within(self) -> bool:
-        """Whether the last word says if the update was within the clip norm."""
-        return self.noise is not None and self.experiment.privacy.adaptive_clipping is not None
+        return SharedNoise.of(experiment.privacy, sites=self.updates, honest=experiment.secure.honest)
 
     def weight(self, num_examples: int) -> int:
         """Weight of an update: 1 where all count alike, else num_examples up to bounds.max_samples."""
@@ -74,8 +55,8 @@ class UpdateWords:
         largest = self.weight(self.experiment.bounds.max_samples)
         return self.experiment.sums.grid(self.updates, float(largest))
 
-    def encode(self, update: Mapping[str, Tensor], weight: int, within: bool | None) -> Words:
-        """(P + 1 or 2,) words of one site, without noise. within: whether the update is within the clip norm.
+    def encode(self, update: Mapping[str, Tensor], weight: int) -> Words:
+        """(P + 1,) words of one site, without noise.
 
         Raises OverflowError for an update that is too large for the grid.
         """
@@ -88,31 +69,25 @@ class UpdateWords:
                 for name, tensor in update.items()
             }
         values = [steps[name].reshape(-1).cpu() for name in sorted(update)]
-        tail = [weight] + ([UNIT if within else -UNIT] if noise is not None and self.counts_within else [])
-        whole = torch.cat([*values, torch.tensor(tail, dtype=torch.int64)])
-        return whole.numpy().astype(self.dtype)
+        return torch.cat([*values, torch.tensor([weight])]).numpy().view(np.uint64)
 
-    def decode(self, words: Words, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int, float]:
-        """(sum of weighted updates in float64, sum of weights, count) from the words of an opened sum.
+    def decode(self, words: Words, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+        """(sum of weighted updates in float64, sum of weights) from the words of an opened sum.
 
-        count: half the number of updates within the clip norm less half that of the others; 0 without
-        adaptive clipping.
         like: tensors of the model's names and shapes. Raises ValueError on another number of words.
         """
-        signed = words.view(np.int64 if self.dtype == np.uint64 else np.int32).astype(np.int64)
+        signed = words.view(np.int64)
         # by name, since tensors come in another order from a checkpoint than from a model
         names = sorted(like)
         sizes = [like[name].numel() for name in names]
-        tail = 1 + self.counts_within
-        if len(signed) != sum(sizes) + tail:
-            raise ValueError(f"words: found {len(signed)}, expected {sum(sizes) + tail}")
+        if len(signed) != sum(sizes) + 1:
+            raise ValueError(f"words: found {len(signed)}, expected {sum(sizes) + 1}")
         noise = self.noise
         step = self.grid.step if noise is None else noise.step
         values = torch.from_numpy(signed[: sum(sizes)]).to(torch.float64).mul_(step)
         parts = values.split(sizes)
         total = {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
-        within = float(signed[-1]) / (2 * UNIT) if noise is not None and self.counts_within else 0.0
-        return total, int(signed[sum(sizes)]), within
+        return total, int(signed[-1])
 
 
 def integer_words(*tensors: Tensor) -> Words:

@@ -9,9 +9,8 @@ from typing import Annotated, Literal, Self, get_args
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
-from perennial.data.class_names import Name, Names
-from perennial.data.partition_config import PartitionConfig
 from perennial.data.source_kinds import SOURCES, SourceKind, kind_of
+from perennial.data.tasks_config import Name, Names, PartitionConfig
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import nearest
 from perennial.foundation.plain import Plain

@@ -14,14 +14,13 @@ from torch import Tensor
 from perennial.data.cases import sheet_shape
 from perennial.data.config import DataConfig
 from perennial.data.labels import without_samples
-from perennial.data.partition_config import PartitionConfig
-from perennial.data.record_identity import record_contents
 from perennial.data.samples import Samples, constants, fill_missing, joined
 from perennial.data.site import SiteData
 from perennial.data.sources import load
-from perennial.data.splits import KeyedHash
+from perennial.data.splits import KeyedHash, record_contents
 from perennial.data.table import table_constants, table_fill
 from perennial.data.table_columns import feature_count
+from perennial.data.tasks_config import PartitionConfig
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 SITE_KEYS = (
@@ -36,7 +35,7 @@ SITE_KEYS = (
     "patient",
 )
 """What a site says about its own data; everything else is the experiment's to say."""
-SITE_MAY = ("missing", "encoding", "decimal", "window", "frame", "unreadable")
+SITE_MAY = ("missing", "encoding", "decimal", "units", "limits", "window", "frame", "unreadable")
 """What a site may say, and else takes from the experiment."""
 
 

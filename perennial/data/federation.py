@@ -16,9 +16,8 @@ from torch import Tensor
 from perennial.data.config import DataConfig
 from perennial.data.labels import without_samples
 from perennial.data.partition import partition, share_out
-from perennial.data.registry import Registry, build_registry
 from perennial.data.samples import Source, Stored, fill_missing, joined, stored_as
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule, build_registry
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, simulation_key

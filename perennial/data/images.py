@@ -1,4 +1,4 @@
-"""Image files of any kind and size, as 8-bit arrays of one colour mode and one size."""
+"""Image files of any kind, size and depth, as 8-bit arrays of one colour mode and one size."""
 
 import hashlib
 import json
@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.data.config import DataConfig, UnreadableConfig, Window
-from perennial.data.windows import chosen_frame, eight_bits, full_range
+from perennial.data.dicom import chosen_frame, eight_bits, full_range, read_dicom
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 
 if TYPE_CHECKING:
     from PIL import Image
+
 
 Color = Literal["rgb", "gray"]
 Resize = Literal["stretch", "pad", "crop"]
@@ -189,8 +190,6 @@ def _read(
         if path.stat().st_size == 0:
             raise ValueError("the file is empty (0 bytes)")
         if is_dicom(path):
-            from perennial.data.dicom import read_dicom
-
             image = Image.fromarray(read_dicom(path, reading.window, reading.frame))
             modes[index] = "gray" if image.mode == "L" else "colour"
             array = np.asarray(_conformed(image, reading))

@@ -1,7 +1,8 @@
 """Which classes each task introduces: the class order, and where it is cut into tasks.
 
 Raw label: index into the source's list of class names. Internal label: position in the class order. Task t,
-counted from 1, owns the internal labels boundaries[t-1] .. boundaries[t] - 1.
+counted from 1, owns the internal labels boundaries[t-1] .. boundaries[t] - 1. The registry of class names and
+tasks needs no data, so that a server without any can build it.
 """
 
 import hashlib
@@ -179,3 +180,44 @@ def _increments(increments: int | tuple[int, ...], classes: int) -> list[int]:
 
 def _rounds(tasks: TasksConfig, count: int) -> tuple[int, ...]:
     return (tasks.rounds,) * count if isinstance(tasks.rounds, int) else tuple(tasks.rounds)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The class names in their order, and the schedule that introduces them.
+
+    classes: names in class order, so that a name's position is its internal label.
+    """
+
+    classes: tuple[str, ...]
+    schedule: TaskSchedule
+
+    def __post_init__(self) -> None:
+        if len(set(self.classes)) != len(self.classes):
+            raise ConfigError("class registry: a class name occurs twice")
+        if len(self.classes) != self.schedule.boundaries[-1]:
+            scheduled = self.schedule.boundaries[-1]
+            raise ConfigError(f"class registry: {len(self.classes)} classes, but {scheduled} in the schedule")
+
+    @property
+    def order_hash(self) -> str:
+        return class_order_hash(self.classes, range(len(self.classes)))
+
+    def as_tasks(self) -> TasksConfig:
+        """The `tasks` block that lists this registry's class order, task sizes and rounds."""
+        boundaries = self.schedule.boundaries
+        sizes = tuple(high - low for low, high in pairwise(boundaries))
+        return TasksConfig(increments=sizes, order=self.classes, rounds=self.schedule.rounds)
+
+
+def build_registry(
+    names: Sequence[str], tasks: TasksConfig, seed: int, earlier: Registry | None = None
+) -> Registry:
+    """The registry of these classes (in raw order), after the classes and tasks of `earlier`, if it is given.
+
+    Raises ConfigError where names, tasks and the earlier registry do not fit one another.
+    """
+    known = earlier.classes if earlier else ()
+    order = class_order(tasks.order, names, seed, known)
+    schedule = build_schedule(tasks, len(names), earlier.schedule if earlier else None)
+    return Registry(tuple(names[index] for index in order), schedule)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.record_identity import record_contents
-from perennial.data.splits import KeyedHash, Purpose, content_groups
+from perennial.data.splits import KeyedHash, Purpose, content_groups, record_contents
 
 Part = Literal["train", "validation", "calibration", "test"]
 NOTHING = torch.empty(0, dtype=torch.int64)

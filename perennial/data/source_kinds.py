@@ -37,7 +37,7 @@ class SourceKind:
 
 
 SOURCES: dict[str, SourceKind] = {
-    "digits": SourceKind("perennial.data.digits:load_digits", IMAGES, own_sites="never"),
+    "digits": SourceKind("perennial.data.public_sets:load_digits", IMAGES, own_sites="never"),
     "folder": SourceKind(
         "perennial.data.folder:load_folder",
         (*COLLECTED, "pool", *IMAGES, *FILES, *APART),
@@ -57,13 +57,13 @@ SOURCES: dict[str, SourceKind] = {
         "perennial.data.pack:load_pack", ("path", "patient", "pool", *IMAGES), needs=("path",)
     ),
     "torchvision": SourceKind(
-        "perennial.data.torchvision_source:load_torchvision",
+        "perennial.data.public_sets:load_torchvision",
         ("path", "dataset", "download", *IMAGES),
         needs=("path",),
         own_sites="never",
     ),
     "synth_groups": SourceKind(
-        "perennial.data.synth_groups:load_synth_groups", takes=("seed",), own_sites="always"
+        "perennial.data.public_sets:load_synth_groups", takes=("seed",), own_sites="always"
     ),
 }
 PLUGIN_OPTIONS = (

@@ -8,11 +8,15 @@ without a test sample.
 
 The key of a simulation follows from the experiment's seed. Sites with data of their own get the run's key,
 which the server draws once their data are fixed: nobody can make records that fall into a part of his choice.
+
+Records of a site are the same, over files, runs, experiments and restarts, if what was decoded is: shape and
+pixels, or parsed columns by name, under the key of the site's state_dir (foundation/record_key.py), which
+never leaves. A file that was encoded anew has other pixels, and so another identity.
 """
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.data.table_columns import feature_ranges
 from perennial.foundation.errors import DataError
 
 Purpose = Literal["test", "validation", "samples-limit", "test-limit", "exemplars", "counts", "calibration"]
@@ -124,3 +129,37 @@ def below(values: np.ndarray, share: float) -> np.ndarray:
     if share >= 1:
         return np.ones(len(values), dtype=bool)
     return values < np.uint64(int(share * _RANGE))
+
+
+IDENTITY_BYTES = 16
+Columns = Mapping[str, str | Sequence[str]]
+
+
+def record_contents(x: Tensor, columns: Columns | None = None) -> np.ndarray:
+    """(N, 32) uint8: SHA-256 of each record's decoded content, without a key; it must not leave as it is.
+
+    x: (N, C, H, W) pixels or (N, D) values, before anything that depends on other records is done to them.
+    columns: of a table, feature column -> its kind or its categories, in the order of x; None: no table.
+    """
+    head = f"{x.dtype} {tuple(x.shape[1:])}"
+    if columns is not None:
+        names, places = sorted(columns), feature_ranges(columns)
+        head = repr([(name, columns[name]) for name in names])
+        x = x[:, [place for name in names for place in places[name]]]
+    rows = x.cpu().contiguous().flatten(1).numpy()
+    found = np.empty((len(rows), DIGEST_BYTES), dtype=np.uint8)
+    for row, content in enumerate(rows):
+        digest = hashlib.sha256(f"record:{head}:".encode())
+        digest.update(content.data)
+        found[row] = np.frombuffer(digest.digest(), dtype=np.uint8)
+    return found
+
+
+def identities(key: bytes, purpose: str, contents: Iterable[bytes]) -> np.ndarray:
+    """(N, 16) uint8: HMAC-SHA256 of each content under the site's key, cut to 16 bytes.
+
+    purpose: of the hash; two purposes have nothing in common.
+    """
+    label = f"{purpose}:".encode()
+    found = [hmac.digest(key, label + content, "sha256")[:IDENTITY_BYTES] for content in contents]
+    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, IDENTITY_BYTES)

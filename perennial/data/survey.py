@@ -14,7 +14,7 @@ import numpy as np
 from perennial.data.config import DICOM_PATIENT
 from perennial.data.csv_file import CsvFile, Decimal, read_csv
 from perennial.data.folder import SUFFIXES, files_inside
-from perennial.data.image_survey import have_patients, with_images
+from perennial.data.image_survey import Survey, have_patients, with_images
 from perennial.data.images import is_dicom
 from perennial.data.refused import (
     follow_up,
@@ -22,7 +22,6 @@ from perennial.data.refused import (
     require_readable,
     volumes_in,
 )
-from perennial.data.surveyed import Survey
 from perennial.data.suspicion import (
     Suspicion,
     decimals,

@@ -16,7 +16,7 @@ from perennial.config.document import flat
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig, SitePolicy
 from perennial.data.config import DataConfig
-from perennial.data.registry import Registry, build_registry
+from perennial.data.schedule import Registry, build_registry
 from perennial.deploy.approval import Offer
 from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
 from perennial.foundation.plugins import only
@@ -24,7 +24,7 @@ from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
 from perennial.privacy.entries import Entry
-from perennial.privacy.exposure_table import HONEST, LYING, SUMS, TABLE, UPDATES, protection_of_mode
+from perennial.privacy.released import Mechanism
 from perennial.privacy.statement import UNIT
 from perennial.server.continuation import registry_of
 
@@ -40,7 +40,7 @@ WORDS = {
     "compare_heads": "counts of right answers of several classifiers on validation samples, by class",
     "digest": "mixtures of features of a few samples each, which the server keeps",
 }
-LEAVING = ("privacy", "secure", "evaluation", "digests", "strategy", "data", "tasks", "stopping", "rounds")
+LEAVING = ("privacy", "secure", "evaluation", "digests", "strategy", "data", "tasks", "rounds")
 """Keys of an experiment that decide what leaves a site, how often and how protected, in the order in which
 their changes are told."""
 REFUSED = "this site would refuse it: "
@@ -100,14 +100,13 @@ def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None)
 
 
 def _protection(experiment: Experiment) -> Iterator[str]:
-    """What hides the updates or sums, and who gets single images from them all the same."""
+    """What hides the updates or sums, and from whom."""
     mode = experiment.privacy.mode
-    masks = experiment.secure is not None and experiment.secure.masks
-    cell = TABLE[UPDATES if experiment.strategy.trains else SUMS, protection_of_mode(mode, masks=masks)]
     yield f"hides {UNIT['patient' if experiment.privacy.hidden_unit == 'patient' else mode]}"
-    yield cell.why
-    yield f"single images for {LYING}: {cell.verdict(LYING)}"
-    yield f"for {HONEST}: {cell.verdict(HONEST)}"
+    if mode == "client_central":
+        yield "the server adds the noise, and sees this site's values without it"
+    elif mode == "none":
+        yield "no noise: a server that makes the model can read single samples out of what leaves"
 
 
 def _data(data: DataConfig) -> str:
@@ -154,7 +153,7 @@ def _cost(plan: Plan) -> str:
 def _entries(plan: Plan) -> list[Entry]:
     """Everything that the whole run charges a site that takes part in all of it."""
     experiment, run = plan.experiment, ""
-    found: list[Entry] = []
+    found: list[Mechanism] = []
     if experiment.strategy.trains:
         found += [charges.update(experiment, run)] * (plan.rounds * plan.segments)
     else:
@@ -167,7 +166,8 @@ def _entries(plan: Plan) -> list[Entry]:
     if config is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
         found += charges.digests(experiment, run, config, guarantee) * len(plan.last_rounds)
-    return found + [charges.evaluation(experiment, run)] * plan.evaluations()
+    found += [charges.evaluation(experiment, run)] * plan.evaluations()
+    return [mechanism.entry for mechanism in found]
 
 
 def _times(plan: Plan, kind: str) -> int:
@@ -179,7 +179,7 @@ def _times(plan: Plan, kind: str) -> int:
 def _reported(plan: Plan) -> str:
     privacy = plan.experiment.privacy
     reported: list[str] = []
-    if not privacy.enabled or privacy.allow_unaccounted_metrics:
+    if not privacy.enabled:
         reported = ["number of samples", "training loss", "number of steps", *plan.measurements]
     if plan.experiment.learner.means == "global":
         reported.append("at the end of a task, sums of the exemplars' features by class")

@@ -78,8 +78,8 @@ def _obstacle(experiment: Experiment) -> str:
         "no site trains under this strategy": not experiment.strategy.trains,
         "the sites of a ring train one after the other": strategy.find(SerialRing) is not None,
         "privacy.mode sample clips each sample by itself": privacy.mode == "sample",
-        "privacy.bayesian_estimate trains on halves of each site's data": (
-            privacy.mode == "client_local" and privacy.bayesian_estimate is not None
+        "privacy.bayesian trains on halves of each site's data": (
+            privacy.mode == "client_local" and privacy.bayesian
         ),
         "only one site trains in a round": _sites_of_a_round(experiment) < 2,
     }

@@ -14,7 +14,7 @@ from perennial.config.simulation import simulated_federation
 from perennial.data.federation import SimulatedFederation
 from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
-from perennial.server.corrected import ask_again
+from perennial.server.opened_run import ask_again
 
 MOST_NAMED = 3
 

@@ -34,7 +34,7 @@ def run_in_process(
     # what answers a request is imported here: not in the first round, and not once in each worker
     import perennial.client.handlers
     from perennial.server.app import serve
-    from perennial.server.own_heads import forget_own_heads, has_own_heads, write_own_heads
+    from perennial.server.opened_run import forget_own_heads, has_own_heads, write_own_heads
 
     keep_freed_memory()
     set_task_identity()

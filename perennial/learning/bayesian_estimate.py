@@ -29,7 +29,7 @@ from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.training import TrainingResult
 from perennial.models.flat import FlatParameters
-from perennial.privacy.bayesian import BayesianAccountant
+from perennial.privacy.bayesian import PAIRS, PLANNED_ROUNDS, BayesianAccountant
 from perennial.privacy.clipping import clip
 
 FILE = "typical.json"
@@ -70,11 +70,11 @@ class NeighbourDistances:
     ) -> Self | None:
         """Begin a round; None if no estimate is asked for, or if only the server could make one."""
         privacy = experiment.privacy
-        if privacy.bayesian_estimate is None or privacy.mode not in ("client_local", "sample"):
+        if not privacy.bayesian or privacy.mode not in ("client_local", "sample"):
             return None
         generator = stream(experiment.seed, "typical-record", site, round_number)
         path = _path(state_dir, run)
-        return cls(path, experiment, privacy.bayesian_estimate.pairs, generator)
+        return cls(path, experiment, PAIRS, generator)
 
     def records(self, samples: int) -> Tensor:
         """(pairs,) indices of records of `samples`, drawn at random with replacement."""
@@ -140,13 +140,9 @@ class NeighbourDistances:
         replace_file(self.path, json.dumps(content).encode())
 
     def _new(self) -> BayesianAccountant:
-        privacy = self.experiment.privacy
-        assert privacy.bayesian_estimate is not None
-        rate = privacy.sample_rate
+        rate = self.experiment.privacy.sample_rate
         steps = 1 if rate is None else math.ceil(self.experiment.learner.epochs / rate)
-        return BayesianAccountant(
-            privacy.bayesian_estimate.planned_rounds * steps, privacy.bayesian_estimate.failure_probability
-        )
+        return BayesianAccountant(PLANNED_ROUNDS * steps)
 
 
 def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSet]:

@@ -45,7 +45,11 @@ def check_claim(
         feature_noise=turn is not None and turn.features is not None,
         weights_use_metrics=weights_use_metrics,
         clear_uploads=clear_uploads,
-        digest=None if digests is None else "sample" if digests.protects else "none",
+        digest=None
+        if digests is None
+        else "sample"
+        if digests.protects and not digests.labels_in_the_clear
+        else "none",
         sparsity=sparsity,
         normalisation_from_data=normalisation_from_data,
         planned_rounds=planned_rounds,

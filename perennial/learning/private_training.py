@@ -6,7 +6,6 @@ number of samples, which one sample changes: a site with fewer takes smaller ste
 Abadi et al. 2016 (arXiv 1607.00133).
 """
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +27,7 @@ from perennial.learning.training import TrainingResult, seeded_dropout
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import NoiseSource
+from perennial.privacy.noise import Noise
 from perennial.privacy.sample_level import Losses, PrivateGradient, poisson_batches
 
 
@@ -38,7 +37,7 @@ def train_privately(
     model: IncrementalModel,
     flat: FlatParameters,
     data: TrainingSet,
-    source: NoiseSource,
+    source: Noise,
     *,
     teacher: IncrementalModel | None = None,
     augmentation: AugmentationConfig,
@@ -116,12 +115,10 @@ def _samples_of(data: TrainingSet, units: Tensor) -> tuple[Tensor, Tensor | None
     return batch, data.patients[batch]
 
 
-def secret_generator(source: NoiseSource) -> np.random.Generator:
+def secret_generator(source: Noise) -> np.random.Generator:
     """A generator with a secret seed, for augmentation and dropout.
 
     What they draw depends on who is in the batch, so with a seed that others know one sample could change
     what happens to the next.
     """
-    if source.name == "secure":
-        return np.random.Generator(np.random.PCG64(int.from_bytes(os.urandom(16))))
-    return np.random.Generator(np.random.PCG64(int(source.uniform(1) * 2**53)))
+    return np.random.Generator(np.random.PCG64(int.from_bytes(source.words(2).tobytes())))

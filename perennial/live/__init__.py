@@ -1,1 +1,1 @@
-"""Pages on which people watch and steer a federation: the operator's, and a hospital's."""
+"""Read-only pages on which people watch a federation: the operator's, and a hospital's."""

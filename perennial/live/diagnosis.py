@@ -14,7 +14,6 @@ from perennial.config.experiment import load_experiment
 from perennial.deploy.superlink_status import SuperLinkStatus
 from perennial.foundation.errors import PerennialError
 from perennial.live.run_state import RunState
-from perennial.live.spending import Spending
 from perennial.server.faults import Fault, of_answer, of_learning, of_ledger, of_marks, ranked, shown_sentence
 from perennial.server.stopped import what_to_try
 
@@ -36,11 +35,11 @@ NEARLY = 0.8
 """Share of a budget that is spent when it counts as nearly spent."""
 
 
-def diagnosis(superlink: SuperLinkStatus | None, runs: Iterable[tuple[RunState, Spending]]) -> list[Fault]:
+def find_faults(superlink: SuperLinkStatus | None, runs: Iterable[RunState]) -> list[Fault]:
     """Every present fault of the SuperLink and of runs that an operator may know of, the gravest first."""
     found = list(of_superlink(superlink)) if superlink is not None else []
-    for state, spending in runs:
-        found += [*of_run(state), *_of_spending(state, spending)]
+    for state in runs:
+        found += of_run(state)
     return ranked(found)
 
 
@@ -87,13 +86,14 @@ def of_run(state: RunState) -> Iterator[Fault]:
             yield Fault("quorum", run=run)
         if (full := _disk(state.folder)) is not None:
             yield Fault("disk_full" if full else "disk_low", run=run if full else "", deployed=deployed)
-    yield from of_marks(run, {site: row.marked for site, row in state.beside.items()})
+    yield from of_marks(run, state.marks)
     newest = state.learnt[-1] if state.learnt else None
     classes = dict(zip(state.class_names, newest.classes, strict=False)) if newest else {}
     by_round = [point.accuracy for point in state.rounds if point.task == state.task]
-    forgotten = max((lost for lost in state.forgetting() if lost is not None), default=None)
     signs = newest.signs if newest else []
-    yield from of_learning(run, signs, lambda: _tries(state.folder), by_round, classes, forgotten)
+    yield from of_learning(
+        run, signs, lambda: _tries(state.folder), by_round, classes, state.worst_forgetting
+    )
     if state.damaged:
         yield Fault("journal", run=run)
 
@@ -129,12 +129,6 @@ def _of_sites(state: RunState) -> Iterator[Fault]:
         for site, since in state.waited_for.items():
             if time.time() - since > limit and site not in gone:
                 yield Fault("late", site, run, since=since)
-
-
-def _of_spending(state: RunState, spending: Spending) -> Iterator[Fault]:
-    for site, epsilon in spending.by_site.items():
-        if spending.budget is not None and epsilon >= NEARLY * spending.budget:
-            yield Fault("spending", site, state.name)
 
 
 def _disk(folder: Path) -> bool | None:

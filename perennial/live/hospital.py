@@ -1,75 +1,159 @@
-"""A hospital's page, which listens on its own machine alone."""
+"""A hospital's page, which listens on its own machine alone: what needs it, has left, and is approved."""
 
-import asyncio
+import math
 import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
-from starlette.applications import Starlette
+from prometheus_client.core import Metric
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from perennial.live.board import Board
+from perennial.config.approval import Approval, experiment_of
+from perennial.deploy.approval import read_offer
+from perennial.deploy.review import asked_in_words, offer_in_words
+from perennial.foundation.errors import PerennialError
 from perennial.live.diagnosis import of_site
-from perennial.live.markup import page, panel
-from perennial.live.metrics import CONTENT_TYPE, exposition, fault_metric, gauge
-from perennial.live.pages import Pages, event_stream, version_seen
-from perennial.live.site_page import PANELS
-from perennial.live.site_state import HospitalState
-from perennial.server.report.markup import Markup, join
+from perennial.live.metrics import answer, make_metric, write_metrics
+from perennial.live.site_state import HospitalState, left_in_words
+from perennial.live.tail import plain
+from perennial.live.web import make_app, render
+from perennial.server.report.markup import MISSING, plural
+
+SHOWN, DAY = 50, 86_400.0
 
 
-class HospitalPages(Pages):
+class HospitalPages:
     """The page of one site.yaml."""
 
     def __init__(self, path: Path) -> None:
         self.state = HospitalState(path)
-        self.board = Board(self._look, self._draw)
+        self._asks: dict[tuple[object, ...], str] = {}
         self._turn = threading.Lock()
-        self._undrawn = True
 
     def app(self, hosts: set[str]) -> ASGIApp:
         """Build the web application. hosts: names by which it may be asked for."""
-        routes = [
-            Route("/", self.index),
-            Route("/events", self.events),
-            Route("/metrics", self.metrics),
-        ]
-        return self._app(routes, hosts)
+        return make_app([Route("/", self._answer), Route("/metrics", self._answer_metrics)], hosts)
 
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        yield
+    def _answer(self, request: Request) -> Response:
+        return HTMLResponse(self.draw())
 
-    async def index(self, request: Request) -> Response:
-        """Answer with the site's page."""
-        drawn = await self.board.panels()
-        body = join([panel(name, drawn[name]) for name in PANELS])
-        watched = f"/events?v={self.board.version}"
-        return page(self.state.config.site, body, Markup(""), watched=watched)
-
-    async def events(self, request: Request) -> Response:
-        """Stream the changes of the page."""
-        return event_stream(self.board.stream(version_seen(request)), self.board.watchers, most=50)
-
-    async def metrics(self, request: Request) -> Response:
-        """Answer Prometheus with the site's metrics."""
-        await asyncio.to_thread(self._look)
-        return Response(await asyncio.to_thread(site_metrics, self.state), media_type=CONTENT_TYPE)
-
-    def _look(self) -> bool:
+    def _answer_metrics(self, request: Request) -> Response:
         with self._turn:
-            self._undrawn |= self.state.read()
-            return self._undrawn
+            self.state.read()
+            return answer(site_metrics(self.state))
 
-    def _draw(self) -> dict[str, Markup]:
+    def draw(self) -> str:
+        """The site's page."""
         with self._turn:
-            self._undrawn = False
-            return {name: draw(self.state) for name, draw in PANELS.items()}
+            state = self.state
+            state.read()
+            status, words = _status(state)
+            left, share = left_in_words(state.epsilon, state.limit)
+            kinds = Counter(release.kind for release in state.releases).most_common()
+            return render(
+                "site.html",
+                of_site(state),
+                state=state,
+                status=status,
+                words=words,
+                figures=_figures(state),
+                left=left,
+                share=share,
+                offers=[{"name": offer.name, "asks": self._asks_of_offer(offer)} for offer in state.offered],
+                approved=[
+                    {
+                        "name": str(one.settings.get("name", "unnamed")),
+                        "time": one.time[:16].replace("T", " "),
+                        "experiment": one.experiment[:16],
+                        "bundle": one.bundle[:16],
+                        "asks": self._asks_of_approval(one),
+                    }
+                    for one in state.approvals
+                ],
+                kinds=", ".join(plural(count, kind) for kind, count in kinds),
+                older=len(state.releases) - SHOWN,
+                releases=[
+                    (
+                        release.time.replace("T", " ").replace("+00:00", ""),
+                        state.names.get(release.run)
+                        or state.names.get(release.experiment)
+                        or release.run[:12],
+                        *(release.kind, release.words, release.unit),
+                    )
+                    for release in reversed(state.releases[-SHOWN:])
+                ],
+            )
+
+    def _asks_of_offer(self, path: Path) -> str:
+        """What an offered app asks, as `perennial site review` says it."""
+        config = self.state.config
+        earlier = next((found for found in reversed(self.state.approvals) if found.experiment), None)
+        return self._kept(
+            (path, path.stat().st_mtime, str(config)),
+            lambda: offer_in_words(read_offer(path, config), config, earlier),
+        )
+
+    def _asks_of_approval(self, approval: Approval) -> str:
+        config = self.state.config
+
+        def asked() -> Iterable[str]:
+            experiment = experiment_of(approval, config.approvals, config.plugins)
+            return asked_in_words(experiment, config.policy, approval)
+
+        return self._kept((approval.name, str(config.policy)), asked)
+
+    def _kept(self, key: tuple[object, ...], say: Callable[[], Iterable[str]]) -> str:
+        """Words that take a while to find; those of a file that cannot be read say why."""
+        if key not in self._asks:
+            try:
+                lines = [plain(line, 2000) for line in say()]
+            except (PerennialError, ValueError, OSError) as error:
+                lines = [plain(str(error))]
+            if len(self._asks) > SHOWN:
+                self._asks.clear()
+            self._asks[key] = "\n".join(lines)
+        return self._asks[key]
+
+
+def _status(state: HospitalState) -> tuple[str, str]:
+    if state.consent.paused:
+        return "paused", "paused"
+    if not state.alive:
+        return "silent", "SuperNode does not run"
+    return ("running", "connected") if state.connected else ("waiting", "the SuperLink does not answer")
+
+
+def _figures(state: HospitalState) -> list[tuple[str, str, str]]:
+    """The most important numbers: epsilon spent and left, the record that paid most, requests of a day."""
+    unit = state.config.policy.unit or "the largest unit that every release hides"
+    answered = sum(one.ended == "answered" and time.time() - one.began < DAY for one in state.asked)
+    left = None if state.limit is None or state.epsilon is None else max(0.0, state.limit - state.epsilon)
+    # only this page and `perennial ledger` tell what single records have paid
+    dearest, note = MISSING, "no release has named its records"
+    if (records := state.records) is not None:
+        spent = "" if records.spent is None else f", {records.spent:,} are spent"
+        dearest = _number(records.dearest.epsilon)
+        note = f"median {_number(records.median.epsilon)} of {records.records:,} records{spent}"
+    return [
+        ("epsilon spent", _number(state.epsilon), f"in this site's life, for one {unit}"),
+        ("left", _number(left), MISSING if state.limit is None else f"of {state.limit:g}"),
+        ("dearest record", dearest, note),
+        ("releases", f"{len(state.releases):,}", "lines of the ledger"),
+        ("answered", f"{answered:,}", "requests in a day"),
+        ("waiting", f"{len(state.offered):,}", "offers to decide on"),
+    ]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return "∞" if math.isinf(value) else f"{value:.3g}"
 
 
 def site_metrics(state: HospitalState) -> bytes:
@@ -85,15 +169,11 @@ def site_metrics(state: HospitalState) -> bytes:
         "site_ledger_epsilon": ("Epsilon spent over this site's life.", state.epsilon),
         "site_ledger_epsilon_limit": ("Its lifetime budget.", state.limit),
     }
-    ended = [((site, end), ends[end]) for end in ("answered", "refused", "failed")]
-    return exposition(
-        [
-            fault_metric(of_site(state)),
-            *(
-                gauge(name, words, ("site",), [((site,), value)])
-                for name, (words, value) in figures.items()
-                if value is not None
-            ),
-            gauge("site_requests", "The newest requests by how they ended.", ("site", "ended"), ended),
-        ]
+    found: list[Metric] = [
+        make_metric(name, words, ("site",), [((site,), value)]) for name, (words, value) in figures.items()
+    ]
+    ended: Any = [((site, end), ends[end]) for end in ("answered", "refused", "failed")]
+    words = "The newest requests by how they ended."
+    return write_metrics(
+        of_site(state), [*found, make_metric("site_requests", words, ("site", "ended"), ended)]
     )

@@ -1,35 +1,49 @@
-"""The operator's pages: every run of one folder, watched as events arrive."""
+"""The operator's pages: every run of one folder."""
 
 import asyncio
 import json
+import math
+import threading
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, get_args
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from perennial.deploy.superlink_status import read_superlink_status
-from perennial.foundation.heartbeat import beating
-from perennial.live.charts import share_chart, share_curve
-from perennial.live.markup import page, panel
-from perennial.live.metrics import CONTENT_TYPE, run_metrics
-from perennial.live.pages import Pages, event_stream, version_seen
-from perennial.live.run_page import SITE_WORDS, SitesAsked, sites
-from perennial.live.runs import Runs, WatchedRun, compared
+from perennial.foundation.heartbeat import beating, is_alive
+from perennial.live.diagnosis import find_faults
+from perennial.live.metrics import answer, metrics_of_runs, metrics_of_superlink, write_metrics
+from perennial.live.run_state import SITE_ORDER, RunState, Status
+from perennial.live.spending import Spending
 from perennial.live.tail import number
-from perennial.server.control import pages_beat
-from perennial.server.report.markup import Markup, element, escape, join
+from perennial.live.web import make_app, render, short_time
+from perennial.server.charts.curves import Curve, Curves, Span
+from perennial.server.charts.frame import Axis
+from perennial.server.control import ALIVE, pages_beat
+from perennial.server.faults import Fault
+from perennial.server.journal import EVENTS
+from perennial.server.report.markup import decimal, duration, percent, plural
 
-MOST_WATCHERS = 2000
-"""Open streams; whoever comes after them is asked to come back later."""
+MOST_RUNS, MOST_WATCHED = 500, 64
+RECENT, DAY = 20, 86_400.0
+"""Newest runs of which those that were finished within so many seconds are still watched."""
+LARGEST_SUMMARY = 64 * 2**20
+SITES_SHOWN = 100
+LOOK = 2.0
+"""Seconds between two looks at unfinished runs, so that their pages are there at once."""
+STATUS_WORDS = {status: status for status in get_args(Status)}
+STATUS_WORDS |= {"waiting": "waiting for sites", "silent": "no sign of life", "ended": "ended early"}
+SITE_WORDS = {status: status for status in SITE_ORDER} | {"training": "working", "unknown": "took part"}
 REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "frame-ancestors 'none'; sandbox allow-scripts"
@@ -37,159 +51,222 @@ REPORT_POLICY = (
 """A report is one self-contained page: it loads nothing, and is of no origin, so that it reaches no form."""
 
 
-class OperatorPages(Pages):
+class OperatorPages:
     """The pages for one folder of runs.
 
-    budget: as in Spending.
+    Only names that the folder itself lists are ever opened, so no name of an address leads anywhere else.
     """
 
-    def __init__(self, folder: Path, *, budget: float | None = None) -> None:
-        self.runs = Runs(folder, budget)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._watched: dict[str, tuple[RunState, Spending]] = {}
+        self._summaries: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._turn = threading.RLock()
 
     def app(self, hosts: set[str]) -> ASGIApp:
         """Build the web application. hosts: names by which it may be asked for."""
         routes = [
-            Route("/", self.index),
-            Route("/events", self.index_events),
-            Route("/compare", self.compare),
-            Route("/metrics", self.metrics),
-            Route("/runs/{name}", self.run),
-            Route("/runs/{name}/events", self.run_events),
-            Route("/runs/{name}/report.html", self.report),
+            Route("/", self._answer_index),
+            Route("/metrics", self._answer_metrics),
+            Route("/runs/{name}", self._answer_run),
+            Route("/runs/{name}/report.html", self._answer_report),
         ]
-        return self._app(routes, hosts)
+        return make_app(routes, hosts, self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._follow())
-        with beating(pages_beat(self.runs.folder)):
+        async def look() -> None:
+            while True:
+                await asyncio.to_thread(self.find_faults)
+                await asyncio.sleep(LOOK)
+
+        task = asyncio.create_task(look())
+        with beating(pages_beat(self.folder)):
             yield
         task.cancel()
 
-    async def _follow(self) -> None:
-        """Keep unfinished runs read, so that their pages are there at once."""
-        while True:
-            await asyncio.to_thread(self.runs.diagnosis)
-            await asyncio.sleep(2.0)
+    # answers; Starlette calls each in a thread of its own
 
-    async def index(self, request: Request) -> Response:
-        """Answer with the overview of all runs."""
-        panels = await self.runs.board.panels()
-        body = Markup(
-            f"<h1>Runs</h1>{panel('superlink', panels['superlink'])}{panel('warnings', panels['warnings'])}"
-            '<form action="/compare" method="get">'
-            f'{panel("runs", panels["runs"])}<p class="actions"><button>Compare the chosen</button></p>'
-            "</form>"
-        )
-        return page("Runs", body, Markup(""), watched=f"/events?v={self.runs.board.version}")
+    def _answer_index(self, request: Request) -> Response:
+        return HTMLResponse(self.draw_index())
 
-    async def index_events(self, request: Request) -> Response:
-        """Stream the changes of the overview."""
-        return self._stream(self.runs.board.stream(version_seen(request)))
+    def _answer_run(self, request: Request) -> Response:
+        return HTMLResponse(self.draw_run(self._listed(request)))
 
-    async def run(self, request: Request) -> Response:
-        """Answer with the page of one run."""
-        run = self._run(request)
-        asked = SitesAsked.of(request.query_params)
-        drawn = await run.board.panels()
-        if asked != SitesAsked():
-            drawn["sites"] = sites(run.state, run.spending, asked)
-        heading = _site_search(asked)
-        parts = [panel(name, drawn[name]) for name in ("headline", "warnings", "figures", "waiting")]
-        listed = Markup(
-            f'<section aria-labelledby="sites-title">{heading}<div id="sites">{drawn["sites"]}</div>'
-            "</section>"
-        )
-        parts += [listed, *(panel(name, drawn[name]) for name in ("learning", "classes", "privacy", "notes"))]
-        name = quote(run.state.name)
-        query = request.url.query
-        events = f"/runs/{name}/events?v={run.board.version}" + (f"&{query}" if asked != SitesAsked() else "")
-        links = Markup(f'<a href="/">all runs</a><a href="/runs/{name}/report.html">report</a>')
-        if not (run.folder / "report.html").is_file():
-            links = Markup('<a href="/">all runs</a>')
-        return page(run.state.name, join(parts), links, watched=events)
-
-    async def run_events(self, request: Request) -> Response:
-        """Stream the changes of one run's page."""
-        run, asked = self._run(request), SitesAsked.of(request.query_params)
-        stream = run.board.stream(version_seen(request))
-        if asked != SitesAsked():
-            stream = _with_own_sites(stream, run, asked)
-        return self._stream(stream)
-
-    async def report(self, request: Request) -> Response:
-        """Answer with the report of a finished run. Raises HTTPException (404) before there is one."""
-        path = self._run(request).folder / "report.html"
+    def _answer_report(self, request: Request) -> Response:
+        path = self.folder / self._listed(request) / "report.html"
         if not path.is_file() or path.is_symlink():
             raise HTTPException(HTTPStatus.NOT_FOUND, "This run has no report yet.")
         return FileResponse(path, headers={"content-security-policy": REPORT_POLICY}, media_type="text/html")
 
-    async def compare(self, request: Request) -> Response:
-        """Answer with finished runs side by side. Raises HTTPException (404) if none of them is finished."""
-        chosen = [name for name in request.query_params.getlist("run") if self.runs.get(name) is not None]
-        summaries = {name: found for name in chosen[:12] if (found := self.runs.summary(name))}
-        if not summaries:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "Choose runs that are finished, to compare them.")
-        lines = [share_curve(name, _averages(found)) for name, found in summaries.items()]
-        last = max((line.points[-1][0] for line in lines if line.points), default=1.0)
-        words = "Accuracy on all classes seen so far, after each task, in percent."
-        chart = share_chart(lines, 1.0, last, words, unit="after task")
-        figure = Markup(
-            f"<figure><figcaption><h2>After each task</h2><p>{words}</p></figcaption>{chart}</figure>"
-        )
-        body = join([element("h1", "Compared"), compared(summaries), figure])
-        return page("Compared", body, Markup('<a href="/">all runs</a>'))
+    def _answer_metrics(self, request: Request) -> Response:
+        return answer(self.write_metrics())
 
-    async def metrics(self, request: Request) -> Response:
-        """Answer Prometheus with the metrics of runs and of the SuperLink."""
-        faults = await asyncio.to_thread(self.runs.diagnosis)
-        superlink = await asyncio.to_thread(read_superlink_status, self.runs.folder)
-        runs = await asyncio.to_thread(self.runs.recent)
-        return Response(run_metrics(runs, faults, superlink), media_type=CONTENT_TYPE)
-
-    def _run(self, request: Request) -> WatchedRun:
-        run = self.runs.get(request.path_params["name"])
-        if run is None:
+    def _listed(self, request: Request) -> str:
+        name = request.path_params["name"]
+        if name not in self.names():
             raise HTTPException(HTTPStatus.NOT_FOUND, "There is no such run.")
-        return run
+        return name
 
-    def _stream(self, events: AsyncIterator[str]) -> Response:
-        watching = self.runs.board.watchers + sum(run.board.watchers for run in self.runs.watched())
-        return event_stream(events, watching, MOST_WATCHERS)
+    # runs
+
+    def names(self) -> list[str]:
+        """Names of the runs, the newest first."""
+        found = []
+        try:
+            for path in self.folder.iterdir():
+                journal = path / EVENTS
+                if not path.name.startswith(".") and not path.is_symlink() and journal.is_file():
+                    found.append((journal.stat().st_mtime, path.name))
+        except OSError:
+            pass
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def watch(self, name: str) -> tuple[RunState, Spending]:
+        """The present state of a run that the folder lists, and what its sites have spent."""
+        if name not in self._watched:
+            for old in list(self._watched)[: max(0, len(self._watched) - MOST_WATCHED + 1)]:
+                del self._watched[old]
+            self._watched[name] = RunState(self.folder / name), Spending(self.folder / name)
+        state, spending = self._watched[name]
+        state.read()
+        spending.read()
+        return state, spending
+
+    def _recent(self) -> list[tuple[RunState, Spending]]:
+        """Runs that have no result yet, or had one since yesterday."""
+        found = []
+        for place, name in enumerate(self.names()):
+            over = self._ended(name)
+            if over is None or (place < RECENT and time.time() - over < DAY):
+                found.append(self.watch(name))
+        return found
+
+    def _ended(self, name: str) -> float | None:
+        """When a run's summary was written; None without one, or while a process works on the run."""
+        folder = self.folder / name
+        try:
+            return None if is_alive(folder / ALIVE) else (folder / "summary.json").stat().st_mtime
+        except OSError:
+            return None
+
+    def _summary(self, name: str, when: float) -> dict[str, Any]:
+        """The content of a run's summary.json of that time; {} if it cannot be read."""
+        path, known = self.folder / name / "summary.json", self._summaries.get(name)
+        if known is None or known[0] != when:
+            try:
+                found = json.loads(path.read_bytes()) if path.stat().st_size <= LARGEST_SUMMARY else {}
+            except (OSError, ValueError, RecursionError):
+                found = {}
+            known = self._summaries[name] = when, found if isinstance(found, dict) else {}
+        return known[1]
+
+    def find_faults(self) -> list[Fault]:
+        """The faults of the SuperLink and of recent runs, the gravest first."""
+        with self._turn:
+            runs = [state for state, _ in self._recent()]
+            return find_faults(read_superlink_status(self.folder), runs)
+
+    # pages
+
+    def draw_index(self) -> str:
+        """The overview of all runs."""
+        with self._turn:
+            rows = [self._draw_row(name) for name in self.names()[:MOST_RUNS]]
+            superlink = read_superlink_status(self.folder)
+            return render("index.html", self.find_faults(), superlink=superlink, rows=rows)
+
+    def _draw_row(self, name: str) -> dict[str, Any]:
+        if (when := self._ended(name)) is not None:
+            summary = self._summary(name, when)
+            rounds, accuracy = summary.get("rounds"), number(summary.get("final_accuracy"))
+            progress = f"{rounds:,} rounds" if isinstance(rounds, int) else ""
+            forgotten, status = number(summary.get("forgetting")), "finished"
+        else:
+            state, _ = self.watch(name)
+            status, accuracy, forgotten = state.status, state.accuracy, state.worst_forgetting
+            left = state.seconds_left
+            progress = f"round {state.round} of {state.rounds_planned}" if state.rounds_planned else "begins"
+            if left is not None and status == "running":
+                progress += f", {short_time(left)} left"
+        words = STATUS_WORDS[status]
+        facts = {"progress": progress, "accuracy": accuracy, "forgotten": forgotten}
+        return {"name": name, "status": status, "words": words, **facts}
+
+    def draw_run(self, name: str) -> str:
+        """The page of one run."""
+        with self._turn:
+            state, spending = self.watch(name)
+            sites = state.sites()
+            return render(
+                "run.html",
+                find_faults(state.superlink, [state]),
+                state=state,
+                words=STATUS_WORDS[state.status],
+                story=tell_story(state),
+                has_report=(self.folder / name / "report.html").is_file(),
+                epsilon={site: in_words(value) for site, value in spending.by_site.items()},
+                worst=in_words(max(spending.by_site.values(), default=None)),
+                unit=spending.unit,
+                sites=sites[:SITES_SHOWN],
+                tally=Counter(site.status for site in sites),
+                site_words=SITE_WORDS,
+                chart=draw_accuracy(state),
+                forgotten=state.forgetting(),
+                waited=sorted(state.waited_for.items(), key=lambda item: item[1]),
+            )
+
+    def write_metrics(self) -> bytes:
+        """The metrics of runs, faults and the SuperLink, if there is one."""
+        with self._turn:
+            faults, runs = self.find_faults(), self._recent()
+            superlink = read_superlink_status(self.folder)
+            found = [] if superlink is None else list(metrics_of_superlink(superlink))
+            spent = {state.name: spending.by_site for state, spending in runs}
+            return write_metrics(faults, [*found, *metrics_of_runs([state for state, _ in runs], spent)])
 
 
-async def _with_own_sites(
-    stream: AsyncIterator[str], run: WatchedRun, asked: SitesAsked
-) -> AsyncIterator[str]:
-    """The stream of everybody, with the table of sites as this person asked for it."""
-    async for event in stream:
-        head, separator, data = event.partition("data: ")
-        if not separator:
-            yield event
-            continue
-        panels: dict[str, Any] = json.loads(data)
-        if "sites" in panels:
-            panels["sites"] = sites(run.state, run.spending, asked)
-        yield f"{head}data: {json.dumps(panels)}\n\n"
-
-
-def _site_search(asked: SitesAsked) -> Markup:
-    options = "".join(
-        f'<option value="{state}"{" selected" if state == asked.state else ""}>{escape(words)}</option>'
-        for state, words in SITE_WORDS.items()
+def tell_story(state: RunState) -> str:
+    """One or two sentences on what a run does now."""
+    task = f", task {state.task} of {state.tasks}" if state.tasks > 1 else ""
+    rounds = (
+        f"Round {state.round} of {state.rounds_planned}" if state.rounds_planned else "Before the first round"
     )
-    return Markup(
-        '<div class="row"><h2 id="sites-title">Sites</h2><form class="find" method="get" role="search">'
-        '<label for="site">name</label>'
-        f'<input id="site" name="site" value="{escape(asked.text)}" maxlength="80">'
-        f'<label for="state">state</label><select id="state" name="state">'
-        f'<option value="">all</option>{options}</select>'
-        "<button>Find</button></form></div>"
-    )
+    match state.status:
+        case "finished":
+            took = sum(point.seconds for point in state.rounds)
+            return f"Finished after {plural(len(state.rounds), 'round')}, {duration(took)} of work."
+        case "stopped":
+            return f"Stopped after {plural(len(state.rounds), 'round')}, by the operator; it can be resumed."
+        case "silent" | "ended":
+            return f"{rounds}{task}. Every finished round is kept."
+        case "paused" | "waiting":
+            return f"{rounds}{task}. The run rests, and nothing is lost."
+    waited, asked = len(state.waited_for), len(state.asked)
+    done = f"{asked - waited} of {plural(asked, 'site')} answered" if asked else "nobody was asked yet"
+    left = state.seconds_left
+    return f"{rounds}{task}: {done}" + ("." if left is None else f"; about {short_time(left)} left.")
 
 
-def _averages(summary: dict[str, Any]) -> list[tuple[float, float | None]]:
-    averages = summary.get("average_accuracy")
-    return [
-        (float(i), number(value)) for i, value in enumerate(averages if isinstance(averages, list) else (), 1)
+def draw_accuracy(state: RunState) -> str:
+    """Accuracy over rounds, with the tasks; '' before it was measured twice."""
+    points = [(float(point.round), point.accuracy) for point in state.rounds]
+    if sum(accuracy is not None for _, accuracy in points) < 2:
+        return ""
+    tasks: dict[int, list[int]] = {}
+    for point in state.rounds:
+        tasks.setdefault(point.task, []).append(point.round)
+    spans = [
+        Span(min(rounds) - 0.5, max(rounds) + 0.5, f"task {task}" if len(tasks) <= 6 else "", place % 2 == 0)
+        for place, (task, rounds) in enumerate(tasks.items())
     ]
+    curve = Curve("accuracy", points, [percent(accuracy) for _, accuracy in points], dots=False, bridged=True)
+    across = Axis("round", points[0][0], points[-1][0], "{:.0f}".format, whole=True, grid=False)
+    up = Axis(low=0.0, high=1.0, words=lambda share: f"{100 * share:.0f}")
+    words = f"Accuracy on all classes seen so far, in percent; the newest is {percent(state.accuracy)}."
+    return Curves([curve], across, up, 200, spans if len(tasks) > 1 else ()).drawn(440, words)
+
+
+def in_words(epsilon: float | None) -> str:
+    """An epsilon as text."""
+    return "∞" if epsilon is not None and math.isinf(epsilon) else decimal(epsilon)

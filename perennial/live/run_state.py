@@ -9,12 +9,10 @@ from typing import Any, Literal, get_args
 
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
-from perennial.live.site_rows import SiteRow, site_rows
 from perennial.live.tail import Tail, number, numbers, plain, seconds, texts, whole
-from perennial.server.control import ALIVE
+from perennial.server.control import ALIVE, pause_in_words
 from perennial.server.journal import EVENTS
 from perennial.server.live_status import LIVE_STATUS
-from perennial.server.pauses import pause_in_words
 
 MOST_SITES = 100_000
 """Sites that a page knows of one run; a journal that names more is not one of ours."""
@@ -28,16 +26,14 @@ SITE_ORDER: tuple[SiteStatus, ...] = get_args(SiteStatus)
 
 @dataclass(frozen=True)
 class RoundPoint:
-    """One finished round. sites: number whose update is in the model. sent: bytes. seconds: its duration."""
+    """One finished round. sites: number whose update is in the model. seconds: its duration."""
 
     round: int
     task: int
     sites: int
     skipped: bool
     accuracy: float | None
-    loss: float | None
     seconds: float
-    sent: float
 
 
 @dataclass(frozen=True)
@@ -69,9 +65,7 @@ class RunState:
     """The state of a run, read from its folder. Call read() to bring it up to date."""
 
     folder: Path
-    experiment: str = ""
     engine: str = ""
-    began: float | None = None
     task: int = 0
     tasks: int = 0
     round: int = 0
@@ -89,10 +83,9 @@ class RunState:
     class_names: list[str] = field(default_factory=list)
     notes: deque[tuple[float | None, str]] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
     taken_part: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    weights: dict[str, float] = field(default_factory=dict)
-    beside: dict[str, SiteRow] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
+    """Site -> how its sums differ from the others', in the newest round that compared them; '' if not."""
     last_faults: dict[str, tuple[str, bool, float | None]] = field(default_factory=dict)
     """Site -> (reason, whether it refused, when), of the newest round in which it was faulty and since."""
     absent: set[str] = field(default_factory=set)
@@ -121,22 +114,17 @@ class RunState:
         """Number of lines of the journal that could not be read."""
         return self._journal.damaged
 
-    def read(self) -> bool:
-        """Read what was added to the run's files since the last call; returns whether anything changed."""
-        changed = False
+    def read(self) -> None:
+        """Read what was added to the run's files since the last call."""
         for event in self._journal.read():
             if self._journal.restarted:
                 self._forget()
                 self._journal.restarted = False
             self._take(event)
-            changed = True
         for event in self._now.read():
             self._take_now(event)
-            changed = True
-        was_alive, self.alive = self.alive, is_alive(self.folder / ALIVE)
-        self.silent_for = last_beat(self.folder / ALIVE)
+        self.alive, self.silent_for = is_alive(self.folder / ALIVE), last_beat(self.folder / ALIVE)
         self.superlink = read_superlink_status(self.folder.parent)
-        return changed or was_alive != self.alive
 
     @property
     def status(self) -> Status:
@@ -188,6 +176,11 @@ class RunState:
         return found
 
     @property
+    def worst_forgetting(self) -> float | None:
+        """Of the task that is forgotten most; None before the second task."""
+        return max((lost for lost in self.forgetting() if lost is not None), default=None)
+
+    @property
     def silent(self) -> set[str]:
         """Sites of this run whose SuperNode the SuperLink no longer hears."""
         return {site for site in self.site_names() if self._silent_since(site) is not None}
@@ -205,10 +198,9 @@ class RunState:
 
     def sites(self) -> list[SiteNow]:
         """The state of every known site, those that need attention first."""
-        order = {status: place for place, status in enumerate(SITE_ORDER)}
         over = self.is_over
         found = [self.site(name, over) for name in self.site_names()]
-        return sorted(found, key=lambda site: (order[site.status], site.name))
+        return sorted(found, key=lambda site: (SITE_ORDER.index(site.status), site.name))
 
     def site_names(self) -> set[str]:
         named = (self.taken_part, self.online, self.missing, self.asked, self.last_faults, self.absent)
@@ -251,11 +243,8 @@ class RunState:
     def _take(self, event: dict[str, Any]) -> None:
         when = seconds(event.get("time"))
         match event.get("event"):
-            case "run_started" | "resumed" as kind:
-                self.experiment = plain(event.get("experiment", ""), 100)
+            case "run_started" | "resumed":
                 self.engine = plain(event.get("engine", ""), 20)
-                if kind == "run_started" or self.began is None:
-                    self.began = when
                 self.ended_as, self.pause, self.pause_kind = "", "", ""
             case "sites":
                 self.online |= set(texts(event.get("connected")))
@@ -265,7 +254,7 @@ class RunState:
                 self.task = whole(event.get("task"))
                 self.class_names += [name for name in texts(event.get("classes"))][:MOST_SITES]
             case "round":
-                self._round_over(event, when)
+                self._end_round(event, when)
             case "task_finished":
                 self.learnt.append(
                     TaskPoint(
@@ -291,7 +280,7 @@ class RunState:
                 self.pause, self.pause_kind, self.refusing = "", "", {}
                 self.notes.append((when, plain(pause_in_words(_pause(event, "went_on")))))
 
-    def _round_over(self, event: dict[str, Any], when: float | None) -> None:
+    def _end_round(self, event: dict[str, Any], when: float | None) -> None:
         self.round, self.task = whole(event.get("round")), whole(event.get("task"))
         participants = texts(event.get("participants"))
         if len(self.taken_part) < MOST_SITES:
@@ -305,18 +294,16 @@ class RunState:
                 len(participants),
                 event.get("skipped") is True,
                 number(event.get("accuracy")),
-                number(event.get("train_loss")),
                 number(event.get("seconds")) or 0.0,
-                (number(event.get("bytes_up")) or 0.0) + (number(event.get("bytes_down")) or 0.0),
             )
         )
         faults = {}
-        for kind, counter in (("dropped", self.dropped), ("refused", self.refused)):
+        for kind in ("dropped", "refused"):
             entries = event.get(kind)
             for entry in entries if isinstance(entries, list) else ():
                 if isinstance(entry, dict) and isinstance(entry.get("site"), str):
                     site = plain(entry["site"], 80)
-                    counter[site] += 1
+                    self.refused[site] += kind == "refused"
                     faults[site] = (plain(entry.get("reason", "")), kind == "refused", when)
         if self.last_faults:
             there = set(participants)
@@ -324,12 +311,12 @@ class RunState:
         self.last_faults |= faults
         self.absent = set(texts(event.get("absent")))
         details = event.get("details")
-        weights = details.get("weights") if isinstance(details, dict) else None
-        if isinstance(details, dict) and "cross_site" in details:
-            self.beside = site_rows(details["cross_site"])
-        if isinstance(weights, dict):
-            known = ((plain(site, 80), number(found)) for site, found in weights.items())
-            self.weights = {site: value for site, value in known if value is not None}
+        rows = details.get("cross_site") if isinstance(details, dict) else None
+        if isinstance(rows, dict):
+            self.marks = {
+                plain(site, 80): plain(row.get("marked") or "") if isinstance(row, dict) else ""
+                for site, row in list(rows.items())[:MOST_SITES]
+            }
         self.pause, self.pause_kind = "", ""
 
     # one line about the round that goes on

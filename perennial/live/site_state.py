@@ -5,7 +5,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perennial.client.activity import ACTIVITY
 from perennial.client.consent import Consent, read_consent
@@ -45,8 +45,7 @@ class Asked:
     until: float | None = None
 
 
-@dataclass(frozen=True)
-class ReleasedItem:
+class Released(NamedTuple):
     """One line of the ledger."""
 
     time: str
@@ -74,7 +73,7 @@ class HospitalState:
         self.config = load_site_config(self.path)
         self.asked: deque[Asked] = deque(maxlen=KEPT)
         self.names: dict[str, str] = {}
-        self.releases: list[ReleasedItem] = []
+        self.releases: list[Released] = []
         self.approvals: list[Approval] = []
         self.offered: list[Path] = []
         self.kept: list[KeptRun] = []
@@ -96,8 +95,8 @@ class HospitalState:
         self.records: RecordFigures | None = None
         self._by_request: dict[str, Asked] = {}
         self._counted = self._asked_why = -ASK_AGAIN
-        self._seen: tuple[Any, ...] = ()
-        self._start_tails()
+        folder = self.config.state_dir
+        self._activity, self._ledger = Tail(folder / ACTIVITY), Tail(folder / "ledger.jsonl")
 
     @property
     def folder(self) -> Path:
@@ -114,6 +113,15 @@ class HospitalState:
         recent = (one for one in reversed(self.asked) if not one.ended and time.time() - one.began < STALE)
         return next(recent, None)
 
+    def name_of(self, release: Released) -> str:
+        """The name of a release's run, as far as it is known here."""
+        return self.names.get(release.run) or self.names.get(release.experiment) or release.run[:12]
+
+    @property
+    def last(self) -> Asked | None:
+        """The latest request that has ended."""
+        return next((one for one in reversed(self.asked) if one.ended), None)
+
     @property
     def connected(self) -> bool:
         """Whether the SuperNode runs and the SuperLink has just answered a request signed with its key."""
@@ -124,8 +132,8 @@ class HospitalState:
         recent = (one for one in self.asked if one.ended and time.time() - one.began < DAY)
         return list({(one.run, one.kind): one for one in recent}.values())
 
-    def read(self) -> bool:
-        """Read what was added to the site's files since the last call; returns whether anything changed."""
+    def read(self) -> None:
+        """Read what was added to the site's files since the last call."""
         changed = False
         for event in self._activity.read():
             self._take(event)
@@ -142,28 +150,6 @@ class HospitalState:
         self.alive = is_alive(self.config.state_dir / ALIVE)
         self.answered = last_beat(self.config.state_dir / ANSWERED)
         self._look_for_obstacles()
-        seen = (
-            self.alive,
-            self.connected,
-            self.obstacle,
-            self.consent,
-            tuple(self.problems),
-            self.ledger_problem,
-            tuple(approval.name for approval in self.approvals),
-            tuple(self.offered),
-            self.epsilon,
-        )
-        changed |= seen != self._seen
-        self._seen = seen
-        return changed
-
-    def refresh(self) -> None:
-        """Have the next read() look at everything again, after a person has changed something."""
-        self._counted = -ASK_AGAIN
-
-    def _start_tails(self) -> None:
-        folder = self.config.state_dir
-        self._activity, self._ledger = Tail(folder / ACTIVITY), Tail(folder / "ledger.jsonl")
 
     def _look_around(self) -> None:
         """What changes by people, not by requests."""
@@ -243,7 +229,7 @@ class HospitalState:
         if "kind" not in line:
             return
         self.releases.append(
-            ReleasedItem(
+            Released(
                 plain(line.get("time", ""), 30),
                 plain(line.get("run", ""), 64),
                 plain(line.get("experiment", ""), 64),

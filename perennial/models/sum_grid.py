@@ -10,20 +10,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 FINEST = 2.0**-34
 """Half of it, 2.9e-11, is below the spacing of float32 numbers of size 0.0005."""
+BITS = 64
 HEADROOM = 2
 """Bits of the range that stay free besides the sign: a sum holds four times as many updates as it has to."""
 
 
 @dataclass(frozen=True)
 class SumGrid:
-    """Integers of `bits` bits, each step of which is worth `step`.
+    """Integers of 64 bits, each step of which is worth `step`.
 
     updates: how many the sum has to hold. largest_weight, largest_norm: of one of them; an update may trade
     one for the other. Raises ValueError when one of these is not above 0.
@@ -32,7 +32,6 @@ class SumGrid:
     updates: int = 1024
     largest_weight: float = 1.0
     largest_norm: float = 1024.0
-    bits: Literal[64, 32] = 64
 
     def __post_init__(self) -> None:
         for name in ("updates", "largest_weight", "largest_norm"):
@@ -43,12 +42,12 @@ class SumGrid:
     def step(self) -> float:
         """The value of one step, a power of two: as fine as the range allows, and not below FINEST."""
         largest = _power_of_two(self.updates) * _power_of_two(self.largest_weight * self.largest_norm)
-        return max(FINEST, largest * 2.0 ** (HEADROOM + 1 - self.bits))
+        return max(FINEST, largest * 2.0 ** (HEADROOM + 1 - BITS))
 
     @cached_property
     def share(self) -> float:
         """The largest weight * norm that one update may have."""
-        return self.step * 2.0 ** (self.bits - HEADROOM - 1) / _power_of_two(self.updates)
+        return self.step * 2.0 ** (BITS - HEADROOM - 1) / _power_of_two(self.updates)
 
     def holds(self, weight: float, norm: float) -> bool:
         """Whether an update of this weight and norm fits, whatever else is in the sum."""
@@ -68,16 +67,9 @@ class SumGrid:
             name: (t.double() * (weight / self.step)).trunc().to(torch.int64) for name, t in update.items()
         }
 
-    def wrapped(self, steps: Tensor) -> Tensor:
-        """int64 steps modulo 2^bits, as signed integers, which is what a sum is once its masks cancel."""
-        if self.bits == 64:
-            return steps
-        half = 1 << (self.bits - 1)
-        return torch.bitwise_and(steps + half, 2 * half - 1) - half
-
     def values(self, steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert a sum of steps to float64 values."""
-        return {name: self.wrapped(t).to(torch.float64).mul_(self.step) for name, t in steps.items()}
+        return {name: t.to(torch.float64).mul_(self.step) for name, t in steps.items()}
 
 
 def _power_of_two(value: float) -> float:

@@ -16,6 +16,12 @@ from numpy.typing import NDArray
 
 from perennial.foundation.errors import PrivacyError
 
+PAIRS = 10
+"""Sampled distances for each invocation."""
+PLANNED_ROUNDS = 100
+"""Rounds fixed in advance; one more voids the bound for all of them."""
+FAILURE = 1e-10
+"""Probability that the Student-t bound of one invocation does not hold."""
 ORDERS = (*range(1, 65), 80, 96, 112, 128, 160, 192, 256)
 
 
@@ -83,7 +89,7 @@ class BayesianAccountant:
     failure_probability: of each accumulated bound.
     """
 
-    def __init__(self, planned: int, failure_probability: float) -> None:
+    def __init__(self, planned: int, failure_probability: float = FAILURE) -> None:
         if planned < 1 or not 1e-16 <= failure_probability < 1:
             raise PrivacyError(
                 f"planned invocations {planned}, failure probability {failure_probability}; allowed: at "

@@ -13,10 +13,15 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import AdaptiveClippingConfig
-from perennial.privacy.noise import NoiseSource
+from perennial.privacy.noise import Noise
 
 # Rounding each scaled coordinate to float32 changes the norm by at most this share.
 _ROUNDING_MARGIN = 1 - 2.0**-23
+
+LEARNING_RATE = 0.2
+"""Of the geometric step of an adaptive clip norm."""
+COUNT_NOISE = 2.0
+"""Noise on the count of unclipped sites over that of updates: with 2 the updates' noise grows by 3 %."""
 
 
 def clip(vector: Tensor, clip_norm: float) -> float:
@@ -70,26 +75,22 @@ class AdaptiveClipping:
     clip_norm: float
 
     @property
+    def count_noise_multiplier(self) -> float:
+        """Standard deviation of the noise on the number of unclipped sites."""
+        return COUNT_NOISE * self.noise_multiplier
+
+    @property
     def update_noise_multiplier(self) -> float:
-        """Noise multiplier of the sum, so that sum and count together cost noise_multiplier.
+        """Noise multiplier of the sum, so that sum and count together cost noise_multiplier."""
+        return (self.noise_multiplier**-2 - (2 * self.count_noise_multiplier) ** -2) ** -0.5
 
-        Raises PrivacyError when the count alone would cost more than the whole.
-        """
-        left = self.noise_multiplier**-2 - (2 * self.settings.count_noise_multiplier) ** -2
-        if left <= 0:
-            raise PrivacyError(
-                f"noise_multiplier {self.noise_multiplier} is not below twice count_noise_multiplier "
-                f"({self.settings.count_noise_multiplier}): the count alone would cost more than is accounted"
-            )
-        return left**-0.5
-
-    def step(self, within: int, sites: int, source: NoiseSource) -> float:
+    def step(self, within: int, sites: int, source: Noise) -> float:
         """Release the noised count of one round and move clip_norm; returns the new clip_norm.
 
         within: sites whose norm before clipping was at most clip_norm. sites: public number of expected
         sites; it must not depend on who answered.
         """
-        noise = float(source.normal((1,), self.settings.count_noise_multiplier))
+        noise = float(source.normal((1,), self.count_noise_multiplier))
         share = (within - sites / 2 + noise) / sites + 0.5
-        self.clip_norm *= math.exp(-self.settings.learning_rate * (share - self.settings.quantile))
+        self.clip_norm *= math.exp(-LEARNING_RATE * (share - self.settings.quantile))
         return self.clip_norm

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from perennial.foundation.errors import PrivacyError
+from perennial.privacy.bayesian import PLANNED_ROUNDS
 from perennial.privacy.config import PrivacyConfig
 
 ReleaseProtection = Literal["none", "site", "sample"]
@@ -43,13 +44,11 @@ def refuse_false_claims(
     if not privacy.enabled:
         return
     of_samples = privacy.mode == "sample"
-    bayesian = privacy.bayesian_estimate
     rules = [
         (
-            weights_use_metrics and not privacy.allow_unaccounted_metrics,
+            weights_use_metrics,
             "the aggregation weights use loss or accuracy that sites report in the clear, which no "
-            "accountant covers; set their coefficients to 0, or privacy.allow_unaccounted_metrics to "
-            "true and give up the claim for them",
+            "accountant covers; set their coefficients to 0",
         ),
         (
             clear_uploads,
@@ -59,10 +58,9 @@ def refuse_false_claims(
         *_of_release(privacy, "digest", digest),
         *_of_release(privacy, "sparsity vector", sparsity),
         (
-            bayesian is not None and (planned_rounds or 0) > bayesian.planned_rounds,
-            f"the run has {planned_rounds} rounds, the Bayesian bound was planned for "
-            f"{bayesian and bayesian.planned_rounds}, and a later round voids it for all; raise "
-            "privacy.bayesian.planned_rounds",
+            privacy.bayesian and (planned_rounds or 0) > PLANNED_ROUNDS,
+            f"the run has {planned_rounds} rounds, the Bayesian bound is planned for {PLANNED_ROUNDS}, and a "
+            "later round voids it for all; leave privacy.bayesian out",
         ),
         (
             normalisation_from_data,

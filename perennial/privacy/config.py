@@ -1,10 +1,10 @@
 """The privacy block of an experiment: what is protected, how strongly, and how it is accounted."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from perennial.foundation.block import Block, FiniteBlock
+from perennial.foundation.block import FiniteBlock
 
 Mode = Literal["none", "client_local", "client_central", "client_shared", "sample", "sample_shared"]
 Unit = Literal["site", "patient", "sample"]
@@ -17,34 +17,22 @@ Blocks = tuple[float, float, float]
 """Public weights (a, b, c) of products, sums and counts; see noised_sums.py."""
 BLOCKS: Blocks = (0.5, 1.0, 0.2)
 UNWEIGHTED: Blocks = (1.0, 1.0, 1.0)
-OF_UPDATES = ("clip_norm", "bayesian", "adaptive_clipping", "sample_rate", "physical_batch", "ghost")
+OF_UPDATES = ("clip_norm", "bayesian", "adaptive_clipping", "sample_rate")
 """Keys that say how an update, or a step of training, is protected."""
 
 
-class BayesianConfig(Block):
-    """Bayesian accounting beside the worst case: what a typical record loses, never the headline.
-
-    pairs: sampled distances for each invocation. planned_rounds: rounds fixed in advance, each one invocation
-    or, in mode sample, one for each local step; one more voids the bound. failure_probability: of the
-    Student-t bound, for each invocation. Triastcyn and Faltings 2019 (arXiv 1901.09697, 1911.10071).
-    """
-
-    enabled: bool = True
-    pairs: int = Field(ge=3)
-    planned_rounds: int = Field(ge=1)
-    failure_probability: float = Field(default=1e-10, ge=1e-16, lt=1.0)
+def bool_of_former(value: Any) -> Any:
+    """False for the null that an earlier release wrote for no Bayesian figure."""
+    return False if value is None else value
 
 
 class AdaptiveClippingConfig(FiniteBlock):
     """A clip norm that follows a quantile of the update norms. Andrew et al. 2021 (arXiv 1905.03871).
 
-    quantile: share of the sites that should stay unclipped. learning_rate: of the geometric step.
-    count_noise_multiplier: standard deviation of the noise on the number of unclipped sites.
+    quantile: share of the sites that should stay unclipped.
     """
 
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
-    learning_rate: Positive = 0.2
-    count_noise_multiplier: Positive
 
 
 class PrivacyConfig(FiniteBlock):
@@ -63,12 +51,9 @@ class PrivacyConfig(FiniteBlock):
     noise on that block and more on the others; the first may be 0, which releases no products.
     noise_multiplier: standard deviation of the noise divided by clip_norm. It has no default, because it is
     the guarantee. 0 is allowed for measurements and is reported as an infinite epsilon.
-    noise_source: "seeded" repeats the noise from the experiment's seed. It is for tests and protects nothing.
-    allow_unaccounted_metrics: lets sites report loss or accuracy in the clear, outside the guarantee.
     sample_rate: mode sample: probability with which each sample is in a batch, on its own. Public, so that
     the cost is the same at every site and no sample count is told; an epoch is 1 / sample_rate steps.
-    physical_batch: mode sample: largest batch held in memory at once; a Poisson batch has no upper limit.
-    ghost: compute clipped gradients without holding one gradient for each sample (big models).
+    bayesian: also estimate what a typical record loses (privacy/bayesian.py), which is never the headline.
     unit: mode sample: whom the guarantee hides, one sample (the default) or one patient with all of theirs at
     a site; sample_rate is then the probability of a patient, and clip_norm bounds the sum
     of a patient's gradients.
@@ -83,13 +68,9 @@ class PrivacyConfig(FiniteBlock):
     noise_multiplier: float | None = Field(default=None, ge=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     accountant: AccountantName = "prv"
-    bayesian: BayesianConfig | None = None
+    bayesian: Annotated[bool, BeforeValidator(bool_of_former)] = False
     adaptive_clipping: AdaptiveClippingConfig | None = None
-    noise_source: Literal["secure", "seeded"] = "secure"
-    allow_unaccounted_metrics: bool = False
     sample_rate: float | None = Field(default=None, gt=0, le=1)
-    physical_batch: int | None = Field(default=None, ge=1)
-    ghost: bool = False
     unit: Literal["sample", "patient"] | None = None
 
     @model_validator(mode="after")
@@ -126,37 +107,27 @@ class PrivacyConfig(FiniteBlock):
     def _combinations(self) -> Self:
         if self.blocks != BLOCKS and self.release != "sums":
             raise ValueError("blocks: they weigh sums of features; allowed with release: sums")
-        if self.mode != "sample" and self._given("sample_rate", "physical_batch", "ghost", "unit"):
-            raise ValueError(
-                f"sample_rate, physical_batch, ghost and unit belong to mode sample; mode is {self.mode}"
-            )
-        if self.unit == "patient" and self.ghost:
-            raise ValueError(
-                "ghost clips each sample, and unit patient clips the sum over a patient's samples; choose one"
-            )
-        if self.unit == "patient" and self.bayesian_estimate is not None:
+        if self.mode != "sample" and self._given("sample_rate", "unit"):
+            raise ValueError(f"sample_rate and unit belong to mode sample; mode is {self.mode}")
+        if self.unit == "patient" and self.bayesian:
             raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
         if self.shared:
             self._shared()
-        if self.bayesian_estimate is not None and not self.noise_multiplier:
+        if self.bayesian and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
         if self.adaptive_clipping is None:
             return self
-        if self.mode not in ("client_central", "client_shared"):
+        if self.mode != "client_central":
             raise ValueError(
-                "adaptive_clipping needs mode client_central or client_shared: the quantile is estimated "
-                f"from the sum over sites, which a site alone does not have; mode is {self.mode}"
+                "adaptive_clipping needs mode client_central: the server counts the updates within the clip "
+                f"norm, which it sees in no other mode; mode is {self.mode}"
             )
-        if self.bayesian_estimate is not None:
+        if self.bayesian:
             raise ValueError(
                 "bayesian accounting does not cover the count that adaptive_clipping releases; choose one"
             )
-        limit = 2 * self.adaptive_clipping.count_noise_multiplier
-        if not self.noise_multiplier or self.noise_multiplier >= limit:
-            raise ValueError(
-                f"noise_multiplier is {self.noise_multiplier}; with adaptive_clipping it must be above "
-                f"0 and below twice count_noise_multiplier ({limit}), or the count alone costs more than that"
-            )
+        if not self.noise_multiplier:
+            raise ValueError("noise_multiplier is 0; with adaptive_clipping it must be above 0")
         return self
 
     def _of_sums(self) -> None:
@@ -191,7 +162,7 @@ class PrivacyConfig(FiniteBlock):
             )
         if not self.noise_multiplier:
             raise ValueError(f"noise_multiplier is 0; mode {self.mode} takes a number above 0")
-        if self.bayesian_estimate is not None:
+        if self.bayesian:
             raise ValueError("bayesian accounting reads single updates; not with mode client_shared")
 
     @property
@@ -203,11 +174,6 @@ class PrivacyConfig(FiniteBlock):
     def enabled(self) -> bool:
         """Whether anything is protected at all."""
         return self.mode != "none"
-
-    @property
-    def bayesian_estimate(self) -> BayesianConfig | None:
-        """Settings of the estimate for a typical record; None if it is not asked for."""
-        return self.bayesian if self.bayesian is not None and self.bayesian.enabled else None
 
     @property
     def hidden_unit(self) -> Unit | None:

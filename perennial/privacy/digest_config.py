@@ -33,7 +33,6 @@ class DigestConfig(Block):
     norm: Positive | None = None
     labels: Literal["public", "randomised"] = "public"
     label_epsilon: Positive | None = None
-    noise_source: Literal["secure", "seeded"] = "secure"
 
     @model_validator(mode="after")
     def _weights_mix(self) -> Self:

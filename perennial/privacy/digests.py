@@ -21,7 +21,7 @@ from perennial.foundation.site_log import log
 from perennial.privacy.calibration import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.entries import Entry
-from perennial.privacy.noise import NoiseSource, add_laplace, add_noise
+from perennial.privacy.noise import Noise, add_laplace, add_noise
 
 EULER = 0.5772156649015329
 SAMPLE_CONSTANT = 20000
@@ -117,7 +117,7 @@ def make_digests(
     classes: range,
     config: DigestConfig,
     generator: np.random.Generator,
-    source: NoiseSource,
+    source: Noise,
 ) -> tuple[Digests, DigestGuarantee]:
     """The digests that may leave, with their noise, and what that guarantees.
 
@@ -178,7 +178,7 @@ def guarantee_of(config: DigestConfig, length: int, largest: float, largest_weig
     return DigestGuarantee(scale, config.epsilon, honest, delta, if_public, config.label_epsilon or math.inf)
 
 
-def randomised_labels(labels: Tensor, classes: range, epsilon: float, source: NoiseSource) -> Tensor:
+def randomised_labels(labels: Tensor, classes: range, epsilon: float, source: Noise) -> Tensor:
     """Each label as it is with probability e^epsilon / (e^epsilon + C - 1), else another of the C classes.
 
     Warner 1965; pure epsilon for the change of one label.
@@ -251,7 +251,6 @@ def digest_entries(
         if guarantee.nominal is not None:
             note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
         return [Entry(**common, mechanism="unprotected", note=note)]
-    common["seeded"] = config.noise_source == "seeded"
     note = "labels are public" if config.labels_in_the_clear else ""
     numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": guarantee.epsilon, "delta": 0.0}
     if config.protection == "gauss":

@@ -2,19 +2,19 @@
 
 P(x) is proportional to exp(-x^2 / (2 std^2)) over all integers x. No floating-point number takes part, so
 neither the low bits of a sample nor the tail betray anything that the distribution does not say. Randomness
-comes from AES-256 in counter mode under a key from the operating system's secure source; a seeded variant is
-for tests.
+comes from privacy/noise.py.
 
 Canonne, Kamath and Steinke 2020 (arXiv 2004.00010), algorithms 1 to 3, with the discrete Laplace of scale
 std, for which every intermediate number fits 64 bits.
 """
 
-import os
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from perennial.privacy.noise import Noise
 
 LARGEST_STD = 1 << 24
 _CHUNK = 1 << 15
@@ -23,43 +23,7 @@ _KEPT = 0.45
 Integers = NDArray[np.int64]
 
 
-class WordSource(Protocol):
-    """A source of random words."""
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        """(count,) independent uniform 64-bit words."""
-        ...
-
-
-class SecureWords:
-    """Random words from the operating system's secure source, stretched by AES-256 in counter mode.
-
-    Each call has a key of its own, so that a process that was forked repeats nothing of its parent's.
-    """
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        return np.frombuffer(new_stream().update(bytes(8 * count)), dtype=np.uint64)
-
-
-def new_stream() -> CipherContext:
-    """A keystream under a fresh key from the system: the one place from which secure noise is drawn.
-
-    Use it for one call and keep it nowhere: a copy in a forked process would give the same stream again.
-    """
-    return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
-
-
-class SeededWords:
-    """Words that a seed repeats, for tests: whoever knows the seed can subtract the noise."""
-
-    def __init__(self, generator: np.random.Generator) -> None:
-        self._generator = generator
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        return self._generator.integers(0, 2**64 - 1, count, dtype=np.uint64, endpoint=True)
-
-
-def discrete_gaussian(count: int, std: int, source: WordSource) -> Integers:
+def discrete_gaussian(count: int, std: int, source: "Noise") -> Integers:
     """(count,) int64, independent samples. Raises ValueError when std is outside 1 to 2^24."""
     if not 1 <= std <= LARGEST_STD:
         raise ValueError(f"std: found {std}, allowed integers from 1 to {LARGEST_STD}")
@@ -75,7 +39,7 @@ def discrete_gaussian(count: int, std: int, source: WordSource) -> Integers:
     return result
 
 
-def _accepted(proposals: int, std: int, source: WordSource) -> Integers:
+def _accepted(proposals: int, std: int, source: "Noise") -> Integers:
     """Those of so many proposals that are kept: discrete Laplace of scale std, thinned to a Gaussian."""
     size = _laplace(proposals, std, source)
     # exp(-(|x| - std)^2 / (2 std^2)), since the variance over the scale is std again
@@ -83,7 +47,7 @@ def _accepted(proposals: int, std: int, source: WordSource) -> Integers:
     return size[_bernoulli_exp(distance * distance, 2 * std * std, source)]
 
 
-def _laplace(proposals: int, scale: int, source: WordSource) -> Integers:
+def _laplace(proposals: int, scale: int, source: "Noise") -> Integers:
     """Samples with P(x) proportional to exp(-|x| / scale); some of the proposals are dropped."""
     rest = _below(scale, proposals, source)
     rest = rest[_bernoulli_exp(rest, scale, source)]
@@ -99,7 +63,7 @@ def _laplace(proposals: int, scale: int, source: WordSource) -> Integers:
     return np.where(negative, -size, size)[kept]
 
 
-def _bernoulli_exp(above: Integers, below: int, source: WordSource) -> NDArray[np.bool_]:
+def _bernoulli_exp(above: Integers, below: int, source: "Noise") -> NDArray[np.bool_]:
     """(N,) True with probability exp(-above / below) each; above: (N,) integers from 0."""
     result = np.ones(len(above), dtype=bool)
     whole, part = np.divmod(above, below)
@@ -115,7 +79,7 @@ def _bernoulli_exp(above: Integers, below: int, source: WordSource) -> NDArray[n
     return result
 
 
-def _coin(above: Integers, below: int, source: WordSource) -> NDArray[np.bool_]:
+def _coin(above: Integers, below: int, source: "Noise") -> NDArray[np.bool_]:
     """As _bernoulli_exp, for 0 <= above <= below.
 
     It is true if the number of wins in a row is even, where the k-th win has the chance above / (k below).
@@ -131,7 +95,7 @@ def _coin(above: Integers, below: int, source: WordSource) -> NDArray[np.bool_]:
     return even
 
 
-def _below(bound: int, count: int, source: WordSource) -> Integers:
+def _below(bound: int, count: int, source: "Noise") -> Integers:
     """(count,) uniform integers from 0 to bound - 1, by rejection; bound at most 2^62."""
     mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
     drawn = source.words(count) & mask

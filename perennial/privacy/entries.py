@@ -33,8 +33,7 @@ class Entry:
     (epsilon, delta) that its own proof gives, such as Laplace noise or randomised response; "unprotected"
     leaves in the clear and costs an infinite epsilon.
     trusts_server: the noise is added by the server, so against the server itself there is no guarantee.
-    seeded: the noise repeats from the experiment's seed, which the recipient may know and then subtract; the
-    numbers say what it would be worth from a secure source.
+    seeded: of a release before 0.3 alone, whose noise the recipient could repeat from a seed: it hid nothing.
     part: "SCOPE/NAME": a part of the data, such as one task's, that shares no sample with the other parts of
     the same scope, which is one run of one experiment; of a scope's entries that differ in it alone, a sample
     is in one, and pays for the dearest. Parts of different scopes may hold the same samples. '' is all data.
@@ -117,7 +116,6 @@ class Entry:
             sample_rate=1.0 if once else sample_rate,
             steps=1 if once else steps,
             trusts_server=privacy.mode == "client_central",
-            seeded=privacy.noise_source == "seeded",
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Gaussian noise: from the operating system's secure source in releases, from a seed in tests.
+"""Noise from the operating system's secure source.
 
 A guarantee holds against whoever cannot predict the noise. A general-purpose generator can be reconstructed
 from its output, and a seed that the server knows can simply be replayed; so a release draws from AES-256 in
@@ -13,10 +13,12 @@ Holohan and Braghin 2021 (arXiv 2107.10138, section 5.1, n = 2, as in Opacus's s
 """
 
 import math
-from typing import Literal, Protocol
+import os
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
 from torch import Tensor
 
 from perennial.foundation.devices import to_device
@@ -28,27 +30,16 @@ _ONE = 0x3FF << 52
 _CHUNK = 1 << 13
 
 
-class NoiseSource(Protocol):
-    """A source of noise and secret choices; every draw is independent of all earlier ones."""
+def new_stream() -> CipherContext:
+    """A keystream under a fresh key from the system: the one place from which noise is drawn.
 
-    @property
-    def name(self) -> Literal["secure", "seeded"]:
-        """Which kind it is, for the journal."""
-        ...
-
-    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """Independent N(0, std^2), float64 on the CPU, of the given shape."""
-        ...
-
-    def uniform(self, count: int) -> Tensor:
-        """(count,) float64 in (0, 1], for secret choices such as who is in a Poisson batch."""
-        ...
+    Use it for one call and keep it nowhere: a copy in a forked process would give the same stream again.
+    """
+    return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
 
 
-class SecureNoise:
-    """The operating system's secure source. Draws cannot be repeated, on purpose."""
-
-    name: Literal["secure"] = "secure"
+class Noise:
+    """Noise and secret choices from the system's secure source. No draw can be repeated, on purpose."""
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Each value is the sum of four Gaussians / 2, from four different Box-Muller pairs."""
@@ -70,14 +61,16 @@ class SecureNoise:
         """Multiples of 2**-52, so that a logarithm is finite and the tail reaches 8.4 standard deviations."""
         return _Words(count).uniform(count)
 
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """(count,) independent uniform 64-bit words, for discrete noise."""
+        return np.frombuffer(new_stream().update(bytes(8 * count)), dtype=np.uint64)
+
 
 class _Words:
     """The stream of one key, drawn into memory that is used again, so that it stays in the cache."""
 
     def __init__(self, most: int) -> None:
         """most: numbers in one draw."""
-        from perennial.privacy.discrete_gaussian import new_stream
-
         self._cipher = new_stream()
         self._zeros = memoryview(bytes(8 * most))
         # the cipher asks for room for one block more than it writes
@@ -95,24 +88,7 @@ class _Words:
         return words.view(torch.float64).neg_().add_(2)
 
 
-class SeededNoise:
-    """Noise that a seed repeats, for tests: whoever knows the seed can subtract it."""
-
-    name: Literal["seeded"] = "seeded"
-
-    def __init__(self, generator: np.random.Generator) -> None:
-        self._generator = generator
-
-    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """N(0, std^2) from the stream, without the floating-point defence."""
-        return torch.from_numpy(self._generator.standard_normal(shape)).mul_(std)
-
-    def uniform(self, count: int) -> Tensor:
-        """(count,) in (0, 1] from the stream."""
-        return torch.from_numpy(1.0 - self._generator.random(count))
-
-
-def add_noise(vector: Tensor, std: float, source: NoiseSource) -> None:
+def add_noise(vector: Tensor, std: float, source: Noise) -> None:
     """Add N(0, std^2) to each coordinate of vector, in place; std 0 changes nothing.
 
     vector: (P,) float, on any device. The sum is formed in float64 and rounded once.
@@ -124,7 +100,7 @@ def add_noise(vector: Tensor, std: float, source: NoiseSource) -> None:
         chunk.copy_(noise.add_(chunk))
 
 
-def add_laplace(vector: Tensor, scale: float, source: NoiseSource) -> None:
+def add_laplace(vector: Tensor, scale: float, source: Noise) -> None:
     """Add Laplace(0, scale) to each coordinate of vector, in place; scale 0 changes nothing.
 
     A difference of two exponentials, each half the square of a Gaussian pair, so the floating-point defence

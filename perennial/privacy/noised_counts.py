@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.discrete_gaussian import LARGEST_STD, Integers, WordSource, discrete_gaussian
+from perennial.privacy.discrete_gaussian import LARGEST_STD, Integers, discrete_gaussian
+from perennial.privacy.noise import Noise
 from perennial.privacy.shared_noise_cost import LEAST_STD
 
 STEPS = 1 << 10
@@ -53,11 +54,11 @@ class CountNoise:
                 f"counts of norm {self.norm:g}"
             )
 
-    def draw(self, cells: int, source: WordSource) -> Integers:
+    def draw(self, cells: int, source: Noise) -> Integers:
         """(cells,) int64 samples of the whole noise, in grid steps."""
         return discrete_gaussian(cells, self._steps, source)
 
-    def share(self, cells: int, honest: int, source: WordSource) -> Integers:
+    def share(self, cells: int, honest: int, source: Noise) -> Integers:
         """(cells,) int64 samples of one site's share of the noise, in grid steps.
 
         honest: number of shares whose sum has the whole variance. Raises PrivacyError when a share is too

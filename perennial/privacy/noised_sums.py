@@ -25,7 +25,8 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import BLOCKS, Blocks
-from perennial.privacy.discrete_gaussian import LARGEST_STD, WordSource, discrete_gaussian
+from perennial.privacy.discrete_gaussian import LARGEST_STD, discrete_gaussian
+from perennial.privacy.noise import Noise
 
 STEPS = 1 << 16
 """Of noise, in 1."""
@@ -93,7 +94,7 @@ def add_noise_to_sums(
     sums: Tensor,
     counts: Tensor,
     multiplier: float,
-    source: WordSource,
+    source: Noise,
     *,
     blocks: Blocks = BLOCKS,
     radius_squared: float = 1.0,
@@ -123,7 +124,7 @@ def add_noise_to_sums(
     return products, sums + of_sums, counts * STEPS + of_counts
 
 
-def _noised_gram(gram: Tensor, width: int, coarse: int, in_steps: list[int], source: WordSource) -> Tensor:
+def _noised_gram(gram: Tensor, width: int, coarse: int, in_steps: list[int], source: Noise) -> Tensor:
     if len(in_steps) == 2:
         return gram[:0]
     above = math.ceil(in_steps[2] / math.sqrt(2))

@@ -1,30 +1,29 @@
-"""The two protected releases of a whole update, and what one of each costs."""
+"""The noise that a trusted server adds to updates, and what one noised update costs in each mode."""
 
 from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.clipping import clip
 from perennial.privacy.config import Mode
-from perennial.privacy.noise import NoiseSource, add_noise
+from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.shared_noise_cost import LEAST_STD, MOST_SITES, shared_multiplier
 
 
-def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, source: NoiseSource) -> None:
-    """Clip and noise a whole update in place, at the site: the mechanism of client_local.
+def protect_update(vector: Tensor, clip_norm: float, std: float, source: Noise) -> float:
+    """Clip and noise a whole update in place, at the site, as client_local does; returns its norm before.
 
-    vector: (P,) float, all float parameters of the update; nothing else may leave beside it. Each coordinate
-    gets N(0, (noise_multiplier * clip_norm)^2). noise_multiplier 0 clips only. The bound is on the L2 norm,
-    so two updates of one site differ by up to 2 * clip_norm: see effective_multiplier.
-    An update with NaN or infinity counts as zero, and gets its noise as any other. Raises PrivacyError on a
-    clip norm that is not positive, or a negative multiplier; the vector is then not to be sent.
+    vector: (P,) float, all float parameters of the update; nothing else may leave with it. Each coordinate
+    gets N(0, std^2); 0 clips only. The bound is on the L2 norm, so two updates of one site differ by up to
+    2 * clip_norm. An update with NaN or infinity counts as zero, and gets its noise as any other. Raises
+    PrivacyError on a clip norm that is not positive, or a negative std; the vector is then not to be sent.
 
     McMahan et al. 2018 (arXiv 1710.06963) with the noise at the site.
     """
-    if not noise_multiplier >= 0:
-        raise PrivacyError(f"noise multiplier is {noise_multiplier}; allowed: 0 or more")
-    clip(vector, clip_norm)
-    std = noise_multiplier * clip_norm
+    if not std >= 0:
+        raise PrivacyError(f"the noise's standard deviation is {std}; allowed: 0 or more")
+    norm = clip(vector, clip_norm)
     add_noise(vector, std, source)
+    return norm
 
 
 def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight: float) -> float:

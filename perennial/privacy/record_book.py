@@ -8,7 +8,7 @@ versions, and whatever the book lacks. So charges that a lost or older book lack
 A record whose own payments would pass the limit is left out of a release in silence: the maximum over records
 that exist depends on data, so that it never decides a refusal, and never leaves (Feldman and Zrnic 2021).
 
-Records are known by keyed hashes (data/record_identity.py). One that appears where another record lay before
+Records are known by keyed hashes (data/splits.py). One that appears where another record lay before
 shares that one's line of payments, because it may be the same one, encoded anew.
 """
 

@@ -6,7 +6,7 @@ keeps its model, optimizer and loop: it asks for a gradient where it would have 
 
 Shapes: B samples in the Poisson batch, P trainable parameters.
 
-Abadi et al. 2016 (arXiv 1607.00133); ghost clipping: Li et al. 2022 (arXiv 2110.05679).
+Abadi et al. 2016 (arXiv 1607.00133).
 """
 
 import math
@@ -23,13 +23,15 @@ from torch import Tensor, nn
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import NoiseSource, add_noise
+from perennial.privacy.noise import Noise, add_noise
 
+MOST_AT_ONCE = 4096
+"""Samples whose gradients are held at once: a Poisson batch has no upper limit."""
 Losses = Callable[[Tensor], Tensor]
 """(indices,) int64 in a batch -> (indices,) losses."""
 
 
-def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseSource) -> Iterator[Tensor]:
+def poisson_batches(samples: int, sample_rate: float, steps: int, source: Noise) -> Iterator[Tensor]:
     """Index batches (B,) int64 in which each sample is present independently with probability sample_rate.
 
     B varies and may be 0: an empty batch is a step too, and skipping it would reveal that it was empty.
@@ -63,7 +65,7 @@ class PrivateGradient:
         model: nn.Module,
         privacy: PrivacyConfig,
         expected_batch: float,
-        source: NoiseSource,
+        source: Noise,
     ) -> None:
         """expected_batch: what a batch's sum is divided by: a public number; never the batch's own size.
 
@@ -79,24 +81,20 @@ class PrivateGradient:
         self._model = model
         self._clip_norm = privacy.clip_norm
         self._noise_multiplier = privacy.noise_multiplier
-        self._physical_batch = privacy.physical_batch
-        self._ghost = privacy.ghost
         # a look for gradients that are not finite is cheaper on a processor than one more pass over those of
         # all samples; a GPU would be waited for in every step
         on_processor = all(parameter.device.type == "cpu" for parameter in model.parameters())
-        self._looks = privacy.ghost or on_processor
+        self._looks = on_processor
         self._expected_batch = expected_batch
         self._source = source
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._hooks: Any = None
 
     def __enter__(self) -> Self:
-        from opacus.grad_sample import GradSampleHooks, GradSampleHooksFastGradientClipping
+        from opacus.grad_sample import GradSampleHooks
 
-        kind: Any = GradSampleHooksFastGradientClipping if self._ghost else GradSampleHooks
-        options = {"max_grad_norm": self._clip_norm} if self._ghost else {}
         try:
-            self._hooks = kind(self._model, loss_reduction="sum", **options)
+            self._hooks = GradSampleHooks(self._model, loss_reduction="sum")
         except NotImplementedError as error:
             raise PrivacyError(f"a layer has no per-sample gradient: {error}") from error
         return self
@@ -116,7 +114,7 @@ class PrivateGradient:
 
         The mean is a float64 number on the device, so that nobody waits for it. batch: B, 0 allowed. losses:
         takes indices in the batch and returns their losses, each depending on its own sample alone; a batch
-        above physical_batch is taken in parts. patients: (B,) int64, patient number of each sample; then the
+        above MOST_AT_ONCE is taken in parts. patients: (B,) int64, patient number of each sample; then the
         sum of a patient's gradients is clipped, and a part holds whole patients. A parameter that already has
         a .grad keeps its memory, so a flat gradient vector stays one.
         Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
@@ -166,14 +164,13 @@ class PrivateGradient:
 
     def _norms(self) -> Tensor:
         """(B,) of the gradients that the hooks have just seen, over all parameters together."""
-        name = "_norm_sample" if self._ghost else "grad_sample"
-        seen = [vars(parameter).get(name) for parameter in self._parameters]
+        seen = [vars(parameter).get("grad_sample") for parameter in self._parameters]
         norms = [part.flatten(1).norm(dim=1) if part.ndim > 1 else part for part in seen if part is not None]
         return torch.stack(norms).norm(dim=0)
 
     def _parts(self, batch: int) -> Iterator[Tensor]:
         """Places in the batch, as many at a time as fit."""
-        yield from torch.arange(batch).split(self._physical_batch or max(batch, 1)) if batch else ()
+        yield from torch.arange(batch).split(MOST_AT_ONCE) if batch else ()
 
     def _losses_of(self, indices: Tensor, losses: Losses) -> Tensor:
         """(indices,) losses with their graph."""
@@ -206,9 +203,9 @@ class PrivateGradient:
         order = torch.argsort(patients, stable=True)
         sizes = torch.unique_consecutive(patients[order], return_counts=True)[1].tolist()
         part: list[Tensor] = []
-        held, most = 0, self._physical_batch or max(len(patients), 1)
+        held = 0
         for members in order.split(sizes):
-            if part and held + len(members) > most:
+            if part and held + len(members) > MOST_AT_ONCE:
                 yield torch.cat(part)
                 part, held = [], 0
             part.append(members)
@@ -245,7 +242,7 @@ class PrivateGradient:
         """
         while len(indices):
             loss = self._losses_of(indices, losses)
-            loss.sum().backward(retain_graph=self._ghost)
+            loss.sum().backward()
             finite = self._norms().isfinite().cpu()
             if bool(finite.all()):
                 return loss
@@ -267,7 +264,6 @@ class PrivateGradient:
 
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
-            vars(parameter).pop("_norm_sample", None)
             vars(parameter).update(grad_sample=None, summed_grad=None)
             parameter.grad = None
 
@@ -276,7 +272,7 @@ class PrivateGradient:
 
         A parameter that the loss does not use gets 0.
         """
-        gradients = self._ghost_sums(loss) if self._ghost else self._direct_sums()
+        gradients = self._direct_sums()
         return torch.cat(
             [
                 (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
@@ -298,18 +294,6 @@ class PrivateGradient:
         )
         clipper.clip_and_accumulate()
         return [vars(parameter).get("summed_grad") for parameter in self._parameters]
-
-    def _ghost_sums(self, loss: Tensor) -> list[Tensor | None]:
-        self._hooks.trainable_parameters = [
-            parameter for parameter in self._parameters if "_norm_sample" in vars(parameter)
-        ]
-        for parameter in self._parameters:
-            parameter.grad = None
-        # The second pass weights each loss by its clip factor; the hooks would measure it again.
-        self._hooks.disable_hooks()
-        (self._hooks.get_clipping_coef() * loss).sum().backward()
-        self._hooks.enable_hooks()
-        return [parameter.grad for parameter in self._parameters]
 
 
 @contextmanager

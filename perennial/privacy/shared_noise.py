@@ -11,49 +11,34 @@ from typing import Self
 import numpy as np
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.discrete_gaussian import LARGEST_STD, WordSource, discrete_gaussian
+from perennial.privacy.discrete_gaussian import LARGEST_STD, discrete_gaussian
+from perennial.privacy.noise import Noise
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.shared_noise_cost import LEAST_STD
-
-UNIT = 1 << 10
-"""Steps of the count of adaptive clipping by which a site within the clip norm is above the middle.
-
-A site beyond the clip norm is as many steps below it.
-"""
 
 
 @dataclass(frozen=True)
 class SharedNoise:
     """One site's share of the noise on a sum of updates.
 
-    multiplier: sigma of the update. clip_norm: C. honest: m. std: s, in grid steps. count_multiplier: of the
-    noise on adaptive clipping's count, 0 without one.
+    multiplier: sigma of the update. clip_norm: C. honest: m. std: s, in grid steps.
     """
 
     multiplier: float
     clip_norm: float
     honest: int
     std: int
-    count_multiplier: float
 
     @classmethod
-    def of(
-        cls, privacy: PrivacyConfig, clip_norm: float | None, *, sites: int, honest: int, bits: int
-    ) -> Self:
+    def of(cls, privacy: PrivacyConfig, *, sites: int, honest: int) -> Self:
         """The noise of one round of mode client_shared.
 
-        clip_norm: of this round, None: the experiment's. sites: values in the sum at most. honest: m. bits:
-        of a word. Raises PrivacyError when no scale keeps the sum in range.
+        sites: values in the sum at most. honest: m. Raises PrivacyError when no scale keeps the sum in range.
         """
-        assert privacy.noise_multiplier is not None and privacy.clip_norm is not None
-        bound = clip_norm or privacy.clip_norm
-        multiplier, count = privacy.noise_multiplier, 0.0
-        if privacy.adaptive_clipping is not None:
-            adaptive = AdaptiveClipping(privacy.adaptive_clipping, multiplier, bound)
-            multiplier, count = adaptive.update_noise_multiplier, adaptive.settings.count_noise_multiplier
-        return cls(multiplier, bound, honest, scale(multiplier, sites, honest, bits), count)
+        multiplier, bound = privacy.noise_multiplier, privacy.clip_norm
+        assert multiplier is not None and bound is not None
+        return cls(multiplier, bound, honest, scale(multiplier, sites, honest))
 
     @property
     def step(self) -> float:
@@ -61,31 +46,26 @@ class SharedNoise:
         return self.multiplier * self.clip_norm / (math.sqrt(self.honest) * self.std)
 
     @property
-    def count_std(self) -> int:
-        """Standard deviation of one site's noise on the count, in steps; a site counts UNIT steps."""
-        return math.ceil(2 * UNIT * self.count_multiplier / math.sqrt(self.honest))
+    def whole(self) -> float:
+        """Standard deviation of the noise of all honest sites together, in units of the update."""
+        return self.step * self.std * math.sqrt(self.honest)
 
-    def add(self, words: Words, source: WordSource, *, counts_within: bool) -> None:
+    def add(self, words: Words, source: Noise) -> None:
         """Add this site's share of the noise to words, in place.
 
-        words: (P + 1 or 2,) uint64 or uint32: P values, the weight, which is equal at every site and gets no
-        noise, and with counts_within a word for adaptive clipping.
+        words: (P + 1,) uint64: P values, and the weight, which is equal at every site and gets no noise.
         """
-        beside = 1 + counts_within
-        values = words[: len(words) - beside]
+        values = words[:-1]
         for start in range(0, len(values), 1 << 18):
             piece = values[start : start + (1 << 18)]
             np.add(piece, discrete_gaussian(len(piece), self.std, source).astype(words.dtype), out=piece)
-        if counts_within:
-            last = words[-1:]
-            np.add(last, discrete_gaussian(1, self.count_std, source).astype(words.dtype), out=last)
 
 
-def scale(multiplier: float, sites: int, honest: int, bits: int) -> int:
+def scale(multiplier: float, sites: int, honest: int) -> int:
     """The largest scale s at which a sum with noise fits into its words.
 
-    It is the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of words of so
-    many bits, for n sites, m honest ones and sigma, the multiplier.
+    It is the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of 64-bit
+    words, for n sites, m honest ones and sigma, the multiplier.
     Raises PrivacyError when the values would not fit, or s is too small for the sum to be near a Gaussian.
     """
     if not multiplier > 0 or honest < 1:
@@ -94,10 +74,11 @@ def scale(multiplier: float, sites: int, honest: int, bits: int) -> int:
             "above 0 (secure.quorum less secure.assumed_colluders are honest)"
         )
     per_step = sites * math.sqrt(honest) / multiplier + 8 * math.sqrt(sites)
-    largest = min(LARGEST_STD, 2.0 ** (bits - 1) / per_step)
+    largest = min(LARGEST_STD, 2.0**63 / per_step)
     std = 1 << max(0, math.frexp(largest)[1] - 1)
-    if std * per_step >= 2.0 ** (bits - 1) or std < LEAST_STD:
+    if std * per_step >= 2.0**63 or std < LEAST_STD:
         raise PrivacyError(
-            f"client_shared: a sum of {sites} sites does not fit {bits}-bit words; use sums.bits 64"
+            f"client_shared: a sum of {sites} sites with noise_multiplier {multiplier:g} does not fit 64-bit "
+            "words, or its noise their grid"
         )
     return std

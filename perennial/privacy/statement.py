@@ -9,7 +9,6 @@ from perennial.privacy.composition import compose
 from perennial.privacy.config import Mode, PrivacyConfig
 from perennial.privacy.covered import uncovered_in_words
 from perennial.privacy.entries import Entry
-from perennial.privacy.exposure_table import LYING, TABLE, UPDATES
 
 Kind = Mode | Literal["patient"]
 """A mode, and "patient" for mode sample with unit patient."""
@@ -73,7 +72,7 @@ BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
 }
 """The neighbours of the Bayesian figure: typical ones, while the headline's are the worst."""
 _NOT_COVERED: dict[Kind, tuple[str, ...]] = {
-    "none": (f"updates: single images for {LYING}: {TABLE[UPDATES, 'clear'].verdict()}",),
+    "none": ("anything: a server that makes the model can read single samples out of updates",),
     "client_local": ("that a site takes part, and in which rounds",),
     "client_central": (
         "anything that the server itself sees: each site's clipped update reaches it without noise",
@@ -180,12 +179,10 @@ def _warnings(privacy: PrivacyConfig, releases: Sequence[Entry], units: int | No
     warnings = []
     if privacy.mode == "none":
         return warnings
-    if privacy.noise_source == "seeded" or any(entry.seeded for entry in releases):
+    if any(entry.seeded for entry in releases):
         warnings.append("the noise came from a seed that others may know: a test, not a protection")
     if privacy.noise_multiplier == 0:
         warnings.append("noise_multiplier is 0: updates are clipped and otherwise in the clear")
-    if privacy.allow_unaccounted_metrics:
-        warnings.append("sites report loss or accuracy in the clear, outside the guarantee")
     if units is not None and privacy.delta >= 1 / units:
         warnings.append(
             f"delta {privacy.delta:g} is not below 1 / {units}: releasing one unit in the clear would "

@@ -114,6 +114,10 @@ class WireMessage:
     """
 
     message_type: ClassVar[str]
+    public: ClassVar[tuple[str, ...]] = ()
+    """Fields of a site's reply that follow from request, experiment and policy alone in a private run.
+
+    Any other field but the stamp's is released, and charged."""
 
     @property
     def tensor_bytes(self) -> int:

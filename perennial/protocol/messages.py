@@ -44,6 +44,15 @@ class DescribeReply(WireMessage):
     """Site to server: its name, and whether it will take part. No count and no class leaves here."""
 
     message_type = "query.describe"
+    public = (
+        "version",
+        "site",
+        "experiment",
+        "answers",
+        "require_privacy",
+        "signing_key",
+        "certified",
+    )
     version: int = bounded(1)
     """Version of this protocol; server and site must speak the same."""
     site: str = matching(is_site_name, SITE_NAME_RULE)
@@ -85,24 +94,26 @@ class TrainReply(Stamp):
     """Site to server: what training changed."""
 
     message_type = "train"
+    public = (
+        "num_examples",
+        "steps",
+        "lends_digests",
+    )
     update: Tensors
     """Model after training minus model received, same names and shapes but for personal layers; protected as
     the experiment says."""
     num_examples: int = bounded(1, MAX_EXAMPLES)
-    """Samples trained on: new data and exemplars; 1 at every site
-    under privacy unless privacy.allow_unaccounted_metrics."""
+    """Samples trained on: new data and exemplars; 1 at every site under privacy."""
     train_loss: float | None = None
-    """Mean loss of the last local epoch; absent under privacy unless privacy.allow_unaccounted_metrics."""
+    """Mean loss of the last local epoch; absent under privacy."""
     steps: int = bounded(0, default=0)
-    """Local optimiser steps; under privacy 0, or the public number of
-    mode sample, unless privacy.allow_unaccounted_metrics."""
+    """Local optimiser steps; under privacy 0, or the public number of mode sample."""
     within_clip_norm: bool | None = None
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
-    method: Tensors | None = None
-    """What the strategy asked for beside the update; absent under privacy."""
     metrics: str = at_most(LONGEST_METRICS, default="{}")
-    """Numbers that the strategy asked for, a JSON object, none of them under privacy unless
-    privacy.allow_unaccounted_metrics; and `digests`, when the site lends none any more."""
+    """Numbers that the strategy asked for, a JSON object; none of them under privacy."""
+    lends_digests: bool = True
+    """False from a site that lends digests no more; the server then forgets what it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +130,7 @@ class FinishTaskReply(Stamp):
     """Site to server: done. Exemplars stay at the site; so does their number, but with global class means."""
 
     message_type = "train.finish_task"
+    public = ("model",)
     model: str = hexadecimal(SHA256, default="")
     """SHA-256 of the model that the site now keeps as the teacher."""
     class_sums: Tensors | None = None
@@ -193,6 +205,10 @@ class DigestReply(Stamp):
     """
 
     message_type = "query.digest"
+    public = (
+        "encoder",
+        "samples_per_digest",
+    )
     encoder: str = hexadecimal(SHA256)
     """SHA-256 of the encoder that made them."""
     samples_per_digest: int = bounded(1, MAX_EXAMPLES)
@@ -228,6 +244,7 @@ class SparsityReply(Stamp):
     """Site to server: one number for each channel, a mean over all of the site's training samples."""
 
     message_type = "query.sparsity"
+    public = ("extractor",)
     extractor: str = hexadecimal(SHA256)
     """SHA-256 of model, channels and layers that were used; vectors of different ones cannot be compared."""
     vector: Tensors
@@ -283,6 +300,10 @@ class StatisticsReply(Stamp):
     """Site to server, once a task: sums over the site's training samples of the task's classes."""
 
     message_type = "query.statistics"
+    public = (
+        "of_task",
+        "features",
+    )
     of_task: int = bounded(1, MAX_TASKS)
     """The task whose classes are meant."""
     features: str = hexadecimal(SHA256)
@@ -311,6 +332,7 @@ class ClassCountsReply(Stamp):
     """Site to server: its training samples of each class, by which class-balanced ridge weighs classes."""
 
     message_type = "query.class_counts"
+    public = ("of_task",)
     of_task: int = bounded(1, MAX_TASKS)
     """The task whose classes are meant."""
     counts: list[int] = bounded(0, MAX_EXAMPLES)

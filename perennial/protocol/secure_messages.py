@@ -46,6 +46,11 @@ class IntroduceReply(Stamp):
     """Site to server: the public keys by which other sites know it."""
 
     message_type = "query.introduce"
+    public = (
+        "identity",
+        "cipher",
+        "signature",
+    )
     identity: str = hexadecimal(KEY)
     """The site's signing key, for its lifetime; other sites may have pinned its fingerprint."""
     cipher: str = hexadecimal(KEY)
@@ -77,6 +82,14 @@ class ShareReply(OfAttempt):
     """Site to server: a fresh public mask key, and shares sealed for other sites."""
 
     message_type = "query.share"
+    public = (
+        "attempt",
+        "mask",
+        "commitment",
+        "signature",
+        "receivers",
+        "shares",
+    )
     mask: str = hexadecimal(KEY)
     """The public mask key."""
     commitment: str = hexadecimal(SHA256)
@@ -98,6 +111,10 @@ class MaskedReply(OfAttempt):
     """
 
     message_type = "train"
+    public = (
+        "attempt",
+        "model",
+    )
     words: Tensors
     """`words`: integers modulo 2^64 or 2^32. Of an update: the values on the public grid, then the site's
     weight, and under adaptive clipping whether the update was within the clip norm. Of anything else: what
@@ -124,6 +141,10 @@ class VoteReply(OfAttempt):
     """Site to server: a signature over the survivors. A site signs one set for each attempt."""
 
     message_type = "query.vote"
+    public = (
+        "attempt",
+        "signature",
+    )
     signature: str = hexadecimal(SIGNATURE)
     """Signature over attempt, roster, model and survivors."""
 
@@ -149,6 +170,13 @@ class OpenReply(OfAttempt):
     """
 
     message_type = "query.open"
+    public = (
+        "attempt",
+        "seeds_of",
+        "seeds",
+        "keys_of",
+        "keys",
+    )
     seeds_of: list[str] = _names()
     """Survivors."""
     seeds: list[str] = hexadecimal(SHARE)

@@ -11,8 +11,7 @@ from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation import plugins
 from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating
-from perennial.server.control import ALIVE
-from perennial.server.pauses import PAUSES, pause_in_words
+from perennial.server.control import ALIVE, PAUSES, pause_in_words
 
 app = ServerApp()
 log = getLogger("flwr").log

@@ -18,7 +18,7 @@ from perennial.server.checkpoint import CheckpointWriter
 from perennial.server.curriculum import Curriculum
 from perennial.server.evaluation import CentralEvaluation
 from perennial.server.journal import Journal
-from perennial.server.parcels import ParcelGrid
+from perennial.server.live_status import ParcelGrid
 from perennial.server.position import Position
 from perennial.server.preflight import preflight
 from perennial.server.run_folder import open_run_folder
@@ -58,7 +58,6 @@ def run_to_the_end(
         device=str(device),
         cohort=cohort.size,
         **({"gpu": settings.gpu} if settings.gpu else {}),
-        noise_source=experiment.privacy.noise_source if experiment.privacy.enabled else None,
     )
     for note in (folder.note, *facts.notes, cohort.note):
         if note:

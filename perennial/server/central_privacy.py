@@ -12,10 +12,10 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
-from perennial.privacy.bayesian import BayesianAccountant
+from perennial.privacy.bayesian import PAIRS, PLANNED_ROUNDS, BayesianAccountant
 from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
+from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.protection import central_noise_std
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
@@ -47,7 +47,7 @@ class CentralPrivacy:
             )
             self._update_multiplier = self._adaptive.update_noise_multiplier
         self._pairs = None
-        if privacy.bayesian is not None and privacy.bayesian.enabled:
+        if privacy.bayesian:
             self._pairs = _SampledPairs(privacy, state, seed)
         self._within = 0
         strategy.largest_weight(1)
@@ -85,12 +85,12 @@ class CentralPrivacy:
             if self._pairs is not None:
                 self._pairs.forget()
             return
-        source = self._source(number)
+        source = Noise()
         std = central_noise_std(
             self.clip_norm, self._update_multiplier, self._strategy.largest_weight(outcome.asked)
         )
         outcome.arrays = noised(outcome.arrays, std, source)
-        outcome.details = outcome.details | {"clip_norm": self.clip_norm, "noise_source": source.name}
+        outcome.details = outcome.details | {"clip_norm": self.clip_norm}
         if self._pairs is not None:
             self._pairs.account(self.clip_norm * self._update_multiplier, 2 * self.clip_norm)
         if self._adaptive is not None:
@@ -114,11 +114,6 @@ class CentralPrivacy:
         """The norm above which the gate rejects an update, so that no guarantee rests on what sites say."""
         return self.clip_norm * _TOLERANCE
 
-    def _source(self, number: int) -> NoiseSource:
-        if self._privacy.noise_source == "secure":
-            return SecureNoise()
-        return SeededNoise(stream(self._seed, "dp-noise-server", number))
-
 
 class _SampledPairs:
     """Distances between clipped updates of different sites, as the Bayesian accountant samples them.
@@ -128,8 +123,7 @@ class _SampledPairs:
     """
 
     def __init__(self, privacy: PrivacyConfig, state: dict[str, Any], seed: int) -> None:
-        assert privacy.bayesian is not None
-        self._wanted, self._state, self._seed = privacy.bayesian.pairs, state, seed
+        self._wanted, self._state, self._seed = PAIRS, state, seed
         self._room = next(
             size for size in range(3, self._wanted + 3) if size * (size - 1) // 2 >= self._wanted
         )
@@ -137,8 +131,7 @@ class _SampledPairs:
         if "bayesian" in state:
             self.accountant = BayesianAccountant.restore(state["bayesian"])
         else:
-            bayesian = privacy.bayesian
-            self.accountant = BayesianAccountant(bayesian.planned_rounds, bayesian.failure_probability)
+            self.accountant = BayesianAccountant(PLANNED_ROUNDS)
 
     @property
     def void(self) -> str:
@@ -170,7 +163,7 @@ class _SampledPairs:
         self._state["bayesian"] = self.accountant.state_dict()
 
 
-def noised(arrays: Mapping[str, Tensor], std: float, source: NoiseSource) -> dict[str, Tensor]:
+def noised(arrays: Mapping[str, Tensor], std: float, source: Noise) -> dict[str, Tensor]:
     """A copy of the arrays with N(0, std^2) on each value of the floating ones."""
     result = {}
     for name, tensor in arrays.items():

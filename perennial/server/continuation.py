@@ -14,7 +14,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.simulation import forget_simulated
 from perennial.data.config import DataConfig
 from perennial.data.federation import build
-from perennial.data.registry import Registry, build_registry
+from perennial.data.schedule import Registry, build_registry
 from perennial.data.sources import load
 from perennial.data.table_columns import numeric_indices
 from perennial.data.tasks_config import TasksConfig

@@ -9,10 +9,10 @@ pause is in a checkpoint, so a run that went on after one ends with the same bit
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from perennial.foundation.errors import StateError, shown
 from perennial.foundation.files import make_folder, replace_file
@@ -127,3 +127,38 @@ class RunControl:
                 f"{self._run.name}: stopped by the operator; every finished round is kept, and the run "
                 "can be resumed"
             )
+
+
+PAUSES = ("waiting", "waiting_for", "paused", "went_on", "stopped")
+"""Events that pause_in_words puts into words."""
+
+
+def pause_in_words(event: dict[str, Any]) -> str:
+    """A sentence for an event that says that a run pauses, waits, or goes on."""
+    missing = ", ".join(event.get("missing") or ())
+    match event["event"]:
+        case "waiting":
+            there = ", ".join(event["connected"]) or "nobody"
+            named = f"; not connected: {missing}" if missing else ""
+            barred = "; ".join(f"{site}: {why}" for site, why in (event.get("refusing") or {}).items())
+            no_part = f"; connected, and takes no part: {barred}" if barred else ""
+            return f"waiting for {event['need']} sites; connected: {there}{named}{no_part}"
+        case "waiting_for":
+            return f"waiting for {waiting_in_words(event['sites'])}"
+        case "paused":
+            named = f"; not connected: {missing}" if missing else ""
+            return f"paused: {event['reason']}{named}"
+        case "went_on":
+            came = ", ".join(event.get("came") or ())
+            return f"goes on: {came} came back" if came else "goes on"
+    return "stopped by the operator; the run can be resumed"
+
+
+def waiting_in_words(sites: Mapping[str, int], shown: int = 5) -> str:
+    """'linz (4 min), graz (2 min)': sites (site -> seconds) that a run waits for, the `shown` longest."""
+    longest = sorted(sites.items(), key=lambda item: -item[1])
+    words = [
+        f"{site} ({f'{since} s' if since < 120 else f'{since // 60} min'})" for site, since in longest[:shown]
+    ]
+    more = f" and {len(sites) - shown} more" if len(sites) > shown else ""
+    return ", ".join(words) + more

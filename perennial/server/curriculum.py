@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 
 from perennial.models.class_means import never_predicted
 from perennial.protocol.tensors import content_sha256
-from perennial.server.attendance import Attendance
 from perennial.server.checkpoint import CheckpointWriter, Standing
 from perennial.server.control import RunControl
 from perennial.server.evaluation import CentralEvaluation
@@ -23,13 +22,12 @@ from perennial.server.live_status import LiveStatusFile, ObservedGrid
 from perennial.server.metrics import overall_accuracy
 from perennial.server.position import Position
 from perennial.server.releases import Releases
-from perennial.server.roster import Roster
+from perennial.server.roster import Attendance, Roster
 from perennial.server.rounds import Rounds
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import write_task_measures
 from perennial.server.run_states import State
 from perennial.server.stopped import what_to_try
-from perennial.server.stopping import Stopping
 from perennial.server.task_end import TaskEnd
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.outcome import RoundOutcome
@@ -81,7 +79,6 @@ class Curriculum:
         )
         strategy.attach(self._services(sums))
         self.rounds.protect()
-        self._stopping = Stopping(experiment.stopping, folder.checkpoint_folder, progress.stopping)
         if folder.checkpoint is not None and folder.checkpoint.strategy:
             strategy.load_state_dict(folder.checkpoint.strategy)
 
@@ -102,7 +99,6 @@ class Curriculum:
             while self._trains_on(task):
                 self._control.between_rounds(self._grid.poll)
                 self._round(task)
-            self._choose_model(task)
             self._skip_remaining_rounds(task)
             self._finish_task(task)
 
@@ -160,15 +156,13 @@ class Curriculum:
         """Ask for the next round once; its measures and its checkpoint, unless too few sites answered."""
         started = time.monotonic()
         position, progress = self.position, self.position.progress
-        number, in_pretraining = progress.round + 1, position.in_pretraining
+        number = progress.round + 1
         outcome = self.rounds.run()
         position.apply_outcome(outcome)
         by_plan = outcome.skipped and self.attendance.lacks_by_plan(number)
         if by_plan:
             progress.passed_over(1, counted=True)
         counts = progress.round == number
-        if not in_pretraining and not outcome.skipped:
-            self._judge_round(number)
         accuracy = None
         measured = counts and position.experiment.evaluation.every == "round"
         if measured and (found := self._evaluation.counts()):
@@ -183,43 +177,17 @@ class Curriculum:
         else:
             self.rounds.served()
 
-    def _judge_round(self, number: int) -> None:
-        """Ask the sites for counts on their validation samples, where these decide when to stop."""
-        position, progress, end = self.position, self.position.progress, self._task_end
-        if position.experiment.stopping is None:
-            return
-        end.begin(progress.run, progress.round, self.attendance.available(number), position.asking)
-        classes = position.num_classes
-        counts = end.counts(classes, None, validation=True).together(classes)
-        value = self._stopping.judged(number, counts, position.model.arrays)
-        self.history.sent_beside_rounds(*end.bytes)
-        self.journal.write("validated", task=progress.task, round=number, value=value)
-
     def _trains_on(self, task: int) -> bool:
-        done = self.position.progress.round_in_task
-        left = done < self.position.rounds(task)
-        return left and not self._stopping.over and self.position.experiment.learner.trains_in(task)
-
-    def _choose_model(self, task: int) -> None:
-        """Take the best round's model where the experiment says so."""
-        experiment, progress, model = self.position.experiment, self.position.progress, self.position.model
-        if experiment.stopping is None or not experiment.learner.trains_in(task):
-            return
-        first = progress.round - progress.round_in_task
-        if words := self._stopping.in_words(task, progress.round, first + self.position.rounds(task)):
-            self.journal.note(words)
-        if (best := self._stopping.best()) is not None:
-            model.arrays = {name: best[name].to(model.device) for name in model.arrays}
-        self._stopping.next_task()
+        left = self.position.progress.round_in_task < self.position.rounds(task)
+        return left and self.position.experiment.learner.trains_in(task)
 
     def _skip_remaining_rounds(self, task: int) -> None:
-        """Count the rounds that were left out, because the model was good enough or trains no more."""
-        position, experiment = self.position, self.position.experiment
-        if experiment.stopping is None and experiment.learner.trains_in(task):
-            return
-        # the next task's rounds keep their numbers, by which sites know what they have approved
-        left_out = position.rounds(task) - position.progress.round_in_task
-        position.progress.passed_over(left_out, counted=False)
+        """Count the rounds that were left out, because the model trains no more."""
+        position = self.position
+        if not position.experiment.learner.trains_in(task):
+            # the next task's rounds keep their numbers, by which sites know what they have approved
+            left_out = position.rounds(task) - position.progress.round_in_task
+            position.progress.passed_over(left_out, counted=False)
 
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""

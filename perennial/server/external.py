@@ -15,10 +15,9 @@ from perennial.data.config import DataConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
 from perennial.data.inputs import strange_columns
-from perennial.data.record_identity import record_contents
 from perennial.data.samples import Samples, fill_missing, joined, stored_as
 from perennial.data.sources import load
-from perennial.data.splits import KeyedHash
+from perennial.data.splits import KeyedHash, record_contents
 from perennial.data.table import table_file
 from perennial.foundation.errors import DataError
 from perennial.foundation.files import make_folder, replace_file
@@ -26,20 +25,11 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation_tables import MOST_CLASSES, as_probability
 from perennial.learning.scored import Scored, score_logits
 from perennial.models.saved import SavedModel
-from perennial.server.measures.assemble import (
-    calibration,
-    class_measures,
-    judged_sets,
-    part_measures,
-    patient_intervals,
-    whole_measures,
-)
-from perennial.server.measures.headline import headline
+from perennial.server.measures.assemble import assemble, judged_sets, patient_intervals
 from perennial.server.measures.operating import judged_point
 from perennial.server.measures.record import (
     Measures,
     OperatingPoint,
-    PartMeasures,
     PredictionSets,
     SetThreshold,
     write_measures,
@@ -184,20 +174,17 @@ def judge(outside: Outside, scored: Scored | None = None) -> Measures:
     if config.subgroup is not None and samples.subgroup is not None:
         counted = scored.tables(None, samples.subgroup, len(config.subgroup.values)).subgroups
         groups = dict(zip(config.subgroup.values, counted, strict=True))
-    intervals = None if patients is None else patient_intervals(scored, patients, temperature)
-    classes = class_measures(tables, saved.classes, intervals)
     sets = _sets(saved)
-    measures = Measures(
+    return assemble(
+        tables,
+        saved.classes,
+        None if patients is None else patient_intervals(scored, patients, temperature),
+        temperature,
+        _by_site(samples, scored, len(saved.classes)),
+        groups or {},
         source="external",
-        samples=len(scored),
         held_out=len(scored),
-        interval="samples" if intervals is None else "patients",
-        classes=classes,
-        confusion=tables.confusion.tolist(),
-        calibration=calibration(tables, intervals, temperature),
-        sites=_by_site(samples, scored, saved.classes),
         subgroup_column="" if config.subgroup is None else config.subgroup.column,
-        subgroups={} if groups is None else part_measures(groups, saved.classes),
         prediction_sets=None if sets is None else judged_sets(tables, sets),
         operating_points=[
             judged_point(
@@ -208,12 +195,10 @@ def judge(outside: Outside, scored: Scored | None = None) -> Measures:
             for name, (asked, least, *by) in saved.confidence.points.items()
         ],
         notes=list(outside.notes),
-        **whole_measures(tables, classes, intervals),
     )
-    return measures.model_copy(update={"headline": headline(measures)})
 
 
-def _by_site(samples: Samples, scored: Scored, classes: Sequence[str]) -> dict[str, PartMeasures]:
+def _by_site(samples: Samples, scored: Scored, classes: int) -> dict[str, np.ndarray]:
     if samples.site is None:
         return {}
     site, right = samples.site.numpy(), scored.label == scored.predicted
@@ -221,11 +206,11 @@ def _by_site(samples: Samples, scored: Scored, classes: Sequence[str]) -> dict[s
     for index, name in enumerate(samples.site_names):
         here = site == index
         counted = [
-            np.bincount(found, minlength=len(classes))
+            np.bincount(found, minlength=classes)
             for found in (scored.label[here], scored.label[here & right], scored.predicted[here])
         ]
         by_class[name] = np.stack(counted, axis=1)
-    return part_measures(by_class, classes)
+    return by_class
 
 
 def _sets(saved: SavedModel) -> PredictionSets | None:

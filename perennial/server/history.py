@@ -58,11 +58,6 @@ class History:
         if not outcome.skipped:
             self.data["loss"] = vars(LossCourse(**self.data["loss"]).then(outcome.train_loss))
 
-    def sent_beside_rounds(self, up: int, down: int) -> None:
-        """Add to the traffic that is shown with the ends of tasks. up, down: bytes of tensors."""
-        self.data["task_end_bytes_up"] += up
-        self.data["task_end_bytes_down"] += down
-
     def task_begun(self) -> None:
         """Forget the course of the loss, because a new task begins."""
         self.data["loss"] = vars(LossCourse())

@@ -19,9 +19,71 @@ from flwr.serverapp import Grid
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import Refusal
+from perennial.protocol.parcel import is_parcel, opened, parcelled
 from perennial.protocol.stack import answers, stack_of
-from perennial.server.forwarding_grid import ForwardingGrid
 from perennial.strategies.round.queries import describe_error
+
+
+class ForwardingGrid(Grid):
+    """Passes everything to another grid; a subclass changes what is sent, or what comes back."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def _sent(self, message: Message) -> Message:
+        """A message as the other grid gets it."""
+        return message
+
+    def _received(self, reply: Message) -> Message:
+        """A reply of the other grid as it is given back."""
+        return reply
+
+    # Flower's grid
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *arguments: Any, **named: Any) -> Message:
+        return self._grid.create_message(*arguments, **named)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages([self._sent(message) for message in messages])
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._received(reply) for reply in self._grid.pull_messages(message_ids)]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        sent = [self._sent(message) for message in messages]
+        return [self._received(reply) for reply in self._grid.send_and_receive(sent, timeout=timeout)]
+
+
+class ParcelGrid(ForwardingGrid):
+    """A grid that sends parcels and opens those that come back; it stands next to Flower's own.
+
+    A site answers with a parcel when it was asked with one. A parcel that cannot be opened goes on as it is,
+    so that the reply is dropped, by name, like any other that is no message of ours.
+    """
+
+    def _sent(self, message: Message) -> Message:
+        # the tensors' bytes are shared, not copied
+        message.content = parcelled(message.content)
+        return message
+
+    def _received(self, reply: Message) -> Message:
+        if reply.has_content() and is_parcel(reply.content):
+            with suppress(ProtocolError):
+                reply.content = opened(reply.content)
+        return reply
+
 
 LIVE_STATUS = "live.jsonl"
 ONLINE_EVERY = 2.0

@@ -8,18 +8,29 @@ the margin in any one of them passes with at most the chance of that one test (i
 1982). Records of one patient count as one: the patient's shares of lost and of gained answers.
 """
 
+import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, StateError, nearest
+from perennial.foundation.files import replace_file
 from perennial.server.measures.figure import Figure, Z
 
 Kind = Literal["class", "site", "subgroup"]
+DISCORDANT, POWER = 0.1, 0.8416
+"""Share of records that two equally good models are taken to answer differently, and the standard normal
+quantile of the power (80 %) with which the gate should pass them."""
+DRAWS = 100_000
+VERDICTS = "gate.jsonl"
+"""In the folder of an evaluation; a line for each verdict, and none is ever taken out."""
+HEADING = "## Judged against an approved model"
 STEPS = 60
 """Halvings of an interval: 2^-60 of its width is left."""
 
@@ -46,7 +57,18 @@ class Part:
     @property
     def needed(self) -> int:
         """The fewest units with which two equal models can be shown to be equal within the margin."""
-        return math.floor(Z * Z * (1 - self.margin) / self.margin) + 1
+        return records_needed(self.margin)[0]
+
+    @property
+    def probability(self) -> float:
+        """Posterior probability that the new model loses less than the margin.
+
+        Of the shares lost, gained and alike, under Jeffreys' prior, by draws of one fixed stream. Few units
+        give a figure too, which says how sure they make one; the verdict is the interval's.
+        """
+        counts = [self.lost, self.gained, max(0.0, self.units - self.lost - self.gained)]
+        drawn = np.random.default_rng(0).dirichlet([count + 0.5 for count in counts], DRAWS)
+        return float((drawn[:, 0] - drawn[:, 1] < self.margin).mean())
 
     @property
     def passes(self) -> bool:
@@ -60,7 +82,8 @@ class Part:
             return f"{self.kind} {self.name}: no record, {within}"
         text = (
             f"{self.kind} {self.name}: {100 * said.value:+.1f} points [{100 * said.low:+.1f}, "
-            f"{100 * said.high:+.1f}] of {self.units}, {within}"
+            f"{100 * said.high:+.1f}] of {self.units}, {within}; within it with probability "
+            f"{min(self.probability, 0.9999):.4g}"
         )
         return text + (f"; at least {self.needed} are needed" if self.units < self.needed else "")
 
@@ -81,6 +104,21 @@ class Verdict:
     def passes(self) -> bool:
         """Whether every part was shown to be as good, and there was any."""
         return bool(self.parts) and not self.failing
+
+
+def records_needed(margin: float) -> tuple[int, int]:
+    """(fewest units, usual number of units) with which the gate can pass two equally good models.
+
+    The fewest are those on which both answer alike throughout; the usual number passes with 80 % where they
+    differ on DISCORDANT of the records.
+    """
+    # the variance under a loss of the margin, as _score() estimates it, and that of equally good models
+    b = 2 * margin + DISCORDANT
+    share = (math.sqrt(b * b - 4 * DISCORDANT * margin * (1 + margin)) + b) / 4
+    at_margin = 2 * share - margin * (1 + margin)
+    usual = ((Z * math.sqrt(at_margin) + POWER * math.sqrt(DISCORDANT)) / margin) ** 2
+    fewest = math.floor(Z * Z * (1 - margin) / margin) + 1
+    return fewest, max(fewest, math.ceil(usual))
 
 
 def compare(
@@ -163,3 +201,28 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)
     return (low + high) / 2
+
+
+def note_verdict(run: Path, evaluation: Path, text: str, card: Path) -> None:
+    """Append a verdict to those in an evaluation's folder, and put all verdicts of the run into its card."""
+    path = evaluation / VERDICTS
+    before = path.read_bytes() if path.exists() else b""
+    replace_file(path, before + json.dumps({"text": text}).encode() + b"\n", mode=0o644)
+    content = card.read_text(encoding="utf-8") if card.exists() else "# Model card\n"
+    others = re.sub(rf"(?ms)^{HEADING}\n.*?(?=^## |\Z)", "", content).rstrip()
+    title, _, rest = others.partition("\n")
+    parts = [title, write_verdicts(run), rest.strip()]
+    replace_file(card, ("\n\n".join(filter(None, parts)) + "\n").encode(), mode=0o644)
+
+
+def write_verdicts(run: Path) -> str:
+    """Every verdict in a run's folder, in Markdown; '' without one. Raises StateError on a damaged file."""
+    lines = []
+    for path in sorted(run.glob(f"evaluations/*/{VERDICTS}")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                text = str(json.loads(line)["text"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise StateError(f"{path}, line {number}: damaged; expected a verdict") from error
+            lines.append("- " + re.sub(r"([<>`*_|])", r"\\\1", text))
+    return f"{HEADING}\n\n" + "\n".join(lines) if lines else ""

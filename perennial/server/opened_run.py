@@ -1,19 +1,22 @@
 """Opens the sums and the model of a closed-form run, and writes changed ones."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from perennial.config.experiment import Experiment
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.client.personal_head import keep_personal_head
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.simulation import simulated_federation
+from perennial.foundation.errors import ConfigError, PerennialError, StateError
 from perennial.foundation.files import replace_file
+from perennial.learning.analytic.files import PARTS
 from perennial.learning.analytic.statistics import Statistics
 from perennial.models.incremental import complete_state
-from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved, save_model
+from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, SavedModel, load_saved, save_model
 from perennial.privacy.signed_sums import Statement
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import (
@@ -242,3 +245,88 @@ def cross_site_of(folder: Path) -> dict[str, Any]:
     """
     run = OpenedRun.open(folder)
     return block_of(run.strategy.kept_sums, range(len(run.classes)))
+
+
+def _strategy(checkpoint: Checkpoint) -> Analytic | None:
+    """The run's closed form, if one site's sums can be taken out of it."""
+    experiment = Experiment.model_validate(checkpoint.experiment)
+    found = build_strategy(experiment.strategy.name, experiment.strategy.parameters).find(Analytic)
+    able = experiment.secure is None and not experiment.privacy.enabled
+    if found is None or not able or not found.keep_sites or found.head == "balanced_ridge":
+        return None
+    found.load_state_dict(checkpoint.strategy)
+    return found
+
+
+def withdrawable(run: Path) -> bool:
+    """Whether a run's folder stores sums by site, so that one site's can be taken out."""
+    return _strategy(load_checkpoint(run / CHECKPOINT)[0]) is not None
+
+
+def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> None:
+    """Take the sums of some (task, site) out of a finished run, which then begins again and asks for them.
+
+    grows: whether it goes on with a new task instead. Raises StateError if stored sums are missing.
+    """
+    checkpoint, _ = load_checkpoint(run / CHECKPOINT)
+    strategy = _strategy(checkpoint)
+    assert strategy is not None
+    sums = strategy.kept_sums
+    sums.folder = run / FOLDER
+    for task, site in stale:
+        if sums.has(task, site) and sums.total is not None:
+            sums.total = sums.total - sums.kept(task, site)
+            del sums.contributions[task][site]
+    if not any(sums.contributions.values()):
+        sums.total = None
+    gone = {f"all-{part}" for part in (*PARTS, "classes")}
+    kept = {name: value for name, value in checkpoint.strategy.items() if name not in gone}
+    state = kept | sums.state("all") | ({} if grows else {"tried": []})
+    arrays = checkpoint.arrays
+    if not grows:
+        checkpoint.progress.begun_again()
+        arrays = {}
+    save_checkpoint(run / CHECKPOINT, Checkpoint(checkpoint.progress, checkpoint.experiment, arrays, state))
+
+
+BLOCK = "own_heads"
+
+
+def has_own_heads(experiment: Experiment) -> bool:
+    """Whether a run's sites get heads of their own: those of a closed form whose data name their sites."""
+    natural = experiment.data.partition.kind == "natural" and not experiment.data.only_at_sites
+    return experiment.strategy.name == "analytic" and natural
+
+
+def forget_own_heads(folder: Path) -> None:
+    """Remove the sites' own heads from a run's folder: they began at another federated head."""
+    for path in folder.glob(f"sites/*/{PERSONAL_MODEL}"):
+        path.unlink()
+
+
+def write_own_heads(folder: Path, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Make the own heads of a finished run anew; returns summary.json's content, in which their block is.
+
+    without: sites that were withdrawn. Where the run's data cannot be read any more there are none.
+    """
+    path = folder / "summary.json"
+    summary: dict[str, Any] = json.loads(path.read_text())
+    forget_own_heads(folder)
+    experiment = load_experiment(folder / "experiment.yaml")
+    try:
+        sites = simulated_federation(experiment).sites
+    except PerennialError:
+        sites = {}
+    saved = load_saved(folder / GLOBAL_MODEL)
+    found: dict[str, Any] = {}
+    for name, data in sites.items():
+        if name not in without:
+            own = folder / "sites" / name
+            figures = keep_personal_head(data, saved.model, saved.classes, experiment.model_dump_json(), own)
+            found |= {} if figures is None else {name: figures}
+    summary[BLOCK] = found
+    replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
+    from perennial.server.report.write import write_report
+
+    write_report(folder)
+    return summary

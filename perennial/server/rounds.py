@@ -5,13 +5,12 @@ from typing import Any
 from perennial.config import charges
 from perennial.foundation.errors import StateError
 from perennial.protocol.tensors import content_sha256
-from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.history import History
 from perennial.server.live_status import ObservedGrid
 from perennial.server.position import Position
 from perennial.server.releases import Releases
-from perennial.server.shared_clipping import SharedClipping
+from perennial.server.roster import Attendance
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.outcome import RoundOutcome
@@ -44,15 +43,13 @@ class Rounds:
         medians = position.progress.bounds
         lead = medians.setdefault("pretraining", {}) if experiment.pretraining is not None else {}
         self._running, self._lead_running = self._bounds(medians), self._bounds(lead)
-        self.central: CentralPrivacy | SharedClipping | None = None
+        self.central: CentralPrivacy | None = None
         """What the server adds to the sites' protection, once `protect` was called."""
 
     def protect(self) -> None:
         """Begin the server's part of the privacy protection, if any, after the strategy is attached."""
         privacy, state = self._experiment.privacy, self._position.progress.privacy
-        self.central = CentralPrivacy.of(
-            privacy, self._strategy, state, self._experiment.seed
-        ) or SharedClipping.of(privacy, state)
+        self.central = CentralPrivacy.of(privacy, self._strategy, state, self._experiment.seed)
 
     def run(self) -> RoundOutcome:
         """Ask the connected sites for the next round, once, and aggregate their answers.
@@ -66,7 +63,7 @@ class Rounds:
         sites = self._attendance.available(number)
         asked = self._attendance.sampled(sites, number, self._attempt)
         # sums of features are a release of their own, which the strategy records when it asks for them
-        charge = [charges.update(experiment, progress.run)] if experiment.strategy.trains else []
+        charge = [charges.update(experiment, progress.run).entry] if experiment.strategy.trains else []
         same = self._question(number) if experiment.privacy.enabled else ""
         if experiment.privacy.enabled and charge:
             self._releases.asked(number, asked, charge, same=same)
@@ -122,7 +119,7 @@ class Rounds:
         sums, mean = strategy.run.sums if strategy.attached else None, strategy.find(FedAvg)
         if sums is None or mean is None:
             return strategy.train_round(self._grid, request)
-        return MaskedRound(sums, strategy.run.judge).train_round(mean, self._grid, request)
+        return MaskedRound(sums).train_round(mean, self._grid, request)
 
     @property
     def bounds_met(self) -> dict[str, dict[str, int]]:

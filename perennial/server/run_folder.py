@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perennial.config.experiment import Experiment
-from perennial.data.registry import Registry
+from perennial.data.schedule import Registry
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.models.saved import Inputs

@@ -10,16 +10,8 @@ import numpy as np
 from perennial.config.experiment import Experiment
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored
-from perennial.server.measures.assemble import (
-    calibration,
-    class_measures,
-    part_measures,
-    patient_intervals,
-    prediction_sets,
-    whole_measures,
-)
+from perennial.server.measures.assemble import assemble, patient_intervals, prediction_sets
 from perennial.server.measures.calibration import at_an_end
-from perennial.server.measures.headline import headline
 from perennial.server.measures.operating import operating_points
 from perennial.server.measures.record import Measures, write_measures
 from perennial.server.position import Position
@@ -80,31 +72,28 @@ def task_measures(
         known, numbered = np.unique(patients, return_inverse=True)
         if len(known) < len(patients):
             intervals = patient_intervals(central, numbered, temperature)
-    by_class = class_measures(tables, classes, intervals)
     coverage = experiment.evaluation.coverage
     # the counts of each subgroup, from the sites that reported it
     subgroup = experiment.data.subgroup if len(tables.subgroups) else None
     parts = {} if subgroup is None else dict(zip(subgroup.values, tables.subgroups, strict=True))
-    found = Measures(
+    sets = None
+    if coverage is not None:
+        sets = prediction_sets(tables, classes, coverage, _void(sites, one_classifier))
+    return assemble(
+        tables,
+        classes,
+        intervals,
+        temperature,
+        sites.tables.by_site,
+        parts,
         source="sites" if central is None else "server",
         task=task,
-        samples=tables.samples,
         held_out=sites.held_out if central is None else len(central),
-        interval="samples" if intervals is None else "patients",
-        classes=by_class,
-        confusion=tables.confusion.tolist(),
-        calibration=calibration(tables, intervals, temperature),
-        sites=part_measures(sites.tables.by_site, classes),
         subgroup_column="" if subgroup is None else subgroup.column,
-        subgroups={} if subgroup is None else part_measures(parts, classes),
-        prediction_sets=None
-        if coverage is None
-        else prediction_sets(tables, classes, coverage, _void(sites, one_classifier)),
+        prediction_sets=sets,
         operating_points=operating_points(tables, classes, experiment.evaluation.operating_points),
         notes=_notes(experiment, central, sites),
-        **whole_measures(tables, by_class, intervals),
     )
-    return found.model_copy(update={"headline": headline(found)})
 
 
 def _combined(central: Scored | None, reported: EvaluationTables | None) -> EvaluationTables | None:

@@ -30,8 +30,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation.errors import StateError
 from perennial.foundation.plain import PlainObject
 
@@ -82,9 +81,7 @@ class Progress:
     secret: str = ""
     """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
     passed: int = 0
-    """Rounds of the schedule that early stopping left out."""
-    stopping: PlainObject = field(default_factory=dict)
-    """State of the rule by which the current task is stopped."""
+    """Rounds of the schedule that were left out, because the learner trains no more."""
     bounds: PlainObject = field(default_factory=dict)
     """Medians of the latest rounds, from which bounds on the next one's updates follow."""
     cohort: int = 1

@@ -1,25 +1,120 @@
 """The sites' own counts of right answers: asked for at the end of a task, and added up with their noise."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
+import numpy as np
 from flwr.serverapp import Grid
 
 from perennial.config.evaluation import count_noise, subgroups_of
 from perennial.config.experiment import Experiment
+from perennial.config.secure_words import counts_of
 from perennial.foundation.errors import ProtocolError
-from perennial.foundation.streams import stream
-from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
+from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
+from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples
-from perennial.protocol.messages import EvaluateReply, EvaluateRequest
+from perennial.privacy.secure.server_session import NotEnough
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskRequest
+from perennial.protocol.stamp import Maskable
+from perennial.protocol.tensors import content_sha256
 from perennial.server.evaluation import ReportedCounts, pooled, reported_counts
-from perennial.server.masked_task_end import Note, opened_counts
-from perennial.server.site_tables import SiteTables, check_tables, counts_beside
+from perennial.server.measures.figure import wilson
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import answers, check_counts
 from perennial.strategies.secure.masked_sums import MaskedSums
 
+LARGEST = 2**62
+
+
+@dataclass
+class SiteTables:
+    """Tables of sites, added up. total: over the `reported` sites that sent tables; None without any.
+
+    by_site: (M, 3) samples, right answers and predictions, of each site that sent tables in the clear.
+    suppressed: number of sites that withhold some counts.
+    """
+
+    total: EvaluationTables | None = None
+    by_site: dict[str, np.ndarray] = field(default_factory=dict)
+    reported: int = 0
+    suppressed: int = 0
+
+    def add(self, site: str, reply: EvaluateReply, subgroups: int) -> None:
+        """Add one reply's tables, so that memory does not grow with the number of sites."""
+        self.suppressed += bool(reply.withheld or reply.uncalibrated)
+        if reply.tables is None:
+            return
+        tables = tables_of(reply, subgroups)
+        self.total = tables if self.total is None else self.total + tables
+        self.by_site[site] = tables.by_class()
+        self.reported += 1
+
+    @classmethod
+    def of_a_sum(cls, beside: list[int], classes: int, subgroups: int) -> "SiteTables":
+        """Read tables from the further counts of a masked sum. Raises ValueError if their number is wrong."""
+        if not beside:
+            return cls()
+        *counts, reported, suppressed = beside
+        tables = EvaluationTables.from_vector(np.array(counts, dtype=np.int64), classes, subgroups)
+        return cls(tables if reported else None, {}, reported, suppressed)
+
+
+def counts_beside(classes: int, subgroups: int) -> int:
+    """Number of further counts, beside right answers and samples, in a masked sum with tables."""
+    return len(EvaluationTables.empty(classes, subgroups).vector()) + 2
+
+
+def tables_of(reply: EvaluateReply, subgroups: int) -> EvaluationTables:
+    """Read the tables in a reply. Raises ProtocolError if they have another form or size."""
+    assert reply.tables is not None
+    counts = reply.tables.get("counts")
+    if set(reply.tables) != {"counts"} or counts is None or counts.ndim != 1 or counts.is_floating_point():
+        raise ProtocolError("EvaluateReply: tables: allowed `counts`, one list of whole numbers")
+    try:
+        return EvaluationTables.from_vector(counts.cpu().numpy(), reply.num_classes, subgroups)
+    except ValueError as error:
+        raise ProtocolError(f"EvaluateReply: {error}") from error
+
+
+def check_tables(reply: EvaluateReply, subgroups: int, *, asked: bool, validation: bool = False) -> None:
+    """Raise ProtocolError if a site's tables cannot be true, do not fit its counts, or were not asked for.
+
+    validation: whether they must hold likelihoods alone, from which the temperature is chosen.
+    """
+    if reply.tables is None:
+        return
+    if not asked or reply.num_classes > MOST_CLASSES:
+        raise ProtocolError(f"EvaluateReply: tables: not asked for; allowed up to {MOST_CLASSES} classes")
+    tables = tables_of(reply, subgroups)
+    counts = tables.vector()
+    if counts.min(initial=0) < 0 or counts.max(initial=0) > LARGEST:
+        raise ProtocolError("EvaluateReply: tables: a count is below 0 or beyond what can be")
+    fitted = {"likelihood", "validation"}
+    if validation:
+        others = [f.name for f in fields(tables) if f.name not in fitted and getattr(tables, f.name).any()]
+        if others:
+            raise ProtocolError(f"EvaluateReply: tables: {others[0]}: not asked for with validation samples")
+        return
+    if tables.likelihood.any():
+        raise ProtocolError("EvaluateReply: tables: likelihood: not asked for with test samples")
+    total, samples = np.array(reply.total), sum(reply.total)
+    fits = (
+        np.array_equal(tables.confusion.sum(axis=1), total)
+        and tables.correct == reply.correct
+        and np.array_equal(tables.positive.sum(axis=1), total)
+        and np.array_equal(tables.negative.sum(axis=1), samples - total)
+        and (tables.confidence[:, 0].sum(axis=1) == samples).all()
+        and (tables.confidence[:, 1] <= tables.confidence[:, 0]).all()
+    )
+    if not fits:
+        raise ProtocolError("EvaluateReply: tables: they do not add up to the counts beside them")
+
+
+Asked = TypeVar("Asked", bound=Maskable)
+Requests = Sequence[tuple[str, int, Asked]]
+Note = Callable[[str, str], None]
 ALL_SITES = ""
 """In place of a site's name: counts of all sites together, of which no site's part is known."""
 _Z = 1.96
@@ -64,18 +159,11 @@ class SiteCounts:
             return None
         share = sum(correct) / samples
         if not self.std:
-            return wilson(share, samples)
+            ends = wilson(sum(correct), samples)
+            return None if ends.low is None or ends.high is None else (ends.low, ends.high)
         noise = cells * self.std**2 * ((1 - share) ** 2 + share**2) / samples**2
         half = _Z * math.sqrt(max(share * (1 - share), 0.0) / samples + noise)
         return max(0.0, share - half), min(1.0, share + half)
-
-
-def wilson(share: float, samples: int) -> tuple[float, float]:
-    """95 % interval of a probability. Wilson 1927."""
-    scale = 1 + _Z**2 / samples
-    middle = share + _Z**2 / (2 * samples)
-    half = _Z * math.sqrt(share * (1 - share) / samples + _Z**2 / (4 * samples**2))
-    return (middle - half) / scale, (middle + half) / scale
 
 
 def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCounts:
@@ -84,6 +172,35 @@ def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCou
     return [
         min(max(0, right), reported or 0) for right, reported in zip(correct, samples, strict=True)
     ], samples
+
+
+def opened_counts(
+    sums: MaskedSums,
+    grid: Grid,
+    requests: Requests[EvaluateRequest],
+    deadline: float,
+    note: Note,
+    *,
+    noised: bool,
+    beside: int = 0,
+) -> tuple[list[int], list[int], list[int]] | None:
+    """Open the sums of all sites' counts: (right answers, samples of each class, other counts).
+
+    Returns None, with a note, when no sum was opened. noised: whether sites add noise, so that any count can
+    be negative. beside: how many other counts there are.
+    """
+    try:
+        statistic = requests[0][2].statistic
+        opened = sums.collect(grid, statistic, model_asked_about(requests), requests, deadline, note)
+        return counts_of(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
+    except (NotEnough, ValueError) as missing:
+        note("evaluation", str(missing))
+        return None
+
+
+def model_asked_about(requests: Sequence[tuple[str, int, EvaluateRequest | FinishTaskRequest]]) -> str:
+    """The model that the sites are asked about."""
+    return content_sha256(requests[0][2].arrays) if requests else ""
 
 
 def ask_for_counts(
@@ -131,9 +248,9 @@ def ask_for_counts(
         tables.by_site = {site: tables.by_site[site] for site in reported if site in tables.by_site}
     if noise is None or not reported:
         return SiteCounts(reported, tables=tables)
-    classes, number = requests[0][2].num_classes, requests[0][2].round
+    classes = requests[0][2].num_classes
     if of_server:
-        return SiteCounts({ALL_SITES: _noised(reported, classes, noise, experiment, number)}, noise.std)
+        return SiteCounts({ALL_SITES: _noised(reported, classes, noise)}, noise.std)
     if ALL_SITES not in reported:
         return SiteCounts(reported, noise.std)
     # every site added a part of the noise where it is shared, and the whole of it in the other modes
@@ -146,13 +263,9 @@ def _noised(
     reported: Mapping[str, ReportedCounts],
     classes: int,
     noise: CountNoise,
-    experiment: Experiment,
-    number: int,
 ) -> ReportedCounts:
     """The sum of shrunk counts with the server's noise; what no site reported stays unknown."""
     correct, total = pooled(reported.values(), classes)
-    secure = experiment.privacy.noise_source == "secure"
-    source = SecureWords() if secure else SeededWords(stream(experiment.seed, "counts-noise-server", number))
     cells = cells_of(correct, [samples or 0 for samples in total]) * STEPS
-    right, samples = in_samples(cells + noise.draw(len(cells), source))
+    right, samples = in_samples(cells + noise.draw(len(cells), Noise()))
     return right, [None if known is None else n for known, n in zip(total, samples, strict=True)]

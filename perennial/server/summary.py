@@ -26,7 +26,7 @@ from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
 from perennial.server.measures.record import Measures, read_measures
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
-from perennial.server.privacy_claim import open_channels
+from perennial.server.preflight import open_channels
 from perennial.server.run_measures import confidence_facts
 from perennial.server.stopped import what_to_try
 
@@ -230,7 +230,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
 def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
     """The largest of all sites; None where it is not asked for, or where one has none."""
     progress = curriculum.position.progress
-    if curriculum.position.experiment.privacy.bayesian_estimate is None:
+    if not curriculum.position.experiment.privacy.bayesian:
         return None
     if curriculum.rounds.central is not None:
         # a repeated round released more than the Bayesian accountant saw

@@ -7,6 +7,7 @@ from operator import add
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -14,17 +15,17 @@ from perennial.config import charges
 from perennial.config.analytic import DEFAULT_SHRINKAGE
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
+from perennial.config.secure_words import class_sums_of
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.analytic.solve import Sums, gaussian
 from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.learning.evaluation_tables import MOST_CLASSES
+from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
 from perennial.protocol.tensors import Tensors, content_sha256
-from perennial.server.class_means import check_class_sums, global_means
-from perennial.server.masked_task_end import opened_class_means
 from perennial.server.measures.calibration import chosen_temperature
 from perennial.server.releases import Releases
-from perennial.server.site_counts import SiteCounts, ask_for_counts
+from perennial.server.site_counts import Note, Requests, SiteCounts, ask_for_counts, model_asked_about
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
 from perennial.strategies.secure.masked_sums import MaskedSums
@@ -83,7 +84,7 @@ class TaskEnd:
             return [], None
         if learner.means == "global" and privacy.enabled:
             # the class sums that the sites are about to be asked for are a release of their own
-            charge = [charges.class_means(self._experiment, self._run)]
+            charge = [charges.class_means(self._experiment, self._run).entry]
             same = "" if self._sums is not None else f"class_means {sha256}"
             self._releases.asked(self._round, self._sites, charge, same=same)
         requests = self._requests(FinishTaskRequest)
@@ -111,21 +112,20 @@ class TaskEnd:
             self._note("classifier", f"the model answers with its own head: {missing}")
             return list(replies), None
 
-    def counts(self, num_classes: int, means: Tensor | None, *, validation: bool = False) -> SiteCounts:
+    def counts(self, num_classes: int, means: Tensor | None) -> SiteCounts:
         """Ask for counts on the sites' held-out samples, if the experiment wants them.
 
         num_classes: M, of the tasks so far. means: as finish() gives them.
-        validation: whether a round's model is judged by validation samples; else the task's by test samples.
         """
         experiment = self._experiment
         if not experiment.evaluation.federated:
             return SiteCounts({})
-        tables = asks_for_tables(experiment) and num_classes <= MOST_CLASSES and not validation
+        tables = asks_for_tables(experiment) and num_classes <= MOST_CLASSES
         fitted = self._asked(means, tables=True, validation=True) if tables and fits(experiment) else None
         temperature = None
         if fitted is not None and fitted.tables.total is not None:
             temperature = chosen_temperature(fitted.tables.total)
-        found = self._asked(means, tables=tables, validation=validation, temperature=temperature)
+        found = self._asked(means, tables=tables, temperature=temperature)
         if fitted is not None and fitted.tables.total is not None and found.tables.total is not None:
             samples = fitted.tables.total.validation
             found.tables.total = replace(found.tables.total, validation=samples)
@@ -141,7 +141,7 @@ class TaskEnd:
         )
         if experiment.evaluation.noise_multiplier is not None and requests:
             same = "" if self._sums is not None else _question(requests[0][2])
-            charge = [charges.evaluation(experiment, self._run)]
+            charge = [charges.evaluation(experiment, self._run).entry]
             self._releases.asked(self._round, self._sites, charge, same=same)
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
 
@@ -177,3 +177,65 @@ def _sums(reply: FinishTaskReply, width: int) -> Statistics:
     if reply.statistics is None:
         raise ProtocolError("FinishTaskReply: statistics: found nothing, expected sums of features")
     return read_statistics(reply.statistics, SumsForm(width + 1), range(reply.num_classes))
+
+
+def check_class_sums(reply: FinishTaskReply, num_classes: int, width: int, private: bool) -> None:
+    """Raise ProtocolError naming the field if a site's sums cannot be sums of so many unit features.
+
+    private: noise hides how long the sums are, so only shapes are checked.
+    """
+    found = reply.class_sums or {}
+    shapes = {"sums": (num_classes, width), "counts": (num_classes,)}
+    for name, shape in shapes.items():
+        if name not in found or tuple(found[name].shape) != shape or not found[name].is_floating_point():
+            what = tuple(found[name].shape) if name in found else "nothing"
+            raise ProtocolError(f"FinishTaskReply: class_sums.{name}: found {what}, expected floats {shape}")
+    if len(found) != len(shapes):
+        raise ProtocolError(f"FinishTaskReply: class_sums: found {sorted(found)}, allowed sums, counts")
+    counts = found["counts"]
+    if bool((counts < 0).any()) or bool((counts != counts.round()).any()):
+        raise ProtocolError("FinishTaskReply: class_sums.counts: allowed whole numbers from 0")
+    if not private and bool((found["sums"].norm(dim=1) > counts * (1 + 1e-4)).any()):
+        raise ProtocolError("FinishTaskReply: class_sums.sums: longer than so many unit features can be")
+
+
+def global_means(replies: Mapping[str, FinishTaskReply]) -> Tensor | None:
+    """(M, d) class means of unit length, a row of zeros if no site has exemplars; None without replies."""
+    parts: list[Tensors] = [sums for _, reply in sorted(replies.items()) if (sums := reply.class_sums)]
+    if not parts:
+        return None
+    sums = torch.stack([part["sums"].double() for part in parts]).sum(dim=0)
+    counts = torch.stack([part["counts"] for part in parts]).sum(dim=0)
+    return unit_means(sums, counts)
+
+
+def unit_means(sums: Tensor, counts: Tensor) -> Tensor:
+    """(M, d) means of unit length, float32; a class without samples has a row of zeros.
+
+    sums: (M, d), of features.
+    counts: (M,), of samples.
+    """
+    return F.normalize(sums.masked_fill(counts[:, None] == 0, 0.0), dim=1).float()
+
+
+def opened_class_means(
+    sums: MaskedSums,
+    grid: Grid,
+    requests: Requests[FinishTaskRequest],
+    sha256: str,
+    width: int,
+    deadline: float,
+    note: Note,
+) -> tuple[list[str], Tensor | None]:
+    """Open the sums of class features: (sites that keep the model of this hash, (M, d) global class means).
+
+    Returns ([], None), with a note, when no sum was opened. width: d.
+    """
+    try:
+        opened = sums.collect(grid, "class_sums", model_asked_about(requests), requests, deadline, note)
+        sums_and_counts = class_sums_of(opened.words, requests[0][2].num_classes, width)
+    except (NotEnough, ValueError) as missing:
+        note("class sums", str(missing))
+        return [], None
+    holders = list(opened.survivors) if opened.models in ((sha256,), ()) else []
+    return holders, unit_means(*sums_and_counts)

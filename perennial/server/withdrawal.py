@@ -18,8 +18,7 @@ from perennial.learning.analytic.files import read_by_task
 from perennial.learning.analytic.statistics import Statistics
 from perennial.models.saved import GLOBAL_MODEL
 from perennial.privacy.signed_sums import Statement
-from perennial.server.opened_run import OpenedRun
-from perennial.server.own_heads import forget_own_heads, has_own_heads, write_own_heads
+from perennial.server.opened_run import OpenedRun, forget_own_heads, has_own_heads, write_own_heads
 from perennial.server.run_folder import CHECKPOINT
 from perennial.server.run_record import read_run
 from perennial.server.verification import write_statements

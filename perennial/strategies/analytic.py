@@ -346,7 +346,7 @@ class Analytic(IncrementalStrategy):
     def _record(self, asking: StatisticsRound, sites: list[str], task: int) -> None:
         """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
         stamp = asking.request.stamp
-        entry = charges.sums(self.run.experiment, stamp.run, task)
+        entry = charges.sums(self.run.experiment, stamp.run, task).entry
         if self.run.releases is not None:
             self.run.releases.asked(stamp.round, sites, [entry], once=f"statistics {task}")
 

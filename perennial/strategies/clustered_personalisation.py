@@ -212,7 +212,7 @@ class ClusteredPersonalisation(Wrapper):
         experiment, releases = self.run.experiment, self.run.releases
         noise = count_noise(experiment)
         if noise is not None and releases is not None:
-            charge = [charges.evaluation(experiment, request.stamp.run)]
+            charge = [charges.evaluation(experiment, request.stamp.run).entry]
             releases.asked(request.stamp.round, request.sites, charge)
         accuracies = complete_personal_models(
             grid,

@@ -195,7 +195,7 @@ class StandIns(Counted):
     def add(self, reply: Admitted) -> None:
         if reply.site in self._stood_in:
             raise Rejected("the site's digests stand in for it in this round already")
-        if reply.metrics.get("digests") == "withdrawn":
+        if not reply.lends_digests:
             self._lending.withdraw(reply.site, self.ctx.outcome.warnings)
         super().add(reply)
 

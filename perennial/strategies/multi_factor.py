@@ -39,8 +39,9 @@ Values = dict[str, float | None]
 class MultiFactor(IncrementalStrategy):
     """theta + sum_k w_k update_k, w_k of strategies/sums/factors.py.
 
-    alpha, beta, gamma, delta: of size, recency, quality and inverse loss; only their proportions count, and
-    alpha alone is FedAvg. Accuracy and inverse loss favour sites with few classes, so keep them small.
+    alpha, beta, gamma, delta: of size, recency, quality and inverse loss; only their proportions count. By
+    default size counts alone, which is FedAvg with a cap: the others gained nothing. Accuracy and inverse
+    loss favour sites with few classes, so keep them small.
     kappa: recency is exp(-kappa * rounds late). staleness: rounds by which a reply may be late and still
     count. timeliness: "coverage" weighs the share of seen classes that a site holds in the place of recency.
     quality: accuracy on samples held out from training, or "train" as the paper's abstract has it.
@@ -55,10 +56,10 @@ class MultiFactor(IncrementalStrategy):
 
     def __init__(
         self,
-        alpha: float = 0.7,
-        beta: float = 0.1,
-        gamma: float = 0.1,
-        delta: float = 0.1,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        gamma: float = 0.0,
+        delta: float = 0.0,
         kappa: float = 0.5,
         timeliness: Literal["recency", "coverage"] = "recency",
         quality: Literal["held_out", "train"] = "held_out",

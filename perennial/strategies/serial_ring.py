@@ -265,7 +265,7 @@ class SerialRing(IncrementalStrategy):
         if self.relabel == "permute":
             after = self._relabelled(after, request.stamp.round, sweep, position)
         log.arrays = after
-        received = byte_count(reply.update) + byte_count(reply.method)
+        received = byte_count(reply.update)
         return Hop.of(reply, sweep, received, sent, facts)
 
     def _features(self, arrays: Arrays) -> FeatureNoise | None:

@@ -24,7 +24,7 @@ from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import DigestRequest
 from perennial.server.app import serve
-from perennial.server.privacy_claim import check_privacy
+from perennial.server.preflight import check_privacy
 from perennial.strategies.fedavg import FedAvg
 
 EXPERIMENT: dict[str, Any] = {

@@ -13,10 +13,12 @@ import yaml
 
 from perennial.client import kept_reply, release
 from perennial.client.split_key import keep_split_key
+from perennial.config import charges
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
 from perennial.privacy.ledger import Ledger
+from perennial.privacy.released import Released
 from perennial.server.checkpoint import CHECKPOINT, load_checkpoint
 from perennial.server.releases import Releases
 from perennial.strategies.round.gate import Gate
@@ -28,7 +30,7 @@ EXPERIMENT: dict[str, Any] = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "mlp", "hidden": [8]},
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}, "classification": "ce"},
-    "privacy": {"mode": "client_local", "clip_norm": 0.5, "noise_multiplier": 4.0, "noise_source": "secure"},
+    "privacy": {"mode": "client_local", "clip_norm": 0.5, "noise_multiplier": 4.0},
     "evaluation": {"federated": True, "noise_multiplier": 20.0, "clip_counts": 5.0},
 }
 
@@ -154,7 +156,7 @@ def test_a_question_that_comes_while_it_is_answered_waits_and_costs_nothing(
         # the two meet here unless one waits for the other
         with suppress(threading.BrokenBarrierError):
             both_inside.wait(0.3)
-        release.charge(site, request.run, of_update=True)
+        release.pay(site.identity, Released(0, charges.update(site.experiment, request.run)))
         return reply
 
     with ThreadPoolExecutor(2) as both:

@@ -156,8 +156,8 @@ def clear_sums(place: Hospital, task: int) -> dict[str, torch.Tensor]:
     """The sums of a task that this site would release, without their noise."""
     site = place.site
     classes = site.process.registry.schedule.classes_of(task)
-    entry = charges.sums(site.experiment, "0" * 16, task)
-    chosen = choose(site, entry, site.data.task_indices("train", classes.start, classes.stop))
+    mechanism = charges.sums(site.experiment, "0" * 16, task)
+    chosen = choose(site, mechanism, site.data.task_indices("train", classes.start, classes.stop))
     sums = collected(site, site.models.fixed_features(), classes, chosen.rows)
     return {"gram": sums.gram, "sums": sums.sums, "counts": sums.counts}
 
@@ -204,7 +204,7 @@ def test_an_export_made_anew_gives_no_budget_back(tmp_path: Path, name: str) -> 
     own = {"source": "csv", "path": str(tmp_path / name)}
     wider = Hospital(tmp_path, policy, own, **EXPERIMENT)
     spent_limit = Limit(one_release(), 1e-5, "sample")
-    payments = book_of(wider.site).payments(wider.site.identity.ledger)
+    payments = book_of(wider.site.identity.state_dir).payments(wider.site.identity.ledger)
     entry = charges.sums(wider.site.experiment, "1" * 16, 1)
     lines, _ = _identified(wider.site, torch.arange(len(again) + len(fresh)))
     paid = ~payments.affordable(lines, spent_limit, entry)
@@ -232,7 +232,7 @@ def test_nothing_of_the_records_is_in_what_leaves_or_in_the_log(
     reply = ask(place, 1)
     key = (tmp_path / "state" / "records" / "key").read_bytes()
     line = json.loads((tmp_path / "state" / "ledger.jsonl").read_text().splitlines()[-1])
-    name, ids = line["records"], book_of(place.site).every_line()
+    name, ids = line["records"], book_of(place.site.identity.state_dir).every_line()
     told = repr(reply.to_record()).encode() + caplog.text.encode()
     for secret in (key, key.hex().encode(), name.encode(), *(i.hex().encode() for i in ids.tolist())):
         assert secret not in told

@@ -2,10 +2,8 @@
 leave."""
 
 import json
-import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,12 @@ import pytest
 import yaml
 
 from perennial.cli.check import check_command
-from perennial.client.class_means import release_class_sums
+from perennial.client.class_means import released_class_sums
 from perennial.client.digests import answer_digest
 from perennial.client.handlers import answer_evaluate, answer_train
 from perennial.client.identity import Identity
 from perennial.client.own_model import answer_personal_model
-from perennial.client.release import check_reply
+from perennial.client.release import leave
 from perennial.client.site import Site, open_site
 from perennial.client.sparsity import answer_sparsity
 from perennial.config.experiment import Experiment
@@ -33,6 +31,7 @@ from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.protocol.messages import (
     DigestRequest,
     EvaluateRequest,
+    FinishTaskReply,
     FinishTaskRequest,
     PersonalModelRequest,
     SparsityRequest,
@@ -123,7 +122,8 @@ def noised_sparsity(site: Site) -> Any:
 def class_sums(site: Site) -> Any:
     request = FinishTaskRequest(**stamp(site), arrays=arrays(site))
     model, _ = site.models.load(request.num_classes, request.arrays, None)
-    return release_class_sums(site, request, model, site.data.train[:4])
+    sums = released_class_sums(site, request, model, site.data.train[:4])
+    return leave(site.identity, request, FinishTaskReply, class_sums=sums)
 
 
 def entries(site: Site) -> tuple[Entry, ...]:
@@ -150,72 +150,11 @@ def test_the_protection_demanded_is_answered_and_charged(tmp_path: Path, kind: s
     assert (entry.mechanism, entry.protected) == ("gaussian", True)
 
 
-@pytest.mark.parametrize("policy", [demanding("client_local"), {"max_epsilon": 8.0}])
-def test_noise_that_the_server_can_subtract_is_refused(tmp_path: Path, policy: dict[str, Any]) -> None:
-    seeded = {"noise_source": "seeded"}
-    local = {"privacy": LOCAL | seeded}
-    refused(train, hospital(tmp_path / "update", policy, **local), PolicyRefusal, "'seeded'")
-    means = EXPERIMENT["learner"] | {
-        "memory": {"per_class": 4},
-        "classifier": "nearest_mean",
-        "means": "global",
-    }
+def test_measurements_are_not_told_under_a_protection(tmp_path: Path) -> None:
+    site = hospital(tmp_path, {}, privacy=SAMPLE)
     refused(
-        class_sums, hospital(tmp_path / "means", policy, **local, learner=means), PolicyRefusal, "'seeded'"
+        lambda s: train(s, settings=json.dumps({"tell": [LABEL_COUNTS]})), site, PrivacyError, LABEL_COUNTS
     )
-
-
-@pytest.mark.parametrize("policy", [demanding("sample"), {"max_epsilon": 8.0}])
-def test_seeded_noise_on_digests_and_vectors_is_refused(tmp_path: Path, policy: dict[str, Any]) -> None:
-    seeded = {"noise_source": "seeded"}
-    lends = hospital(tmp_path / "digest", policy, **READS_DIGESTS, digests=DIGESTS | HIDDEN_LABELS | seeded)
-    refused(digest, lends, PolicyRefusal, "'seeded'")
-    measures = hospital(tmp_path / "vector", policy, privacy=SAMPLE | seeded)
-    refused(noised_sparsity, measures, PolicyRefusal, "'seeded'")
-
-
-def test_without_demands_seeded_noise_is_charged_as_no_protection(tmp_path: Path) -> None:
-    seeded = {"noise_source": "seeded"}
-    update = hospital(tmp_path / "update", {}, privacy=LOCAL | seeded)
-    train(update)
-    noised = hospital(tmp_path / "digest", {}, **READS_DIGESTS, digests=DIGESTS | HIDDEN_LABELS | seeded)
-    digest(noised)
-    vector = hospital(tmp_path / "vector", {}, privacy=SAMPLE | seeded)
-    noised_sparsity(vector)
-    for site in (update, noised, vector):
-        assert {entry.protected for entry in entries(site)} == {False}
-        assert Ledger(site.identity.state_dir).cost(1e-5).epsilon == math.inf
-
-
-@pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
-def test_metrics_in_the_clear_are_refused_where_a_protection_is_demanded(tmp_path: Path, kind: str) -> None:
-    open_to_metrics = {"privacy": OF_MODE[kind] | {"allow_unaccounted_metrics": True}}
-    site = hospital(tmp_path, demanding(kind, 60.0), **open_to_metrics)
-    for answer in (train, evaluate):
-        refused(answer, site, PolicyRefusal, f"demands '{kind}'")
-
-
-def test_metrics_in_the_clear_are_charged_and_fit_no_budget(tmp_path: Path) -> None:
-    allowed = {"privacy": SAMPLE | {"allow_unaccounted_metrics": True}}
-    site = hospital(tmp_path / "free", {}, **allowed)
-    reply = train(site, settings=json.dumps({"tell": [LABEL_COUNTS]}))
-    labels = site.data.y[site.data.task_indices("train", 0, 5)]
-    assert json.loads(reply.metrics) == {LABEL_COUNTS: labels.bincount(minlength=5).tolist()}
-    beside, update = entries(site)
-    assert (beside.kind, beside.protected) == ("metrics", False)
-    assert (update.kind, update.protected) == ("update", True)
-    assert Ledger(site.identity.state_dir).cost(1e-5).epsilon == math.inf
-    with pytest.raises(PrivacyError, match="metrics"):
-        train(hospital(tmp_path / "limited", {"max_epsilon": 1e6}, **allowed))
-
-
-@pytest.mark.parametrize("told", [{}, {"allow_unaccounted_metrics": True}])
-def test_tensors_beside_a_protected_update_never_leave(tmp_path: Path, told: dict[str, Any]) -> None:
-    site = hospital(tmp_path, {}, privacy=SAMPLE | told)
-    reply = train(site)
-    assert check_reply(site, reply) is reply
-    with pytest.raises(PrivacyError, match="would carry control"):
-        check_reply(site, replace(reply, method=Tensors({"control": next(iter(reply.update.values()))})))
 
 
 LEARNER = EXPERIMENT["learner"]

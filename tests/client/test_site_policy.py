@@ -13,8 +13,9 @@ import yaml
 from perennial.client.floor import check_floor
 from perennial.client.identity import Identity
 from perennial.client.policy import check_evaluation, check_update
-from perennial.client.release import charge, release_update
+from perennial.client.release import leave, pay
 from perennial.client.site import Site
+from perennial.client.training_turn import protected
 from perennial.config import charges
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import SitePolicy, load_site_config
@@ -23,7 +24,8 @@ from perennial.learning.training import TrainingResult
 from perennial.privacy import ledger as ledger_module
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.ledger import Ledger
-from perennial.protocol.messages import TrainRequest
+from perennial.privacy.released import Public, Released
+from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from tests.privacy.budgets import budget_for
 
@@ -57,7 +59,17 @@ def release(place: Site, number: int = 1, clip_norm: float | None = None, length
     update = torch.zeros(10)
     update[0] = length
     result = TrainingResult(update, loss=1.0, steps=7)
-    return release_update(place, request, result, samples=123), update
+    mechanism = charges.update(place.experiment, request.run)
+    within = protected(place, request, mechanism, result)
+    leave(
+        place.identity, request, TrainReply, update=Released(Tensors({}), mechanism), num_examples=Public(1)
+    )
+    return within, update
+
+
+def charge(place: Site, run: str, *, of_update: bool) -> None:
+    cost = charges.update if of_update else charges.evaluation
+    pay(place.identity, Released(0, cost(place.experiment, run)))
 
 
 def test_the_protection_that_must_be_on(tmp_path: Path) -> None:
@@ -97,10 +109,9 @@ def test_counts_of_an_evaluation_do_not_leave_beside_protected_updates(tmp_path:
     check_evaluation(SitePolicy(), experiment(tmp_path, {"mode": "none"}))
 
 
-def test_a_protected_reply_tells_neither_samples_nor_steps_nor_loss(tmp_path: Path) -> None:
-    told, update = release(site(tmp_path, LOCAL, SitePolicy()))
-    assert (told.num_examples, told.train_loss, told.steps, told.within_clip_norm) == (1, None, 0, None)
-    assert torch.count_nonzero(update) == 10
+def test_a_protected_update_is_noised_in_every_value(tmp_path: Path) -> None:
+    within, update = release(site(tmp_path, LOCAL, SitePolicy()))
+    assert within is None and torch.count_nonzero(update) == 10
 
 
 def test_a_message_cannot_set_the_clip_norm_of_its_own_accord(tmp_path: Path) -> None:
@@ -111,7 +122,7 @@ def test_a_message_cannot_set_the_clip_norm_of_its_own_accord(tmp_path: Path) ->
 
 
 def test_the_lifetime_budget_holds_over_runs(tmp_path: Path) -> None:
-    one = charges.update(experiment(tmp_path, LOCAL), "first run")
+    one = charges.update(experiment(tmp_path, LOCAL), "first run").entry
     two = budget_for([one, one], 1e-5).epsilon
     place = site(tmp_path, LOCAL, SitePolicy(max_epsilon=two + 0.01))
     charge(place, "first run", of_update=True)

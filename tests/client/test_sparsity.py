@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perennial.client.sparsity import noise_std
+from perennial.config import charges
+from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
 from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
-from perennial.privacy.calibration import gaussian_multiplier
+from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
 from perennial.protocol.messages import SparsityReply
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.clusters.site_vectors import check_vector
@@ -21,6 +22,12 @@ STAMP = {
     "task": 1,
     "round": 2,
     "num_classes": 2,
+}
+EXPERIMENT = {
+    "name": "vectors",
+    "data": {"source": "digits"},
+    "model": {"name": "mlp"},
+    "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
 }
 RELU = nn.Sequential(nn.ReLU())
 
@@ -91,6 +98,11 @@ def test_vectors_that_cannot_be_true_are_refused() -> None:
             check_vector(reply(torch.zeros(2), other), plan, fingerprint)
     with pytest.raises(ProtocolError, match="NaN"):
         SparsityReply.from_record(reply(torch.tensor([0.5, math.nan])).to_record())
+
+
+def noise_std(length: int, samples: int, epsilon: float, delta: float) -> float:
+    mechanism = charges.sparsity(Experiment.model_validate(EXPERIMENT), "r", epsilon, delta)
+    return mechanism.within(sparsity_l2_sensitivity(length, samples)).std
 
 
 def test_the_noise_hides_one_sample() -> None:

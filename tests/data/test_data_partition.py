@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.apportion import apportion
-from perennial.data.partition import Partition, group_holders, group_of_site, partition
-from perennial.data.partition_config import PartitionConfig
+from perennial.data.partition import Partition, apportion, group_holders, group_of_site, partition
+from perennial.data.tasks_config import PartitionConfig
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.registry import build_registry
-from perennial.data.schedule import TaskSchedule, build_schedule, class_order
+from perennial.data.schedule import TaskSchedule, build_registry, build_schedule, class_order
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError
 

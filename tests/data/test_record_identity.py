@@ -8,7 +8,7 @@ import pytest
 
 from perennial.data.config import DataConfig
 from perennial.data.deployed import load_site, site_config
-from perennial.data.record_identity import identities
+from perennial.data.splits import identities
 from perennial.foundation.errors import StateError
 from perennial.foundation.record_key import BOOK, record_key
 

@@ -14,10 +14,9 @@ import yaml
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.live.guard import allowed_hosts
 from perennial.live.hospital import HospitalPages
-from perennial.server.fault_kinds import KINDS
-from perennial.server.faults import Fault
+from perennial.live.web import allowed_hosts
+from perennial.server.faults import KINDS, Fault
 from tests.live_pages import ask, operator_pages, room_for, served, until
 from tests.loopback import ENTERED, QuickDeployment
 

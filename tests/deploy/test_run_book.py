@@ -110,7 +110,10 @@ def test_a_list_of_0_2_0_is_read(operator: OperatorFolder) -> None:
         book.recorded(NAME)
 
 
-def test_the_status_is_told_without_pytorch_and_the_shortest_commands_without_flower() -> None:
-    for module, absent in (("perennial.cli.deployment_status", "torch"), ("perennial.cli.steering", "flwr")):
-        command = [sys.executable, "-c", f"import sys, {module}; sys.exit({absent!r} in sys.modules)"]
-        assert subprocess.run(command, check=False).returncode == 0, (module, absent)
+def test_the_status_is_told_without_pytorch() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, perennial.cli.deployment_status; sys.exit('torch' in sys.modules)",
+    ]
+    assert subprocess.run(command, check=False).returncode == 0

@@ -6,17 +6,15 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from perennial.cli.main import app, refuse_former
+from perennial.cli.main import refuse_former
 from perennial.deploy import operations
 from perennial.deploy.application import Application
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
 from perennial.deploy.operations import Done, pause, resume, stop, submit
 from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.heartbeat import beating
-from perennial.server.control import ALIVE, read_request, write_request
+from perennial.server.control import read_request, write_request
 from perennial.server.withdrawal import withdraw
 from tests.strategies.test_analytic_runs import own_cache, run
 
@@ -153,28 +151,9 @@ def test_a_finished_run_that_a_site_left_is_resumed_once(
     assert "trial: running (Flower's run 2)" in resume(operator, NAME, "cpu").said
 
 
-def test_a_run_on_this_machine_is_paused_resumed_and_stopped_by_the_same_words(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-
-    def said(verb: str) -> str:
-        return CliRunner().invoke(app, [verb, str(run)], catch_exceptions=False).stdout
-
-    with pytest.raises(StateError, match="no such run"):
-        said("pause")
-    run.mkdir()
-    for verb in ("pause", "resume", "stop"):
-        assert "does not run; `perennial run --resume" in said(verb) and read_request(run) is None
-    with beating(run / ALIVE):
-        assert "pauses after" in said("pause") and "paused; `perennial resume" in said("pause")
-        assert "goes on" in said("resume") and "runs; nothing was changed" in said("resume")
-        assert "stops; " in said("stop") and "stops already" in said("stop") and read_request(run) == "stop"
-    (run / "summary.json").write_text("{}")
-    assert "finished; nothing was changed" in said("stop")
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("unpause x", "resume"), ("site go-on", "site resume"), ("forget runs/x", "withdraw RUN")],
+    [("unpause x", "deploy resume"), ("site go-on", "site resume"), ("forget runs/x", "withdraw RUN")],
 )
 def test_old_words_are_errors_that_name_the_new_ones(old: str, new: str) -> None:
     with pytest.raises(ConfigError, match=f"the command is now `perennial {new}"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.client.exposure import in_words
+from perennial.client.policy import leaving_in_words
 from perennial.config.site import SitePolicy
 from perennial.deploy.bundle import template_policy
 
@@ -28,4 +28,4 @@ def test_the_page_shows_the_template_masked_sums_and_no_protection() -> None:
 @pytest.mark.parametrize(("block", "said"), BLOCKS)
 def test_what_the_page_shows_is_what_site_check_says(block: str, said: str) -> None:
     policy = SitePolicy.model_validate(yaml.safe_load(block)["policy"])
-    assert said.splitlines() == [*in_words(policy)]
+    assert said.splitlines() == [*leaving_in_words(policy)]

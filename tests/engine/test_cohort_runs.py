@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
 }
 TWO_TASKS = {"tasks": {"count": 2, "rounds": 1}}
 REMEMBERING = {"distillation": {"weight": 1.0}, "memory": {"per_class": 3}}
-SECURE_NOISE = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 0.5, "noise_source": "seeded"}
+SECURE_NOISE = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 0.5}
 
 
 def merged(*changes: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def models(folder: Path, name: str) -> torch.Tensor:
     "changes",
     [
         {"strategy": "fedavg"},
-        {"strategy": {"name": "multi_factor"}},
+        {"strategy": {"name": "multi_factor", "alpha": 0.7, "beta": 0.1, "gamma": 0.1, "delta": 0.1}},
         {"strategy": {"name": "scaffold"}, "learner": {"preset": "none", "optimizer": {"lr": 0.05}}},
         {"strategy": {"name": "feddyn", "alpha": 0.1}},
         {"strategy": {"name": "fedper", "personal": ["head"]}},

@@ -19,7 +19,7 @@ from perennial.models.incremental import IncrementalModel
 from perennial.privacy.accountants import make_accountant
 from perennial.protocol.messages import FinishTaskReply
 from perennial.protocol.tensors import Tensors
-from perennial.server.class_means import check_class_sums, global_means
+from perennial.server.task_end import check_class_sums, global_means
 
 EXPERIMENT: dict[str, Any] = {
     "name": "means",
@@ -35,7 +35,7 @@ EXPERIMENT: dict[str, Any] = {
         "means": "global",
     },
 }
-LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0, "noise_source": "seeded"}
+LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
 
 
 def run(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SeededNoise
+from tests.seeded_noise import SeededNoise
 
 DUAL = ModelConfig.model_validate({"name": "dual_backbone", "backbone": "small_cnn"})
 SMALL: dict[str, Any] = {
@@ -108,7 +108,6 @@ def test_private_steps_clip_it_with_the_rest_of_a_samples_loss() -> None:
             "clip_norm": 1.0,
             "noise_multiplier": 0.01,
             "sample_rate": 0.5,
-            "noise_source": "seeded",
         }
     )
     updates = []

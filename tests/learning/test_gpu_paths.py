@@ -27,8 +27,8 @@ from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SeededNoise
 from perennial.privacy.sample_level import PrivateGradient
+from tests.seeded_noise import SeededNoise
 
 aten = torch.ops.aten
 LOOKS = {

@@ -15,9 +15,9 @@ from perennial.learning.analytic.statistics import (
     weighted,
 )
 from perennial.models.feature_maps.ball import CONSTANT_STEPS, RADIUS_SQUARED, on_grid
-from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.noised_sums import SumsNoise, add_noise_to_sums
 from perennial.strategies.statistics.checks import MOST_NOISED, check_exact, check_noised, check_range
+from tests.seeded_noise import SeededNoise
 
 FEATURES, CLASSES = 40, 3
 
@@ -39,7 +39,7 @@ def altered(found: Statistics, **tensors: torch.Tensor) -> Statistics:
 def noised(found: Statistics, multiplier: float, seed: int = 1) -> Statistics:
     """The release of these sums: without the constant, half the weight on products."""
     gram = packed(unpacked(found.gram, found.width)[:-1, :-1])
-    source = SeededWords(stream(seed, "test"))
+    source = SeededNoise(stream(seed, "test"))
     tensors = add_noise_to_sums(
         gram, found.sums[:, :-1], found.counts, multiplier, source, radius_squared=RADIUS_SQUARED
     )

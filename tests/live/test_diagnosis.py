@@ -20,16 +20,13 @@ from perennial.cli.main import app
 from perennial.config.site import SitePolicy
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.run_book import FlowerRun
-from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
 from perennial.live.diagnosis import of_run
-from perennial.live.metrics import run_metrics
 from perennial.live.operator import OperatorPages
 from perennial.live.run_state import RunState
 from perennial.server.control import ALIVE, pages_beat
-from perennial.server.fault_kinds import KINDS
-from perennial.server.faults import FORGETTING, of_answer
+from perennial.server.faults import FORGETTING, KINDS, of_answer
 from tests.deploy.test_superlink_status import said
 from tests.live.test_live_state import EXPERIMENT
 from tests.live_pages import GoingOn, room_for
@@ -37,7 +34,6 @@ from tests.run_folders import HOSTILE
 
 CALM = "Nothing needs attention."
 PLACE = r"\{(site|run|key|resume)\}"
-YEAR = 365 * 86_400.0
 
 
 class World:
@@ -47,7 +43,6 @@ class World:
         self.operator, self.runs = operator, operator.state / "runs"
         self.stack = stack
         self.free = 1e12
-        self.budget: float | None = None
         self.alive, self.flower = True, "running"
         self.federation()
         self.run = GoingOn(self.runs)
@@ -129,15 +124,6 @@ def waits_long(world: World) -> None:
     world.run.now.write("asked", kind="train", sites=["linz"], time=time.time() - 1000)
 
 
-def spent(world: World) -> None:
-    release = {"run": "a" * 32, "experiment": "b" * 64, "recipient": "server", "kind": "update"}
-    release |= {"unit": "sample", "relation": "add_remove", "mechanism": "gaussian", "noise_multiplier": 1.0}
-    entry = release | {"sample_rate": 0.1, "steps": 10}
-    line = {"round": 1, "asked": ["linz"], "once": "", "entries": [entry]}
-    (world.run.folder / "releases.jsonl").write_text(json.dumps(line) + "\n")
-    world.budget = 0.1
-
-
 def taken_port(world: World) -> None:
     world.federation(silence=SILENT_AFTER + 1)
     import socket
@@ -207,7 +193,6 @@ STATES: dict[str, State] = {
     "site_paused": answered("policy: this site pauses since 2026-11-24T10:00:00+00:00"),
     "withdrawn": State(answered("policy: this site has withdrawn from this run (today)").script, None),
     "budget": answered(BUDGET),
-    "spending": State(spent, None),
     "own_reason": answered("state: StateError; the details are in this site's own log"),
     "failed": answered("error at the site or on the way: it crashed", refused=False),
     "invalid": answered("update: holds NaN", refused=False),
@@ -254,15 +239,10 @@ class Surfaces:
         with room_for(world.free), ExitStack() as stack:
             if world.alive:
                 stack.enter_context(beating(world.run.folder / ALIVE))
-            pages = OperatorPages(world.runs, budget=world.budget)
-            pages.runs.diagnosis()
-            run = pages.runs.get("trial")
-            assert run is not None
-            self.overview = html.unescape(pages.runs._draw()["warnings"])
-            self.run_page = html.unescape(run.draw()["warnings"])
-            superlink = read_superlink_status(world.runs)
-            faults = pages.runs.diagnosis()
-            self.metrics = run_metrics(pages.runs.recent(), faults, superlink).decode()
+            pages = OperatorPages(world.runs)
+            self.overview = html.unescape(pages.draw_index())
+            self.run_page = html.unescape(pages.draw_run("trial"))
+            self.metrics = pages.write_metrics().decode()
             command = ["deploy", "status", "--folder", str(world.operator.path)]
             self.status = " ".join(CliRunner().invoke(app, command, catch_exceptions=False).output.split())
             as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False).output
@@ -349,17 +329,14 @@ def test_an_unapproved_site_is_in_the_table_and_is_not_offline(world: World) -> 
         state.read()
         sites = {site.name: (site.status, site.reason) for site in state.sites()}
     assert sites["linz"] == ("refused", NOT_APPROVED) and sites["graz"][0] == "training"
-    assert "connected" not in seen.overview.lower()
+    assert "not connected" not in seen.overview.lower()
 
 
 def test_words_of_a_site_stay_text_on_every_surface(world: World) -> None:
     world.round(2, ("graz", HOSTILE[:60]))
     world.run.answer(HOSTILE[:60], f"policy: {HOSTILE}", refused=True)
     pages = OperatorPages(world.runs)
-    run = pages.runs.get("trial")
-    assert run is not None
-    pages.runs.diagnosis()
-    drawn = pages.runs._draw()["warnings"] + run.draw()["warnings"]
+    drawn = pages.draw_index() + pages.draw_run("trial")
     assert "alert(1)" in drawn and "<script>" not in drawn and "<img" not in drawn
     assert len(Surfaces(world).labels()) == 1
 

@@ -17,9 +17,9 @@ from perennial.deploy.certificates import make_authority
 from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError
 from perennial.foundation.heartbeat import beating, renew
-from perennial.live.guard import allowed_hosts
 from perennial.live.hospital import HospitalPages
 from perennial.live.site_state import ANSWERED_WITHIN
+from perennial.live.web import allowed_hosts
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from tests.live.test_live_browser import FAINT, text

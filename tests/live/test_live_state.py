@@ -9,10 +9,9 @@ import pytest
 
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
 from perennial.live import tail as module
-from perennial.live.charts import share_chart, share_curve
 from perennial.live.diagnosis import of_run
-from perennial.live.run_page import PANELS, story
-from perennial.live.run_state import RunState
+from perennial.live.operator import OperatorPages, draw_accuracy, tell_story
+from perennial.live.run_state import RoundPoint, RunState
 from perennial.live.spending import Spending
 from perennial.live.tail import Tail, plain
 from perennial.server.control import ALIVE
@@ -86,7 +85,7 @@ def test_a_round_is_followed_from_its_first_request_to_its_end(tmp_path: Path) -
         run.answer("graz")
         run.answer("linz", "policy: no <b>", refused=True)
         read(state)
-        assert not state.waited_for and "2 of 2 sites answered" in story(state)
+        assert not state.waited_for and "2 of 2 sites answered" in tell_story(state)
         assert {site.name: (site.status, site.reason) for site in state.sites()} == {
             "graz": ("answered", ""),
             "linz": ("refused", "policy: no <b>"),
@@ -178,15 +177,15 @@ def test_events_that_no_run_writes_break_no_page(tmp_path: Path, event: dict[str
         run.raw(json.dumps(event).encode() + b"\n")
         run.begin_round(1, [HOSTILE, "graz"])
         run.answer(HOSTILE, HOSTILE, refused=True)
-        state = read(RunState(run.folder))
-        drawn = "".join(draw(state, Spending(run.folder)) for draw in PANELS.values())
+        drawn = OperatorPages(tmp_path).draw_run("trial")
         assert "<script>" not in drawn and "<img" not in drawn and "onload='" not in drawn
 
 
-def test_a_chart_of_nothing_and_of_much_is_a_chart(tmp_path: Path) -> None:
-    assert "<svg" in share_chart([share_curve("a", [])], 1, 1, "nothing")
-    many = [(float(n), None if n % 7 == 0 else 0.5) for n in range(100_000)]
-    assert len(share_chart([share_curve(HOSTILE, many)], 0, 99_999, HOSTILE)) < 20_000
+def test_a_chart_of_nothing_is_none_and_one_of_much_stays_small(tmp_path: Path) -> None:
+    state = RunState(tmp_path)
+    assert draw_accuracy(state) == ""
+    state.rounds = [RoundPoint(n, 1, 1, False, None if n % 7 == 0 else 0.5, 1.0) for n in range(100_000)]
+    assert "<svg" in draw_accuracy(state) and len(draw_accuracy(state)) < 20_000
 
 
 def test_spending_is_never_less_than_what_was_asked_for(tmp_path: Path) -> None:
@@ -203,11 +202,14 @@ def test_spending_is_never_less_than_what_was_asked_for(tmp_path: Path) -> None:
         "steps": 10,
     }
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
-    lines = [{"round": n, "asked": ["graz", "linz"], "once": "", "entries": [entry]} for n in (1, 2)]
-    lines += [{"round": 2, "refused": ["linz"], "once": "", "entries": [entry]}]
-    (tmp_path / "releases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "damaged\n")
+    lines = [
+        {"round": n, "asked": ["graz", "linz"], "once": "", "same": "", "entries": [entry]} for n in (1, 2)
+    ]
+    lines += [{"round": 2, "refused": ["linz"], "once": "", "same": "", "entries": [entry]}]
+    (tmp_path / "releases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "cut")
     spending = Spending(tmp_path)
-    assert spending.read() and spending.unit == "sample"
+    spending.read()
+    assert spending.unit == "sample"
     assert 0 < spending.by_site["linz"] < spending.by_site["graz"]
 
 

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from perennial.deploy.superlink_status import SuperLinkStatus
-from perennial.live.guard import allowed_hosts
 from perennial.live.hospital import site_metrics
-from perennial.live.metrics import run_metrics
-from perennial.live.runs import WatchedRun
+from perennial.live.metrics import metrics_of_runs, metrics_of_superlink, write_metrics
+from perennial.live.run_state import RunState
 from perennial.live.site_state import HospitalState
+from perennial.live.web import allowed_hosts
 from perennial.server.faults import Fault
 from tests.live_pages import going_on
 
@@ -25,17 +25,16 @@ def exported(tmp_path: Path) -> set[str]:
     with going_on(tmp_path) as run:
         run.begin_round(2, ["graz"])
         run.end_round(1, ["graz"], accuracy=0.5, refused=[{"site": "linz", "reason": "no"}])
-        watched = WatchedRun(run.folder)
-        watched.look()
-        watched.spending.by_site["graz"] = 1.0
-        of_operator = run_metrics(
-            [watched], [Fault("superlink")], SuperLinkStatus(0.0, 1.0, {"graz": None})
-        ).decode()
+        state = RunState(run.folder)
+        state.read()
+        superlink = metrics_of_superlink(SuperLinkStatus(0.0, 1.0, {"graz": None}))
+        runs = metrics_of_runs([state], {"trial": {"graz": 1.0}})
+        of_operator = write_metrics([Fault("superlink")], [*superlink, *runs]).decode()
     site = tmp_path / "site.yaml"
     site.write_text("site: graz\nstate_dir: state\npolicy: {max_epsilon: 8.0, require_privacy: sample}\n")
-    state = HospitalState(site)
-    state.read()
-    return set(re.findall(r"^(perennial_\w+)", of_operator + site_metrics(state).decode(), re.MULTILINE))
+    hospital = HospitalState(site)
+    hospital.read()
+    return set(re.findall(r"^(perennial_\w+)", of_operator + site_metrics(hospital).decode(), re.MULTILINE))
 
 
 def asked_for(expressions: list[str]) -> set[str]:

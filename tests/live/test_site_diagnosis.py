@@ -31,12 +31,11 @@ from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolErr
 from perennial.foundation.heartbeat import beating, renew
 from perennial.live import site_state
 from perennial.live.diagnosis import of_site
-from perennial.live.hospital import site_metrics
-from perennial.live.site_page import PANELS
-from perennial.live.site_state import ANSWERED_WITHIN, HospitalState
+from perennial.live.hospital import HospitalPages, site_metrics
+from perennial.live.site_state import ANSWERED_WITHIN
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from perennial.server.fault_kinds import KINDS
+from perennial.server.faults import KINDS
 from tests.live_pages import room_for
 
 RUN = "ab" * 16
@@ -211,11 +210,10 @@ class Surfaces:
         with room_for(site.free), ExitStack() as stack:
             if site.alive:
                 stack.enter_context(beating(site.state_dir / ALIVE))
-            state = HospitalState(site.folder / "site.yaml")
-            state.read()
-            self.faults = of_site(state)
-            self.page = html.unescape(PANELS["warnings"](state))
-            self.metrics = site_metrics(state).decode()
+            pages = HospitalPages(site.folder / "site.yaml")
+            self.page = html.unescape(pages.draw())
+            self.faults = of_site(pages.state)
+            self.metrics = site_metrics(pages.state).decode()
 
 
 @pytest.mark.parametrize("kind", STATES)

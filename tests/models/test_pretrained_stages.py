@@ -11,8 +11,7 @@ from torch import nn
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.fixed import build_fixed_features
-from perennial.models.feature_maps.folded import fold
-from perennial.models.feature_maps.pretrained import build_pretrained, stages_of
+from perennial.models.feature_maps.pretrained import build_pretrained, fold, stages_of
 from perennial.models.pretrained_backbone import build_pretrained_backbone
 from tests.models.test_pretrained_backbone import weights  # noqa: F401  a fixture
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from perennial.models.feature_maps.config import PatchesConfig, PretrainedConfig, Symmetry
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
-from perennial.models.feature_maps.symmetry import Symmetric
+from perennial.models.feature_maps.patches import Symmetric
 from tests.models.test_feature_maps import features_of, images
 from tests.models.test_pretrained_backbone import weights  # noqa: F401
 

@@ -16,7 +16,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.tiling import grid_of, places
 from perennial.models.feature_maps.config import PatchesConfig
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
-from perennial.models.feature_maps.tiled import Tiled
+from perennial.models.feature_maps.patches import Tiled
 from tests.models.test_feature_maps import images
 
 CONSTANTS = torch.full((3,), 0.5), torch.full((3,), 0.25)

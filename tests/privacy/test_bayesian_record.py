@@ -20,8 +20,8 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of, halves
 from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SeededNoise
 from perennial.privacy.sample_level import PrivateGradient
+from tests.seeded_noise import SeededNoise
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -38,15 +38,13 @@ SMALL: dict[str, Any] = {
     },
     "evaluation": {"federated": False},
 }
-BAYESIAN = {"pairs": 24, "planned_rounds": 2, "failure_probability": 1e-7}
 SAMPLE = {
     "mode": "sample",
     "clip_norm": 40.0,
     "noise_multiplier": 2.0,
     "sample_rate": 0.25,
-    "noise_source": "seeded",
 }
-LOCAL = {"mode": "client_local", "clip_norm": 4.0, "noise_multiplier": 8.0, "noise_source": "seeded"}
+LOCAL = {"mode": "client_local", "clip_norm": 4.0, "noise_multiplier": 8.0}
 
 
 def settings(folder: Path, **changes: Any) -> RunSettings:
@@ -66,7 +64,7 @@ def test_it_stands_beside_the_worst_case_in_the_summary_the_report_and_the_ledge
     tmp_path: Path, privacy: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain: dict[str, Any] = run_in_process(settings(tmp_path, privacy=privacy, name="plain"))
-    summary: dict[str, Any] = run_in_process(settings(tmp_path, privacy=privacy | {"bayesian": BAYESIAN}))
+    summary: dict[str, Any] = run_in_process(settings(tmp_path, privacy=privacy | {"bayesian": True}))
     epsilon = summary["epsilon"]
     assert plain["epsilon"]["bayesian"] is None
     assert epsilon["value"] == plain["epsilon"]["value"]
@@ -82,15 +80,18 @@ def test_it_stands_beside_the_worst_case_in_the_summary_the_report_and_the_ledge
 
 
 def test_no_message_carries_it(tmp_path: Path) -> None:
-    run_in_process(settings(tmp_path, privacy=SAMPLE | {"bayesian": BAYESIAN}))
+    run_in_process(settings(tmp_path, privacy=SAMPLE | {"bayesian": True}))
     folder = tmp_path / "runs" / "small"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert not [event for event in events if "bayesian" in json.dumps(event.get("details", {}))]
     assert len(list(folder.glob(f"sites/*/runs/*/{FILE}"))) == 3
 
 
-def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(tmp_path: Path) -> None:
-    privacy = PrivacyConfig.model_validate(SAMPLE | {"bayesian": BAYESIAN | {"planned_rounds": 1}})
+def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perennial.learning.bayesian_estimate.PLANNED_ROUNDS", 1)
+    privacy = PrivacyConfig.model_validate(SAMPLE | {"bayesian": True})
     experiment = load_experiment(Path(settings(tmp_path).experiment)).model_copy(update={"privacy": privacy})
     path = tmp_path / "runs" / "r" / FILE
     record = NeighbourDistances(path, experiment, 24, np.random.default_rng(1))
@@ -99,7 +100,7 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(t
     record.keep()
     found = bayesian_figure_of(tmp_path, "r")
     assert found is not None and (found.invocations, found.planned, found.void) == (4, 4, "")
-    by_hand = BayesianAccountant(4, 1e-7)
+    by_hand = BayesianAccountant(4)
     for _ in range(4):
         by_hand.accumulate([0.5] * 24, 80.0, 0.25)
     assert found.epsilon == pytest.approx(by_hand.epsilon(1e-5))
@@ -109,12 +110,11 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(t
     assert found is not None and found.epsilon is None and "planned for 4" in found.void
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_a_record_moves_the_sum_by_its_clipped_gradient(ghost: bool) -> None:
+def test_a_record_moves_the_sum_by_its_clipped_gradient() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
     x, y = torch.randn(7, 6), torch.randint(3, (7,))
-    privacy = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=1.0, sample_rate=0.5, ghost=ghost)
+    privacy = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=1.0, sample_rate=0.5)
 
     def losses(rows: slice) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(model(x[rows]), y[rows], reduction="none")
@@ -142,10 +142,12 @@ def test_halves_are_disjoint_and_whole() -> None:
     assert halves(samples(1), np.random.default_rng(1)) == []
 
 
-def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> None:
-    bayesian = BAYESIAN | {"planned_rounds": 1}
+def test_more_rounds_than_planned_are_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perennial.privacy.combinations.PLANNED_ROUNDS", 1)
     with pytest.raises(PrivacyError, match="planned for 1"):
-        run_in_process(settings(tmp_path, privacy=SAMPLE | {"bayesian": bayesian}))
+        run_in_process(settings(tmp_path, privacy=SAMPLE | {"bayesian": True}))
 
 
 def test_releases_that_nobody_samples_are_refused(tmp_path: Path) -> None:
@@ -154,6 +156,6 @@ def test_releases_that_nobody_samples_are_refused(tmp_path: Path) -> None:
         "means": "global",
         "memory": {"per_class": 2},
     }
-    path = settings(tmp_path, learner=learner, privacy=LOCAL | {"bayesian": BAYESIAN}).experiment
+    path = settings(tmp_path, learner=learner, privacy=LOCAL | {"bayesian": True}).experiment
     with pytest.raises(ConfigError, match=r"privacy\.bayesian"):
         load_experiment(Path(path))

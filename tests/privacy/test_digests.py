@@ -20,7 +20,8 @@ from perennial.privacy.digests import (
     mix,
     randomised_labels,
 )
-from perennial.privacy.noise import SeededNoise, add_laplace
+from perennial.privacy.noise import add_laplace
+from tests.seeded_noise import SeededNoise
 
 N, M = 22, 3
 SHAPE = (4, 2, 2)

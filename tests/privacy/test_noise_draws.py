@@ -16,9 +16,10 @@ from scipy import stats
 from scipy.special import chdtr, chdtrc, log_ndtr
 
 from perennial.foundation.streams import stream
-from perennial.privacy.discrete_gaussian import SecureWords, discrete_gaussian
-from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
+from perennial.privacy.discrete_gaussian import discrete_gaussian
+from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.protection import protect_update
+from tests.seeded_noise import SeededNoise
 
 SITES, ROUNDS, COORDINATES = 3, 6, 1024
 LARGEST_ANDERSON_DARLING = 8.0
@@ -69,7 +70,7 @@ def anderson_darling(values: Draws) -> float:
 def gaussian() -> Draws:
     """Each release in one call, as a site makes it."""
     shape = (COORDINATES,)
-    return np.array([[SecureNoise().normal(shape, 1.0).numpy() for _ in range(ROUNDS)] for _ in range(SITES)])
+    return np.array([[Noise().normal(shape, 1.0).numpy() for _ in range(ROUNDS)] for _ in range(SITES)])
 
 
 def of_updates() -> Draws:
@@ -78,9 +79,9 @@ def of_updates() -> Draws:
     def added(round_number: int) -> NDArray[np.float64]:
         vector = torch.zeros(COORDINATES, dtype=torch.float64)
         if round_number % 2:
-            protect_update(vector, clip_norm=2.0, noise_multiplier=1.5, source=SecureNoise())
+            protect_update(vector, clip_norm=2.0, std=3.0, source=Noise())
         else:
-            add_noise(vector, 3.0, SecureNoise())
+            add_noise(vector, 3.0, Noise())
         return vector.numpy() / 3.0
 
     return np.array([[added(number) for number in range(ROUNDS)] for _ in range(SITES)])
@@ -88,7 +89,7 @@ def of_updates() -> Draws:
 
 def discrete() -> Draws:
     """Of sums and counts, on a grid of 20,000 steps a standard deviation."""
-    std, words = 20_000, SecureWords()
+    std, words = 20_000, Noise()
     return np.array(
         [[discrete_gaussian(COORDINATES, std, words) / std for _ in range(ROUNDS)] for _ in range(SITES)]
     )
@@ -139,7 +140,7 @@ def in_two_children(draw: Callable[[], bytes]) -> list[bytes]:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_two_children_of_a_warm_process_draw_otherwise() -> None:
-    words, noise = SecureWords(), SecureNoise()
+    words, noise = Noise(), Noise()
     words.words(64), noise.uniform(64)  # both are warm
     for draw in (
         lambda: words.words(16).tobytes(),
@@ -151,11 +152,11 @@ def test_two_children_of_a_warm_process_draw_otherwise() -> None:
 
 
 @pytest.fixture(params=["secure", "seeded"])
-def source(request: pytest.FixtureRequest) -> NoiseSource:
-    return SecureNoise() if request.param == "secure" else SeededNoise(stream(1, "dp-noise"))
+def source(request: pytest.FixtureRequest) -> Noise:
+    return Noise() if request.param == "secure" else SeededNoise(stream(1, "dp-noise"))
 
 
-def test_standard_deviation_within_one_percent(source: NoiseSource) -> None:
+def test_standard_deviation_within_one_percent(source: Noise) -> None:
     sigma, clip_norm = 1.3, 0.7
     vector = torch.zeros(100_000)
     add_noise(vector, sigma * clip_norm, source)
@@ -164,7 +165,7 @@ def test_standard_deviation_within_one_percent(source: NoiseSource) -> None:
     assert abs(vector.mean().item()) < 5 * sigma * clip_norm / math.sqrt(len(vector))
 
 
-def test_values_are_gaussian_and_uncorrelated(source: NoiseSource) -> None:
+def test_values_are_gaussian_and_uncorrelated(source: Noise) -> None:
     values = source.normal((200_000,), 1.0).numpy()
     assert stats.kstest(values, "norm").pvalue > 1e-6
     for lag in (1, 8192, 100_000):
@@ -172,7 +173,7 @@ def test_values_are_gaussian_and_uncorrelated(source: NoiseSource) -> None:
     assert abs(stats.kurtosis(values)) < 5 * math.sqrt(24 / len(values))
 
 
-def test_uniform_choices_lie_in_the_half_open_interval(source: NoiseSource) -> None:
+def test_uniform_choices_lie_in_the_half_open_interval(source: Noise) -> None:
     values = source.uniform(100_000)
     assert 0 < values.min().item() < 0.001
     assert 0.999 < values.max().item() <= 1
@@ -184,12 +185,12 @@ def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
         return SeededNoise(stream(3, "dp-noise", 4)).normal((8,), 1.0)
 
     assert torch.equal(seeded(), seeded())
-    assert not torch.equal(SecureNoise().normal((8,), 1.0), SecureNoise().normal((8,), 1.0))
-    assert (SecureNoise().name, SeededNoise(stream(3, "dp-noise")).name) == ("secure", "seeded")
+    assert not torch.equal(Noise().normal((8,), 1.0), Noise().normal((8,), 1.0))
+    assert (Noise().name, SeededNoise(stream(3, "dp-noise")).name) == ("secure", "seeded")
 
 
 def test_a_forked_process_does_not_repeat_its_parent() -> None:
-    source = SecureNoise()
+    source = Noise()
     source.normal((1,), 1.0)
     reader, writer = os.pipe()
     child = os.fork()

@@ -24,17 +24,18 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.privacy.composition import compose
-from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
+from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
-from perennial.server.privacy_claim import open_channels
+from perennial.server.preflight import open_channels
 from perennial.strategies.round.queries import check_counts
 from tests.privacy.distinguishing import audit
 from tests.redteam.attacked_hospital import BASE, Hospital, template_policy
 from tests.redteam.hostile_server import SAMPLE, counted_pixels
+from tests.seeded_noise import SeededNoise
 
 NOISED = {"federated": True, "noise_multiplier": 4.0}
 HEAD = {"name": "analytic", "head": "ridge", "shrinkage": 0.1, "standardise": False}
@@ -90,12 +91,12 @@ def test_one_sample_moves_one_cell_by_one() -> None:
 
 def test_the_noise_is_as_wide_as_it_says_and_the_sum_of_parts_as_well() -> None:
     noise = CountNoise(3.0, 2.0)
-    whole = noise.draw(100_000, SecureWords()) / STEPS
+    whole = noise.draw(100_000, Noise()) / STEPS
     assert whole.std() == pytest.approx(6.0, rel=0.02) and abs(whole.mean()) < 0.12
-    parts = sum(noise.share(50_000, 25, SecureWords()) for _ in range(25)) / STEPS
+    parts = sum(noise.share(50_000, 25, Noise()) for _ in range(25)) / STEPS
     assert parts.std() == pytest.approx(6.0, rel=0.03)
     with pytest.raises(PrivacyError, match="too little for the grid"):
-        CountNoise(0.01).share(5, 10_000, SecureWords())
+        CountNoise(0.01).share(5, 10_000, Noise())
 
 
 def test_an_audit_of_the_release_finds_no_more_than_is_charged() -> None:
@@ -106,7 +107,7 @@ def test_an_audit_of_the_release_finds_no_more_than_is_charged() -> None:
         cells = cells_of([3 + present] * 20_000, [4 + present] * 20_000) * STEPS
         return torch.tensor(in_samples(cells + noise.draw(len(cells), source))[0]).float()
 
-    source = SeededWords(stream(5, "audit"))
+    source = SeededNoise(stream(5, "audit"))
     charged = load(SAMPLE | {"sample_rate": 1.0}).privacy
     entry = Entry.of_update(charged, run="r", experiment="e", recipient="server")
     claim = compose([entry], 1e-5).epsilon
@@ -127,7 +128,6 @@ def load(privacy: Mapping[str, Any], **changes: Any) -> Experiment:
         ({"privacy": {"mode": "none"}, "evaluation": NOISED}, "privacy.mode 'none', which claims nothing"),
         ({"privacy": SAMPLE, "evaluation": {"federated": True}}, "no accountant covers"),
         ({"privacy": SAMPLE, "evaluation": NOISED | {"federated": False}}, "no counts leave"),
-        ({"privacy": SAMPLE | {"allow_unaccounted_metrics": True}, "evaluation": NOISED}, "choose one"),
         ({"privacy": SAMPLE, "evaluation": OF_SITES}, "evaluation.clip_counts: found 40"),
         ({"privacy": LOCAL, "evaluation": NOISED}, "evaluation.clip_counts: found None"),
         ({"privacy": SAMPLE, "evaluation": NOISED | {"noise_multiplier": 1e5}}, "allowed .* to 16384"),
@@ -229,9 +229,6 @@ def test_what_the_server_promises_is_no_noise_of_the_sites_own() -> None:
         check_evaluation(
             SitePolicy(require_privacy="sample", max_epsilon=8), load(central, evaluation=OF_SITES)
         )
-    seeded = load(SAMPLE | {"noise_source": "seeded"}, evaluation=NOISED)
-    with pytest.raises(PolicyRefusal, match="noise_source is 'seeded'"):
-        check_evaluation(SitePolicy(require_privacy="sample", max_epsilon=8), seeded)
 
 
 # patients
@@ -266,7 +263,7 @@ def test_a_run_that_hides_patients_counts_patients(tmp_path: Path) -> None:
     )
     data = {"source": "npz", "path": str(tmp_path / "p.npz"), "patient": "whose", "sites": 1}
     data |= {"validation_fraction": 0.5, "normalise": {"mean": 0.5, "std": 0.3}, "test_fraction": 0.1}
-    privacy = SAMPLE | {"unit": "patient", "noise_source": "seeded"}
+    privacy = SAMPLE | {"unit": "patient"}
     summary = run(tmp_path, data=data, privacy=privacy, evaluation=NOISED | {"noise_multiplier": 0.5})
     (task,) = [event for event in events(tmp_path) if event["event"] == "task_finished"]
     assert task["federated_noise"] == 0.5 and summary["epsilon"]["unit"] == "patient"
@@ -279,10 +276,10 @@ def test_a_run_that_hides_patients_counts_patients(tmp_path: Path) -> None:
 
 
 def test_a_run_in_mode_sample_is_measured_charged_and_labelled(tmp_path: Path) -> None:
-    seeded = SAMPLE | {"noise_source": "seeded", "noise_multiplier": 1.0}
+    private = SAMPLE | {"noise_multiplier": 1.0}
     (tmp_path / "exact").mkdir()
-    exact = run(tmp_path / "exact", privacy=seeded | {"allow_unaccounted_metrics": True})
-    summary = run(tmp_path, privacy=seeded, evaluation=NOISED)
+    exact = run(tmp_path / "exact")
+    summary = run(tmp_path, privacy=private, evaluation=NOISED)
     assert summary["federated_noise"] == [4.0] and exact["federated_noise"] == [None]
     (low, high), (least, most) = summary["federated_interval"][0], exact["federated_interval"][0]
     assert low <= summary["federated_accuracy"][0] <= high
@@ -293,10 +290,8 @@ def test_a_run_in_mode_sample_is_measured_charged_and_labelled(tmp_path: Path) -
     unmeasured = compose([e for e in entries if e.kind == "update"], 1e-5).epsilon
     claim = summary["epsilon"]["claim"]
     assert "beside updates, with noise of their own: evaluation" in claim["mechanism"]
-    assert summary["epsilon"]["value"] == pytest.approx(
-        compose([e.__class__(**vars(e) | {"seeded": False}) for e in entries], 1e-5).epsilon
-    )
-    assert math.isinf(unmeasured), "seeded noise is for tests"
+    assert summary["epsilon"]["value"] == pytest.approx(compose(entries, 1e-5).epsilon)
+    assert unmeasured < summary["epsilon"]["value"]
     report = (tmp_path / "runs" / "run" / "report.html").read_text()
     assert "at the sites (noised)" in report
     assert "at the sites (noised)" not in (tmp_path / "exact" / "runs" / "run" / "report.html").read_text()
@@ -307,7 +302,7 @@ def test_a_run_in_mode_sample_is_measured_charged_and_labelled(tmp_path: Path) -
     [
         (LOCAL, {}, 160.0),
         ({"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": 1.0}, {}, 160.0),
-        (SHARED, {"secure": {"least": 3, "quorum": 4}, "sums": {"bits": 32}}, 160.0),
+        (SHARED, {"secure": {"least": 3, "quorum": 4}}, 160.0),
         (SAMPLE, {"secure": {"least": 3, "quorum": 4}}, 8.0),
     ],
     ids=lambda value: value.get("mode", "") if isinstance(value, dict) else "",
@@ -316,7 +311,7 @@ def test_every_mode_can_be_measured_at_its_sites(
     privacy: dict[str, Any], more: dict[str, Any], std: float, tmp_path: Path
 ) -> None:
     evaluation = NOISED if privacy["mode"] == "sample" else OF_SITES
-    summary = run(tmp_path, privacy=privacy | {"noise_source": "seeded"}, evaluation=evaluation, **more)
+    summary = run(tmp_path, privacy=privacy | {}, evaluation=evaluation, **more)
     assert summary["federated_noise"][0] == pytest.approx(std)
     charged = [e for e in Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").entries()]
     (entry,) = [e for e in charged if e.kind == "evaluation"]
@@ -329,7 +324,7 @@ def test_every_mode_can_be_measured_at_its_sites(
 
 
 def test_closed_form_sums_are_measured_too_and_the_claim_names_both(tmp_path: Path) -> None:
-    privacy = {"mode": "sample", "release": "sums", "noise_multiplier": 2.0, "noise_source": "seeded"}
+    privacy = {"mode": "sample", "release": "sums", "noise_multiplier": 2.0}
     model = {"name": "features", "features": [{"name": "random", "width": 16}]}
     path = tmp_path / "experiment.yaml"
     changes = {"privacy": privacy, "model": model, "strategy": HEAD}
@@ -369,10 +364,10 @@ def test_secure_sums_with_a_trusted_server_are_read_without_a_traceback(tmp_path
     """The check of secure and client_central named a key that there is not."""
     path = tmp_path / "e.yaml"
     central = {"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": 1.0}
-    adaptive = central | {"adaptive_clipping": {"count_noise_multiplier": 10.0}}
+    adaptive = central | {"adaptive_clipping": {}}
     content = SMALL | {"secure": {"least": 3}, "evaluation": {"federated": False}}
     path.write_text(yaml.safe_dump(content | {"privacy": central}))
     load_experiment(path)
     path.write_text(yaml.safe_dump(content | {"privacy": adaptive}))
-    with pytest.raises(ConfigError, match="adaptive_clipping and bayesian read single replies"):
+    with pytest.raises(ConfigError, match="adaptive_clipping or bayesian, which read single replies"):
         load_experiment(path)

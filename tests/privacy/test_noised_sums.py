@@ -21,13 +21,13 @@ from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistic
 from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED, on_grid, within_radius
 from perennial.privacy.composition import compose
 from perennial.privacy.config import BLOCKS, UNWEIGHTED, Blocks, PrivacyConfig
-from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
 from perennial.strategies.statistics.kept import KeptSums
+from tests.seeded_noise import SeededNoise
 from tests.strategies.test_analytic_runs import experiment, run
 
-PRIVACY = {"mode": "sample", "release": "sums", "noise_multiplier": 0.5, "noise_source": "seeded"}
+PRIVACY = {"mode": "sample", "release": "sums", "noise_multiplier": 0.5}
 NOISED = {
     "privacy": PRIVACY,
     "evaluation": {"federated": False},
@@ -134,7 +134,7 @@ def test_noise_has_the_promised_deviation_in_each_place(blocks: Blocks) -> None:
     width, multiplier, released = 60, 2.0, blocks[0] > 0
     gram = torch.zeros(width * (width + 1) // 2, dtype=torch.int64)
     sums, counts = torch.zeros(40, width, dtype=torch.int64), torch.zeros(400, dtype=torch.int64)
-    source = SeededWords(np.random.default_rng(0))
+    source = SeededNoise(np.random.default_rng(0))
     noised, rows, n = add_noise_to_sums(
         gram, sums, counts, multiplier, source, blocks=blocks, radius_squared=RADIUS_SQUARED
     )
@@ -163,7 +163,7 @@ def test_noise_that_the_sampler_cannot_draw_is_refused() -> None:
 
 
 def test_a_sample_pays_for_the_task_that_it_is_in() -> None:
-    privacy = PrivacyConfig.model_validate(PRIVACY | {"noise_multiplier": 2.0, "noise_source": "secure"})
+    privacy = PrivacyConfig.model_validate(PRIVACY | {"noise_multiplier": 2.0})
     tasks = [Entry.of_sums(privacy, **PLACE, task=task) for task in range(1, 6)]
     once = compose(tasks[:1], 1e-5).epsilon
     assert compose(tasks, 1e-5).epsilon == once
@@ -186,16 +186,9 @@ def test_entries_with_parts_survive_the_ledger_file() -> None:
 def test_a_run_with_noise_is_charged_once_for_each_sample(tmp_path: Path) -> None:
     quiet = NOISED | {"privacy": PRIVACY | {"noise_multiplier": 1.0}}
     summary = run(tmp_path, "noised", **quiet)
-    alone = compose(
-        [Entry.of_sums(PrivacyConfig.model_validate(PRIVACY | {"noise_multiplier": 1.0}), **PLACE, task=1)],
-        1e-5,
-    )
-    assert (
-        alone.unprotected == 1
-    )  # seeded noise hides nothing, and the figure is what secure noise would cost
     claim = summary["epsilon"]
     assert claim["unit"] == "sample" and set(claim["per_site"]) == {f"site-{k}" for k in range(4)}
-    secure = PrivacyConfig.model_validate(PRIVACY | {"noise_multiplier": 1.0, "noise_source": "secure"})
+    secure = PrivacyConfig.model_validate(PRIVACY | {"noise_multiplier": 1.0})
     expected = compose([Entry.of_sums(secure, **PLACE, task=1)], 1e-5).epsilon
     assert claim["value"] == pytest.approx(expected)
     assert summary["analytic"]["samples"] is None
@@ -219,7 +212,7 @@ def test_what_left_with_noise_is_sent_again_unchanged(
             add(self, task, site, statistics, *said)
 
     monkeypatch.setattr(KeptSums, "add", lose_first)
-    twice = {"privacy": PRIVACY | {"noise_source": "secure"}, "tasks": {"count": 1, "rounds": 2}}
+    twice = {"privacy": PRIVACY, "tasks": {"count": 1, "rounds": 2}}
     run(tmp_path, "lost", **(NOISED | twice))
     folder = tmp_path / "runs" / "lost"
     files = sorted((folder / "statistics").glob("*.safetensors"))
@@ -233,7 +226,7 @@ def test_what_left_with_noise_is_sent_again_unchanged(
 
 def noised(sums: Statistics, multiplier: float, seed: int = 1, blocks: Blocks = BLOCKS) -> NoisedSums:
     """The sums of one site after one release."""
-    source = SeededWords(np.random.default_rng(seed))
+    source = SeededNoise(np.random.default_rng(seed))
     parts = add_noise_to_sums(
         sums.gram, sums.sums, sums.counts, multiplier, source, blocks=blocks, radius_squared=RADIUS_SQUARED
     )

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from perennial.foundation.streams import stream
 from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
 from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gradient
-from perennial.privacy.attacks.linkage import Layers, align, link_models, match_neurons, reorder_inputs
 from perennial.privacy.attacks.membership import likelihood_ratio, loss_threshold, strength
 from perennial.privacy.attacks.similarity import structural_similarity
-from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
+from tests.seeded_noise import SeededNoise
 
 VICTIMS = (0, 3)
 
@@ -197,49 +196,3 @@ class TestMembership:
         ratio = likelihood_ratio(members, others, reference)
         assert ratio.auc > 0.95
         assert ratio.tpr_at_1_percent_fpr > plain.tpr_at_1_percent_fpr + 0.2
-
-
-class TestLinkage:
-    def model(self, seed: int) -> list[Tensor]:
-        """conv (8, 1, 3, 3) -> conv (16, 8, 3, 3) -> flattened 2 x 2 map -> linear (32, 64) -> head (10,
-        32)."""
-        generator = torch.Generator().manual_seed(seed)
-        shapes = [(8, 1, 3, 3), (16, 8, 3, 3), (32, 64), (10, 32)]
-        return [torch.randn(shape, generator=generator) for shape in shapes]
-
-    def permuted(self, layers: Layers, seed: int, drift: float = 0.05) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        trained = [weight + drift * torch.randn(weight.shape, generator=generator) for weight in layers]
-        orders = [torch.randperm(len(weight), generator=generator) for weight in layers[:-1]]
-        result = []
-        for layer, weight in enumerate(trained):
-            rows = weight[orders[layer]] if layer < len(orders) else weight
-            result.append(rows if layer == 0 else reorder_inputs(rows, orders[layer - 1]))
-        return result
-
-    def test_matching_undoes_a_permutation(self) -> None:
-        layers = self.model(0)
-        aligned = align(layers, self.permuted(layers, seed=9, drift=0.0))
-        assert all(torch.equal(one, other) for one, other in zip(layers, aligned, strict=True))
-
-    def test_successive_models_are_linked_although_relabelled(self) -> None:
-        before = [self.model(seed) for seed in range(4)]
-        shuffle = [2, 0, 3, 1]
-        after = [self.permuted(before[source], seed=20 + source, drift=0.2) for source in shuffle]
-        assert link_models(before, after).tolist() == shuffle
-
-    def test_index_by_index_comparison_sees_nothing(self) -> None:
-        layers = self.model(0)
-        relabelled = self.permuted(layers, seed=5)
-        aligned = align(layers, relabelled)
-
-        def cosine(other: Layers) -> float:
-            one, two = (torch.cat([weight.flatten() for weight in model]) for model in (layers, other))
-            return F.cosine_similarity(one, two, dim=0).item()
-
-        assert cosine(relabelled) < 0.2
-        assert cosine(aligned) > 0.99
-
-    def test_different_shapes_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="different shapes"):
-            match_neurons(self.model(0), self.model(0)[:-1])

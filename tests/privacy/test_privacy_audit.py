@@ -16,10 +16,10 @@ from perennial.foundation.streams import stream
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
-from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
 from perennial.privacy.sample_level import PrivateGradient
 from tests.privacy.distinguishing import audit, clopper_pearson
+from tests.seeded_noise import SeededNoise
 
 DELTA = 0.05
 SOURCE = SeededNoise(stream(1, "dp-noise"))
@@ -38,7 +38,7 @@ def local_scores(sign: float, noise_multiplier: float, runs: int) -> Tensor:
     scores = torch.empty(runs)
     for run in range(runs):
         update = torch.tensor([sign * 50.0, 0.0, 0.0])
-        protect_update(update, 2.0, noise_multiplier, SOURCE)
+        protect_update(update, 2.0, 2.0 * noise_multiplier, SOURCE)
         scores[run] = update[0]
     return scores
 
@@ -133,9 +133,8 @@ def test_noise_for_equal_weights_is_caught_under_unequal_ones() -> None:
 def test_adaptive_clipping_keeps_its_claim_with_the_count_released() -> None:
     """The attacker sees the noised sum and the noised count, and weighs both as well as it can."""
     runs, sigma = 20_000, 1.0
-    settings = AdaptiveClippingConfig(count_noise_multiplier=0.7)
-    adaptive = AdaptiveClipping(settings, noise_multiplier=sigma, clip_norm=1.0)
-    z_sum, z_count = adaptive.update_noise_multiplier, settings.count_noise_multiplier / 0.5
+    adaptive = AdaptiveClipping(AdaptiveClippingConfig(), noise_multiplier=sigma, clip_norm=1.0)
+    z_sum, z_count = adaptive.update_noise_multiplier, adaptive.count_noise_multiplier / 0.5
 
     def scores(present: bool) -> Tensor:
         total = SOURCE.normal((runs,), z_sum) + (1.0 if present else 0.0)

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from perennial.client.release import check_reply
 from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.run import RunSettings
@@ -22,11 +21,8 @@ from perennial.privacy.accountants import make_accountant
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from perennial.privacy.noise import SeededNoise
-from perennial.protocol.messages import TrainReply
-from perennial.protocol.tensors import Tensors
 from perennial.server.central_privacy import CentralPrivacy
-from perennial.server.privacy_claim import check_privacy
+from perennial.server.preflight import check_privacy
 from perennial.server.releases import Releases
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
@@ -34,6 +30,7 @@ from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from tests.forks import run_code
 from tests.rounds import begun, context
+from tests.seeded_noise import SeededNoise
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -50,13 +47,12 @@ SMALL: dict[str, Any] = {
     },
     "evaluation": {"federated": False},
 }
-CENTRAL = {"mode": "client_central", "clip_norm": 0.5, "noise_multiplier": 2.0, "noise_source": "seeded"}
+CENTRAL = {"mode": "client_central", "clip_norm": 0.5, "noise_multiplier": 2.0}
 SAMPLE = {
     "mode": "sample",
     "clip_norm": 1.0,
     "noise_multiplier": 1.0,
     "sample_rate": 0.25,
-    "noise_source": "seeded",
 }
 KILLED = """
 import os, sys
@@ -144,7 +140,7 @@ def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
 
 
 def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) -> None:
-    adaptive = CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 4.0}, "clip_norm": 0.05}
+    adaptive = CENTRAL | {"adaptive_clipping": {}, "clip_norm": 0.05}
     run(tmp_path, privacy=adaptive)
     events = [json.loads(line) for line in (tmp_path / "runs/small/events.jsonl").read_text().splitlines()]
     norms = [event["details"]["clip_norm"] for event in events if event["event"] == "round"]
@@ -155,8 +151,7 @@ def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) 
 
 
 def test_bayesian_stands_beside_the_worst_case(tmp_path: Path) -> None:
-    bayesian = {"pairs": 6, "planned_rounds": 4}
-    epsilon = run(tmp_path, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
+    epsilon = run(tmp_path, privacy=CENTRAL | {"bayesian": True})["epsilon"]
     assert epsilon["bayesian"] > 0
     assert epsilon["value"] == pytest.approx(make_accountant("prv", [(2.0, 1.0, 4)]).epsilon(1e-5))
     assert epsilon["claim"]["bayesian_epsilon"] == epsilon["bayesian"]
@@ -164,13 +159,12 @@ def test_bayesian_stands_beside_the_worst_case(tmp_path: Path) -> None:
 
 def test_too_few_sites_end_the_bayesian_figure_and_not_the_run(tmp_path: Path) -> None:
     data = SMALL["data"] | {"sites": 2}
-    bayesian = {"pairs": 6, "planned_rounds": 4}
-    epsilon = run(tmp_path, data=data, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
+    epsilon = run(tmp_path, data=data, privacy=CENTRAL | {"bayesian": True})["epsilon"]
     assert epsilon["bayesian"] is None and epsilon["value"] > 0
 
 
 def test_a_round_repeated_after_a_kill_is_answered_and_charged_once(tmp_path: Path) -> None:
-    path = write(tmp_path, privacy=CENTRAL | {"noise_source": "secure"})
+    path = write(tmp_path, privacy=CENTRAL)
     runs = tmp_path / "runs"
     killed = run_code(KILLED, path, str(runs))
     assert killed.returncode == -9
@@ -181,7 +175,7 @@ def test_a_round_repeated_after_a_kill_is_answered_and_charged_once(tmp_path: Pa
 
 
 def test_secure_noise_is_fresh_in_every_run(tmp_path: Path) -> None:
-    changes = {"privacy": CENTRAL | {"noise_source": "secure"}}
+    changes = {"privacy": CENTRAL}
     path = write(tmp_path, **changes)
     first, second = (
         run_in_process(RunSettings(path, runs=str(tmp_path / name)))["model_sha256"] for name in "ab"
@@ -199,18 +193,6 @@ def test_sample_mode_accounts_every_step_and_tells_no_count(tmp_path: Path) -> N
     assert {site["samples"] for site in summary["sites"].values()} == {1}
     (entry, *_) = Ledger(tmp_path / "runs/small/sites/site-0").entries()
     assert (entry.unit, entry.sample_rate, entry.steps) == ("sample", 0.25, 4)
-
-
-def test_seeded_noise_repeats_the_bits(tmp_path: Path) -> None:
-    """What the same experiment with noise for tests gives, whichever run."""
-    for name, privacy in (("central", CENTRAL), ("sample", SAMPLE)):
-        (tmp_path / name).mkdir()
-        path = write(tmp_path / name, privacy=privacy)
-        digests = {
-            run_in_process(RunSettings(path, runs=str(tmp_path / name / folder)))["model_sha256"]
-            for folder in "ab"
-        }
-        assert len(digests) == 1
 
 
 @pytest.mark.parametrize(
@@ -252,27 +234,6 @@ def test_facts_of_the_strategy_and_the_data_are_refused(tmp_path: Path) -> None:
         check_privacy(experiment, Asks(), rounds=4, estimated_constants=True)
     for reason in ("report in the clear", "control_variate", "sparsity vector", r"data.normalise"):
         assert reason in str(refusal.value)
-
-
-class _AnySite:
-    def __init__(self, experiment: Any) -> None:
-        self.experiment = experiment
-
-
-def test_a_reply_with_anything_beside_the_update_does_not_leave(tmp_path: Path) -> None:
-    experiment = load_experiment(Path(write(tmp_path, privacy=SAMPLE)))
-    stamp: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c"}
-    stamp |= {"task": 1, "round": 1, "num_classes": 2}
-    site: Any = _AnySite(experiment)
-    plain = TrainReply(**stamp, update=Tensors({}), num_examples=1)
-    assert check_reply(site, plain) is plain
-    extras: tuple[dict[str, Any], ...] = (
-        {"metrics": '{"accuracy": 0.5}'},
-        {"method": Tensors({"control": torch.ones(1)})},
-    )
-    for extra in extras:
-        with pytest.raises(PrivacyError, match="beside the protected update"):
-            check_reply(site, TrainReply(**stamp, update=Tensors({}), num_examples=1, **extra))
 
 
 def test_a_share_of_exemplars_does_not_depend_on_the_others() -> None:

@@ -1,23 +1,20 @@
 """DP-SGD: per-sample clipping equals the definition, noise once, Poisson batches, no trace left behind."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
+from perennial.privacy import sample_level
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SecureNoise, SeededNoise
+from perennial.privacy.noise import Noise
 from perennial.privacy.sample_level import PrivateGradient, poisson_batches
+from tests.seeded_noise import SeededNoise
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -59,23 +56,22 @@ def by_definition(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float, expe
     return total / expected_batch
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-@pytest.mark.parametrize("physical_batch", [None, 5, 1])
+@pytest.mark.parametrize("most", [4096, 5, 1])
 @pytest.mark.parametrize("clip_norm", [0.5, 1e6])
-def test_gradient_equals_the_definition(ghost: bool, physical_batch: int | None, clip_norm: float) -> None:
+def test_gradient_equals_the_definition(monkeypatch: pytest.MonkeyPatch, most: int, clip_norm: float) -> None:
+    monkeypatch.setattr(sample_level, "MOST_AT_ONCE", most)
     model, (x, y) = network(), samples(12)
-    privacy = config(ghost=ghost, physical_batch=physical_batch, clip_norm=clip_norm)
-    with PrivateGradient(model, privacy, 10.0, SecureNoise()) as private:
+    privacy = config(clip_norm=clip_norm)
+    with PrivateGradient(model, privacy, 10.0, Noise()) as private:
         loss = private.compute(12, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert loss == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
     assert torch.allclose(flat(model), by_definition(model, x, y, clip_norm, 10.0), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_one_sample_moves_the_sum_by_at_most_the_clip_norm(ghost: bool) -> None:
+def test_one_sample_moves_the_sum_by_at_most_the_clip_norm() -> None:
     model, (x, y) = network(), samples(6)
     x[5] *= 1000
-    with PrivateGradient(model, config(clip_norm=0.3, ghost=ghost), 1.0, SecureNoise()) as private:
+    with PrivateGradient(model, config(clip_norm=0.3), 1.0, Noise()) as private:
         sums = []
         for count in (5, 6):
             private.compute(count, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
@@ -83,25 +79,22 @@ def test_one_sample_moves_the_sum_by_at_most_the_clip_norm(ghost: bool) -> None:
     assert (sums[1] - sums[0]).norm().item() <= 0.3 * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-@pytest.mark.parametrize("physical_batch", [None, 2])
+@pytest.mark.parametrize("most", [4096, 2])
 @pytest.mark.parametrize(
     "scale", [1e37, float("inf"), float("nan")], ids=["overflows", "infinite", "no number"]
 )
-def test_a_sample_without_a_finite_gradient_counts_as_zero(
-    ghost: bool, physical_batch: int | None, scale: float
-) -> None:
+def test_a_sample_without_a_finite_gradient_counts_as_zero(scale: float) -> None:
     (x, y), model = samples(6), network()
     with torch.no_grad():
         model[4].weight.mul_(1e3)  # pyright: ignore[reportOperatorIssue, reportCallIssue, reportArgumentType]
     x[3] *= scale
     others = [0, 1, 2, 4, 5]
-    privacy = config(clip_norm=0.3, ghost=ghost, physical_batch=physical_batch)
+    privacy = config(clip_norm=0.3)
 
     def losses(indices: Tensor) -> Tensor:
         return F.cross_entropy(model(x[indices]), y[indices], reduction="none")
 
-    with PrivateGradient(model, privacy, 1.0, SecureNoise()) as private:
+    with PrivateGradient(model, privacy, 1.0, Noise()) as private:
         norms = private.clipped_norms(6, losses)
         private.compute(6, losses)
         with_it = flat(model).clone()
@@ -109,30 +102,28 @@ def test_a_sample_without_a_finite_gradient_counts_as_zero(
     assert norms[3] == 0 and (norms[others] > 0).all()
     assert with_it.isfinite().all()
     assert torch.allclose(with_it, flat(model), rtol=1e-4, atol=1e-6)
-    with PrivateGradient(model, privacy, 1.0, SecureNoise()) as private:
+    with PrivateGradient(model, privacy, 1.0, Noise()) as private:
         private.compute(1, lambda _: losses(torch.tensor([3])))
     assert not flat(model).any()
 
 
-def test_noise_is_added_once_however_the_batch_is_split() -> None:
+def test_noise_is_added_once_however_the_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = samples(16)
     gradients = []
-    for physical_batch in (None, 3):
+    for most in (4096, 3):
+        monkeypatch.setattr(sample_level, "MOST_AT_ONCE", most)
         model = network()
         source = SeededNoise(stream(1, "dp-noise"))
-        with PrivateGradient(
-            model, config(noise_multiplier=2.0, physical_batch=physical_batch), 16.0, source
-        ) as private:
+        with PrivateGradient(model, config(noise_multiplier=2.0), 16.0, source) as private:
             private.compute(16, lambda rows, m=model: F.cross_entropy(m(x[rows]), y[rows], reduction="none"))
         gradients.append(flat(model))
     assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_an_empty_batch_is_noise_of_the_stated_size(ghost: bool) -> None:
+def test_an_empty_batch_is_noise_of_the_stated_size() -> None:
     model = network()
-    privacy = config(noise_multiplier=3.0, clip_norm=0.5, ghost=ghost)
-    with PrivateGradient(model, privacy, 8.0, SecureNoise()) as private:
+    privacy = config(noise_multiplier=3.0, clip_norm=0.5)
+    with PrivateGradient(model, privacy, 8.0, Noise()) as private:
         loss = private.compute(0, lambda rows: torch.empty(0))
     assert math.isnan(loss)
     assert flat(model).std().item() == pytest.approx(3.0 * 0.5 / 8, rel=0.05)
@@ -151,11 +142,10 @@ class Gated(nn.Module):
         return self.used(self.frozen(x))
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_unused_and_frozen_parameters(ghost: bool) -> None:
+def test_unused_and_frozen_parameters() -> None:
     model = Gated()
     x, y = torch.rand(5, 4, generator=torch.Generator().manual_seed(2)), torch.tensor([0, 1, 2, 0, 1])
-    with PrivateGradient(model, config(ghost=ghost), 5.0, SecureNoise()) as private:
+    with PrivateGradient(model, config(), 5.0, Noise()) as private:
         for _ in range(2):
             private.compute(5, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert model.used.weight.grad is not None
@@ -165,11 +155,10 @@ def test_unused_and_frozen_parameters(ghost: bool) -> None:
     assert model.frozen.weight.grad is None
 
 
-@pytest.mark.parametrize("ghost", [False, True])
-def test_nothing_of_opacus_stays_on_the_model(ghost: bool) -> None:
+def test_nothing_of_opacus_stays_on_the_model() -> None:
     model, (x, y) = network(), samples(3)
     keys = list(model.state_dict())
-    with PrivateGradient(model, config(ghost=ghost), 3.0, SecureNoise()) as private:
+    with PrivateGradient(model, config(), 3.0, Noise()) as private:
         private.compute(3, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
     assert list(model.state_dict()) == keys
     assert all(not vars(parameter) for parameter in model.parameters())
@@ -183,16 +172,16 @@ def test_nothing_of_opacus_stays_on_the_model(ghost: bool) -> None:
 def test_batch_norm_is_refused_with_its_remedy(norm: nn.Module) -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Sequential(norm))
     with pytest.raises(PrivacyError, match=r"BatchNorm in 1\.0: .*norm: group"):
-        PrivateGradient(model, config(), 8.0, SecureNoise())
+        PrivateGradient(model, config(), 8.0, Noise())
 
 
 def test_wrong_uses_are_refused() -> None:
     model, (x, y) = network(), samples(4)
     with pytest.raises(PrivacyError, match="mode is client_local"):
-        PrivateGradient(model, config(mode="client_local", sample_rate=None), 4.0, SecureNoise())
+        PrivateGradient(model, config(mode="client_local", sample_rate=None), 4.0, Noise())
     with pytest.raises(PrivacyError, match="expected batch"):
-        PrivateGradient(model, config(), 0.0, SecureNoise())
-    with PrivateGradient(model, config(), 4.0, SecureNoise()) as private:
+        PrivateGradient(model, config(), 0.0, Noise())
+    with PrivateGradient(model, config(), 4.0, Noise()) as private:
         with pytest.raises(PrivacyError, match="one loss for each sample"):
             private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows]))
         model.eval()
@@ -213,66 +202,10 @@ def test_poisson_batches_draw_each_sample_on_its_own() -> None:
 
 
 def test_poisson_batches_at_the_ends() -> None:
-    source = SecureNoise()
+    source = Noise()
     assert all(len(batch) == 7 for batch in poisson_batches(7, 1.0, 3, source))
     assert [len(batch) for batch in poisson_batches(1, 1e-9, 3, source)] == [0, 0, 0]
     assert [len(batch) for batch in poisson_batches(0, 0.5, 2, source)] == [0, 0]
     for rate in (0.0, 1.1):
         with pytest.raises(PrivacyError):
             next(poisson_batches(5, rate, 1, source))
-
-
-PRIVACY: dict[str, Any] = {
-    "mode": "sample",
-    "clip_norm": 0.5,
-    "noise_multiplier": 1.0,
-    "sample_rate": 0.2,
-    "noise_source": "seeded",
-}
-
-
-def final_model(folder: Path, name: str, model: dict[str, Any], **privacy: Any) -> dict[str, torch.Tensor]:
-    content = {
-        "name": name,
-        "seed": 5,
-        "data": {"source": "digits", "sites": 2, "samples_limit": 200},
-        "tasks": {"count": 2, "rounds": 1},
-        "model": model,
-        "learner": {
-            "preset": "none",
-            "epochs": 1,
-            "batch_size": 16,
-            "optimizer": {"lr": 0.05},
-            "classification": "ce",
-        },
-        "privacy": PRIVACY | privacy,
-        "evaluation": {"federated": False},
-    }
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(content))
-    run_in_process(RunSettings(str(path), runs=str(folder)))
-    return load_file(folder / name / "model.safetensors")
-
-
-@pytest.mark.parametrize(
-    "model",
-    [{"name": "mlp", "hidden": [512, 512]}, {"name": "small_cnn", "channels": [16, 32]}],
-    ids=["linear layers of 300,000 weights", "convolutions"],
-)
-def test_a_run_with_ghost_clipping_gives_the_same_model(
-    tmp_path: Path, model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[bool] = []
-    direct, ghost = PrivateGradient._direct_sums, PrivateGradient._ghost_sums
-    monkeypatch.setattr(PrivateGradient, "_direct_sums", lambda *a: (used.append(False), direct(*a))[1])
-    monkeypatch.setattr(PrivateGradient, "_ghost_sums", lambda *a: (used.append(True), ghost(*a))[1])
-    plain = final_model(tmp_path, "plain", model)
-    assert used and not any(used)
-    used.clear()
-    in_parts = final_model(tmp_path, "ghost", model, ghost=True, physical_batch=7)
-    assert used and all(used)
-    assert plain.keys() == in_parts.keys()
-    for name, tensor in plain.items():
-        torch.testing.assert_close(
-            in_parts[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
-        )

@@ -329,7 +329,7 @@ def ordered(first: int) -> Experiment:
 
 def releases_of_one_class() -> list[Entry]:
     """Class 0 is in task 1 of the first experiment, task 10 of the second, and so on: ten releases of it."""
-    return [charges.sums(ordered(first), f"{first:016x}", 1 + (0 - first) % 10) for first in range(10)]
+    return [charges.sums(ordered(first), f"{first:016x}", 1 + (0 - first) % 10).entry for first in range(10)]
 
 
 def test_ten_orders_of_one_class_cost_ten_releases(tmp_path: Path) -> None:
@@ -353,12 +353,12 @@ def test_the_limit_notices_another_order(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="max_epsilon"):
         ledger.charge(second, limit)
     # tasks of the run that has released already hold other records
-    ledger.charge(charges.sums(ordered(0), first.run, 2), limit)
+    ledger.charge(charges.sums(ordered(0), first.run, 2).entry, limit)
 
 
 def test_a_run_s_token_is_no_proof_that_the_experiment_is_the_same(tmp_path: Path) -> None:
     """The server draws the token, so two experiments can have one."""
-    same_token = [charges.sums(ordered(first), "0" * 16, 1 + first) for first in range(2)]
+    same_token = [charges.sums(ordered(first), "0" * 16, 1 + first).entry for first in range(2)]
     assert (
         compose(same_token, DISJOINT_PARTS_DELTA).epsilon
         == compose([same_token[0]] * 2, DISJOINT_PARTS_DELTA).epsilon
@@ -369,7 +369,7 @@ def test_lines_of_the_first_version_count_for_every_record(tmp_path: Path) -> No
     """They name a task and no run, so nothing says what is disjoint."""
 
     def old(task: int) -> Entry:
-        found = charges.sums(ordered(0), "0" * 16, task)
+        found = charges.sums(ordered(0), "0" * 16, task).entry
         return Entry.from_json(found.to_json() | {"part": f"task {task}"})
 
     assert (

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
-from perennial.privacy.secure.graph import Graph, regular
 from perennial.privacy.secure.keys import agree, derive, new_secret
 from perennial.privacy.secure.masks import Words, add_masks
 from perennial.privacy.secure.parameters import Parameters
@@ -269,60 +268,10 @@ def test_parameters_leave_an_honest_site_between_any_two_openings():
     assert Parameters(least=5).survivors_needed(6) == 5
 
 
-def pieces(graph: Graph, gone: set[int]) -> int:
-    """Connected parts of the sites that are left."""
-    left, found = set(range(len(graph.order))) - gone, 0
-    while left:
-        found += 1
-        reached = {left.pop()}
-        while reached:
-            near = left.intersection(*[graph.neighbours(reached.pop())])
-            left -= near
-            reached |= near
-    return found
-
-
-@pytest.mark.parametrize(("sites", "colluders", "quorum"), [(300, 10, 290), (130, 2, 120), (101, 0, 95)])
-def test_no_choice_of_silent_sites_cuts_an_arc_out_of_the_circle(
-    sites: int, colluders: int, quorum: int
-) -> None:
-    """A server opens an arc with a part of the noise if two gaps beside it are as wide as half the degree."""
-    graph = Graph.of(sites, Parameters(colluders, quorum=quorum), b"seed")
-    lost = colluders + sites - quorum
-    assert graph.degree < sites - 1
-    for first in range(lost + 1):
-        for arc in (1, 5, 30, sites // 2):
-            start = range(first), range(first + arc, arc + lost)
-            gone = {graph.order[place % sites] for places in start for place in places}
-            assert pieces(graph, gone) == 1
-    # in every neighbourhood a threshold survives, wherever the silent ones are
-    silent = sites - quorum
-    near = sorted([*graph.neighbours(0), 0])
-    assert len(near) - silent >= graph.threshold()
-
-
-def test_sites_beyond_a_hundred_share_masks_with_some_where_few_may_fall_out() -> None:
-    graph = Graph.of(300, Parameters(10, quorum=290), b"seed")
-    assert graph.degree == regular(300, 10, 290) < 299
-    for site in range(0, 300, 7):
-        near = graph.neighbours(site)
-        assert len(near) == graph.degree and site not in near
-        assert all(site in graph.neighbours(other) for other in near)
-    assert Graph.of(100, Parameters(), b"seed").degree == 99
-    # half of the sites may be called silent here: no smaller graph bears that
-    assert Graph.of(300, Parameters(), b"seed").degree >= 298
-
-
-@pytest.mark.slow
-def test_regular_graph_opens_the_right_sum():
-    federation = MaskedFederation(130, Parameters(2, quorum=120))
-    graph = Graph.of(130, federation.parameters, b"")
-    assert graph.degree < 129
-    values = random_values(federation.names, 3, np.uint64)
-    here = federation.names[:60] + federation.names[65:]
-    found = run_attempt(federation, values, 1, [federation.names, here, here, here])
-    assert not isinstance(found, str), found
-    assert np.array_equal(found[0], sum((values[n] for n in here), np.zeros(3, np.uint64)))
+def test_a_roster_of_more_than_a_hundred_is_refused_by_name():
+    Parameters().check_roster(100)
+    with pytest.raises(PolicyRefusal, match="a roster of 101 sites; allowed 100"):
+        Parameters().check_roster(101)
 
 
 def _residual_of(

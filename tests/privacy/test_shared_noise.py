@@ -17,12 +17,14 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.privacy.composition import compose
-from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, discrete_gaussian
+from perennial.privacy.discrete_gaussian import discrete_gaussian
 from perennial.privacy.entries import Entry
+from perennial.privacy.noise import Noise
 from perennial.privacy.shared_noise import SharedNoise
 from perennial.privacy.shared_noise_cost import shared_multiplier, tau
 from perennial.server import central_privacy
 from perennial.strategies.fedavg import FedAvg
+from tests.seeded_noise import SeededNoise
 
 SMALL: dict[str, Any] = {
     "name": "shared",
@@ -31,13 +33,11 @@ SMALL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [8]},
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "secure": {"least": 3, "quorum": 4},
-    "sums": {"bits": 32},
     "privacy": {
         "mode": "client_shared",
         "clip_norm": 1.0,
         "noise_multiplier": 1.0,
         "accountant": "rdp",
-        "noise_source": "seeded",
     },
     "evaluation": {"federated": False},
 }
@@ -52,7 +52,7 @@ def write(folder: Path, **changes: Any) -> str:
 @pytest.mark.parametrize("std", [1, 3, 10])
 def test_samples_have_the_distribution_of_the_discrete_gaussian(std: int) -> None:
     count = 200_000
-    drawn = discrete_gaussian(count, std, SeededWords(stream(7, "test", std)))
+    drawn = discrete_gaussian(count, std, SeededNoise(stream(7, "test", std)))
     values, found = np.unique(drawn, return_counts=True)
     density = np.exp(-(np.arange(-40.0 * std, 40 * std + 1) ** 2) / (2 * std * std))
     expected = density[values + 40 * std] / density.sum() * count
@@ -92,8 +92,8 @@ def test_rounding_never_makes_a_norm_grow_and_the_sum_comes_back(tmp_path: Path)
     layout = UpdateWords(experiment, 4)
     assert layout.noise is not None
     update = {"b": torch.randn(50, generator=torch.Generator().manual_seed(1)) / 50, "a": torch.randn(3) / 50}
-    words = layout.encode(update, 1, None)
-    total, weight, _ = layout.decode(words, update)
+    words = layout.encode(update, 1)
+    total, weight = layout.decode(words, update)
     assert weight == 1
     before = math.sqrt(sum(float(t.double().square().sum()) for t in update.values()))
     assert math.sqrt(sum(float(t.square().sum()) for t in total.values())) <= before
@@ -102,10 +102,10 @@ def test_rounding_never_makes_a_norm_grow_and_the_sum_comes_back(tmp_path: Path)
 
 
 def test_noise_of_a_site_has_its_share_of_the_variance() -> None:
-    noise = SharedNoise(multiplier=2.0, clip_norm=0.5, honest=9, std=1 << 16, count_multiplier=0.0)
-    words = np.zeros(100_001, dtype=np.uint32)
-    noise.add(words, SecureWords(), counts_within=False)
-    values = words[:-1].view(np.int32) * noise.step
+    noise = SharedNoise(multiplier=2.0, clip_norm=0.5, honest=9, std=1 << 16)
+    words = np.zeros(100_001, dtype=np.uint64)
+    noise.add(words, Noise())
+    values = words[:-1].view(np.int64) * noise.step
     assert abs(values.var() * 9 / (2.0 * 0.5) ** 2 - 1) < 6 * math.sqrt(2 / 100_000)
     assert words[-1] == 0
 
@@ -159,7 +159,7 @@ def test_run_is_client_central_s_once_both_have_the_same_noise(
     def noted(self: SharedNoise, words: Any, source: Any, *, counts_within: bool) -> None:
         before = words.copy()
         add(self, words, source, counts_within=counts_within)
-        drawn.append((words - before)[:-1].view(np.int32) * self.step)
+        drawn.append((words - before)[:-1].view(np.int64) * self.step)
 
     def same(arrays: dict[str, torch.Tensor], std: float, source: Any) -> dict[str, torch.Tensor]:
         noise = torch.from_numpy(np.sum([drawn.pop(0) for _ in range(4)], axis=0)) / 4
@@ -181,25 +181,6 @@ def test_run_is_client_central_s_once_both_have_the_same_noise(
     assert not drawn and largest < 1e-5 * max(float(tensor.abs().max()) for tensor in central.values())
 
 
-def test_run_has_the_same_bits_with_masks_and_without(tmp_path: Path) -> None:
-    masked = run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "on")))
-    off = write(tmp_path, secure={"least": 3, "quorum": 4, "masks": False})
-    clear = run_in_process(RunSettings(off, runs=str(tmp_path / "off")))
-    assert masked["model_sha256"] == clear["model_sha256"]
-    claim: Any = masked["epsilon"]
-    assert claim["accountant"] == "rdp" and claim["unit"] == "site"
-    assert "assumed_colluders" in claim["claim"]["adversary"]
-
-
-def test_adaptive_clipping_counts_through_the_masked_sum(tmp_path: Path) -> None:
-    privacy = SMALL["privacy"] | {"adaptive_clipping": {"count_noise_multiplier": 1.0}, "clip_norm": 0.01}
-    found = run_in_process(RunSettings(write(tmp_path, privacy=privacy), runs=str(tmp_path / "runs")))
-    assert found["rounds"] == 2
-    lines = (tmp_path / "runs" / "shared" / "events.jsonl").read_text().splitlines()
-    clips = [yaml.safe_load(line)["details"]["clip_norm"] for line in lines if '"event": "round"' in line]
-    assert clips[0] == 0.01 and clips[1] != 0.01
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -207,11 +188,15 @@ def test_adaptive_clipping_counts_through_the_masked_sum(tmp_path: Path) -> None
         ({"secure": {"least": 3}}, "needs `secure` with a quorum"),
         ({"privacy": SMALL["privacy"] | {"accountant": "prv"}}, "allowed 'rdp'"),
         (
+            {"privacy": SMALL["privacy"] | {"adaptive_clipping": {"count_noise_multiplier": 1.0}}},
+            "needs mode client_central",
+        ),
+        (
             {
                 "secure": {"least": 3, "quorum": 4, "masks": False},
-                "privacy": SMALL["privacy"] | {"noise_source": "secure"},
+                "privacy": SMALL["privacy"],
             },
-            "a share of the noise",
+            "secure.masks: found false",
         ),
     ],
 )
@@ -224,11 +209,11 @@ def test_audit_of_the_sum_stays_below_the_claim_and_notices_missing_noise() -> N
     """An empirical floor for epsilon from the opened sum of one coordinate: three honest parts, one site's
     contribution there or zero. With one site's part left out the floor passes the claim."""
     trials, delta = 250_000, 1e-2
-    noise = SharedNoise(multiplier=1.0, clip_norm=1.0, honest=3, std=1 << 12, count_multiplier=0.0)
+    noise = SharedNoise(multiplier=1.0, clip_norm=1.0, honest=3, std=1 << 12)
     step = round(noise.clip_norm / noise.step)
 
     def floor(parts: int) -> float:
-        source = SecureWords()
+        source = Noise()
         totals = [discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0)]
         totals.append(discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0))
         best = 0.0

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from perennial.client.app import HANDLERS
+from perennial.client.plan import Plan
+from perennial.config.experiment import Experiment
+from perennial.data.registry import build_registry
 from perennial.privacy.covered import UNCOVERED, uncovered_in_words
 from perennial.privacy.statement import describe
 from perennial.protocol import messages, secure_messages
@@ -66,6 +70,27 @@ def test_a_difference_that_nothing_covers_is_an_objection(tmp_path: Path) -> Non
     assert found.path == "TrainReply.num_examples" and "no charge covers it" in found.objection
 
 
+def test_every_request_of_the_protocol_is_asked_of_twins() -> None:
+    """The list is the protocol's, so that a new request without a twin fails."""
+    requests = [
+        kind
+        for module in (messages, secure_messages)
+        for name, kind in vars(module).items()
+        if name.endswith("Request")
+    ]
+    kinds = {request.message_type.rpartition(".")[2] for request in requests}
+    assert kinds == {request.message_type.rpartition(".")[2] for request in HANDLERS} and len(kinds) == 14
+    asked = {"describe"}
+    for settings in MODES.values():
+        experiment = Experiment.model_validate(settings)
+        assert experiment.data.classes is not None
+        registry = build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
+        plan = Plan(experiment, registry)
+        rounds = range(1, plan.rounds + 1)
+        asked |= {kind for kind in kinds if any(plan.most(kind, number) for number in rounds)}
+    assert asked == kinds, "every run describes its sites first"
+
+
 def test_covered_fields_exist_and_the_statement_lists_what_is_not_covered() -> None:
     for fields in COVERED.values():
         for path in fields:
@@ -73,8 +98,6 @@ def test_covered_fields_exist_and_the_statement_lists_what_is_not_covered() -> N
             kind = getattr(messages, message, None) or getattr(secure_messages, message)
             assert field in kind.__dataclass_fields__, path
     experiment = Case("sample", MODES["sample"]).settings
-    from perennial.config.experiment import Experiment
-
     statement = describe(Experiment.model_validate(experiment).privacy, [])
     assert set(uncovered_in_words()) <= set(statement.not_covered)
     assert len(uncovered_in_words()) == len(UNCOVERED)

@@ -14,8 +14,7 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.parcel import LARGEST, PARCEL, is_parcel, opened, parcelled
 from perennial.protocol.tensors import Tensors, pack, unpack
-from perennial.server.forwarding_grid import ForwardingGrid
-from perennial.server.parcels import ParcelGrid
+from perennial.server.live_status import ForwardingGrid, ParcelGrid
 from tests.deployed_site import DeployedSite
 
 

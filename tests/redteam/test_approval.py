@@ -78,14 +78,14 @@ def test_the_words_name_data_tasks_protection_and_what_leaves(tmp_path: Path) ->
         "data: source digits",
         "task 1: ",
         "task 2: ",
-        "protection: privacy.mode sample: hides one training sample of one site; noise from this site",
+        "protection: privacy.mode sample: hides one training sample of one site",
         "updates of the model, computed from the training samples",
         "counts of right answers on held-out samples",
         "no experiment was approved here before",
     ):
         assert part in said
     clear = "\n".join(words(Hospital(tmp_path / "clear", {}, strategy="scaffold")))
-    assert "single images for a server that lies: YES" in clear and "epsilon infinite" in clear
+    assert "can read single samples out of what leaves" in clear and "epsilon infinite" in clear
     assert "training loss" in clear
 
 

@@ -162,7 +162,7 @@ def test_the_clip_norm_of_a_request_is_bounded_where_the_server_sees_the_update(
         "mode": "client_central",
         "clip_norm": 1.0,
         "noise_multiplier": 1.0,
-        "adaptive_clipping": {"count_noise_multiplier": 10.0},
+        "adaptive_clipping": {},
     }
     hospital = Hospital(tmp_path / "a", {}, privacy=adaptive, evaluation={"federated": False})
     assert "clip_norm of the request: found 1e+06" in refused(hospital, train(hospital, clip_norm=1e6))

@@ -6,27 +6,14 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from perennial.client.exposure import channels, in_one_sentence, in_words
+from perennial.client.policy import leaving_in_words
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
 from tests.redteam.attacked_hospital import POLICIES, Hospital
 from tests.redteam.hostile_server import ATTACKS, attacked, overrides
 
-CHANNEL = {
-    "update": "updates",
-    "evaluate": "counts of right answers",
-    "class_means": "sums for class means",
-    "digest": "digests",
-}
 QUICK = [name for name in ATTACKS if name not in ("counts, pixel by pixel",)]
 NOISED = "update in mode sample, imprinted model"
-
-
-def claimed(policy: str, channel: str) -> bool:
-    """Whether `perennial site check` says that single images can be recovered there."""
-    rules = {key: value for key, value in POLICIES[policy].items() if key != "max_repeats"}
-    found = {c.name: c.recovers for c in channels(SitePolicy.model_validate(rules))}
-    return found[CHANNEL[channel]]
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -63,44 +50,32 @@ def test_an_open_site_gives_what_it_is_said_to_give(name: str, tmp_path: Path) -
         assert outcome.recovered == 0
     else:
         assert outcome.recovered > 0 and outcome.refusal == ""
-        assert claimed("open", ATTACKS[name].channel)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in QUICK])
 def test_an_open_site_gives_the_rest_too(name: str, tmp_path: Path) -> None:
     outcome = attacked(name, "open", tmp_path)
-    assert outcome.recovered == outcome.of and claimed("open", ATTACKS[name].channel)
+    assert outcome.recovered == outcome.of
 
 
-def verdict(policy: SitePolicy) -> str:
-    """The line about single images, which follows the one sentence."""
-    sentence, line = [*in_words(policy)][:2]
-    assert sentence == in_one_sentence(policy) and ("single images" in sentence) == ("YES" in line)
-    return line
+def said_of(policy: dict[str, Any]) -> str:
+    rules = {key: value for key, value in policy.items() if key != "max_repeats"}
+    return "\n".join(leaving_in_words(SitePolicy.model_validate(rules)))
 
 
 def test_site_check_speaks_of_the_policy_and_not_by_heart() -> None:
-    first = verdict(SitePolicy.model_validate(POLICIES["template"]))
-    assert first == "a hostile server can recover single images: no channel that this file opens gives them"
-    first = verdict(SitePolicy.model_validate(POLICIES["floor of 20"]))
-    assert first.endswith("YES, by updates, counts of right answers, sums for class means, sparsity vectors")
-    few = SitePolicy.model_validate(POLICIES["floor of 20"] | {"max_evaluations": 20})
-    assert verdict(few).endswith("YES, by updates, sums for class means, sparsity vectors")
-    # tables of measures tell more of one model than a count
-    more = {"answers": ["evaluate", "measures"], "max_evaluations": 20}
-    assert verdict(SitePolicy.model_validate(more)).endswith("YES, by counts of right answers")
-    central = {"require_privacy": "client_central", "max_epsilon": 8, "min_samples": 20}
-    assert verdict(SitePolicy.model_validate(central)).endswith("YES, by updates, counts of right answers")
-    named = {"min_samples": 20, "answers": ["digest"], "below_floor": ["digest"]}
-    assert verdict(SitePolicy.model_validate(named)).endswith("YES, by digests")
+    template = said_of(POLICIES["template"])
+    assert "train: updates of the model, and sums for class means: with noise" in template
 
-
-def test_a_large_budget_or_delta_is_no_protection() -> None:
-    strong = {"require_privacy": "sample", "max_epsilon": 10.0, "delta": 1e-5}
-    for changes, images in (({}, False), ({"max_epsilon": 11.0}, True), ({"delta": 0.01}, True)):
-        policy = SitePolicy.model_validate(strong | changes)
-        assert any(channel.recovers for channel in channels(policy)) == images
+    assert "epsilon 8 at delta 1e-05 for one sample" in template and "WITHOUT" not in template
+    opened = said_of(POLICIES["open"])
+    assert "evaluate: counts of right answers: WITHOUT NOISE" in opened
+    central = said_of({"require_privacy": "client_central", "max_epsilon": 8})
+    assert "the server adds the noise, and sees this site's values without it" in central
+    masked = said_of({"require_secure": True, "answers": ["statistics"]})
+    assert "statistics: sums of features: in masked sums WITHOUT NOISE" in masked
+    assert said_of({"answers": []}).endswith("nothing: no request is answered")
 
 
 def test_a_run_config_that_overrides_the_approved_experiment_gets_nothing(tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import write_registered
 from perennial.protocol.messages import DescribeReply
 from perennial.protocol.stamp import VERSION
-from perennial.server.attendance import Attendance
 from perennial.server.evaluation import pooled, reported_counts
 from perennial.server.journal import Journal
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
-from perennial.server.roster import Roster
+from perennial.server.roster import Attendance, Roster
 from perennial.strategies.round.gate import Rejected
 from perennial.strategies.round.queries import check_withheld
 

@@ -69,10 +69,6 @@ def test_an_update_within_the_bound_of_the_sum_spoils_the_model_and_nobody_is_na
     assert spoilt["model_sha256"] != honest["model_sha256"]
     told = [event for event in events(tmp_path / "spoilt") if event["event"] == "round"]
     assert all(not event["dropped"] and not event["refused"] for event in told)
-    monkeypatch.undo()
-    with_liar(monkeypatch, times_fifty)
-    halved = run(tmp_path / "halved", secure={"least": 3, "largest_drop": 0.02})
-    assert halved["final_accuracy"] >= spoilt["final_accuracy"]
 
 
 def test_sites_that_were_asked_about_different_models_open_nothing():

@@ -110,7 +110,7 @@ def test_modules_of_perennial_itself_are_no_plug_ins(tmp_path: Path) -> None:
     for section in (
         {"strategy": {"name": "perennial.strategies.fedavg:FedAvg"}},
         {"model": {"name": "perennial.foundation.files:make_folder", "options": {}}},
-        {"data": {"source": "perennial.data.digits:load_digits", "sites": 2}},
+        {"data": {"source": "perennial.data.public_sets:load_digits", "sites": 2}},
         {
             "learner": {
                 "preset": "none",

@@ -38,7 +38,7 @@ STATES: dict[str, tuple[str, str, int | None]] = {
 NOISED_SUMS = {
     "model": {"name": "features", "features": [{"name": "random", "width": 8}]},
     "strategy": {"name": "analytic", "head": "gaussian"},
-    "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": 2.0, "noise_source": "seeded"},
+    "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": 2.0},
     "evaluation": {"federated": False},
 }
 

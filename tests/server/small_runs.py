@@ -82,7 +82,6 @@ METHODS: dict[str, dict[str, Any]] = {
             "mode": "client_local",
             "clip_norm": 0.5,
             "noise_multiplier": 4.0,
-            "noise_source": "seeded",
         },
         "evaluation": {"federated": True, "noise_multiplier": 20.0, "clip_counts": 5.0},
     },
@@ -95,7 +94,7 @@ METHODS: dict[str, dict[str, Any]] = {
             "contrastive": {"weight": 1.0, "temperature": 0.1},
             "memory": {"selection": "herding", "per_class": 3},
         },
-        "strategy": {"name": "multi_factor"},
+        "strategy": {"name": "multi_factor", "alpha": 0.7, "beta": 0.1, "gamma": 0.1, "delta": 0.1},
     },
     "ring": {"learner": SGD, "strategy": {"name": "serial_ring", "segments": 2}},
     "analytic": {

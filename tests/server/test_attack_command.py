@@ -10,7 +10,7 @@ import yaml
 from perennial.cli.privacy import attack_command
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.server.attacks.run import attack_run
+from perennial.server.attacks import attack_run
 from perennial.server.report.write import write_report
 
 SMALL = {
@@ -49,42 +49,6 @@ def attacked(folder: Path, victims: int, steps: int, **changes: Any) -> dict[str
     run_in_process(RunSettings(str(experiment), runs=str(folder)))
     entries = attack_run(folder / content["name"], victims, steps)
     return {entry["name"].split()[0]: entry for entry in entries}
-
-
-def test_a_run_with_digests_gets_reconstruction_from_them(tmp_path: Path) -> None:
-    entries = attacked(
-        tmp_path,
-        victims=2,
-        steps=60,
-        name="digests",
-        model={"name": "digest_two_branch", "backbone": "mlp"},
-        strategy={"name": "digest_synthesis", "base": "fedavg"},
-        digests={"per_digest": 4, "mix": "within_class"},
-    )
-    assert "Gradient" in entries
-    figures = entries["Digest"]["figures"]
-    alone, mixed, noised = (
-        figures[f"mean_structural_similarity_{kind}"] for kind in ("alone", "mixed", "mixed_and_noised")
-    )
-    # both mixtures are judged by the best of their four images; a sample alone has but one
-    assert mixed > noised + 0.15
-    assert alone > noised
-    assert figures["noise_of_the_last_row"] == "gauss, epsilon 8"
-    folder = tmp_path / "digests"
-    assert (folder / entries["Digest"]["images"][0]).read_bytes().startswith(b"\x89PNG")
-    assert "Digest reconstruction" in (folder / "report.html").read_text()
-
-
-def test_a_ring_run_gets_linkage(tmp_path: Path) -> None:
-    strategy = {"name": "contribution", "base": {"name": "serial_ring", "segments": 2}}
-    entries = attacked(tmp_path, victims=1, steps=5, name="ring", strategy=strategy)
-    figures = entries["Linkage"]["figures"]
-    # renaming neurons hides a turn from whoever compares index by index, and from nobody else
-    assert figures["update_cosine_index_by_index_in_the_clear"] < 0.3
-    assert figures["update_cosine_neurons_matched_in_the_clear"] > 0.9
-    assert figures["linked_neurons_matched_in_the_clear"] == 1
-    assert figures["update_cosine_neurons_matched_protected"] < 0.3
-    assert "Linkage" in (tmp_path / "ring" / "report.html").read_text()
 
 
 def test_attacks_that_do_not_apply_are_left_out(tmp_path: Path) -> None:

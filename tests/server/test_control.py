@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perennial.server import attendance
+from perennial.server import roster
 from perennial.server.control import RunStopped, clear_request, read_request, write_request
 from tests.live_pages import until
 from tests.server.switched_grid import SwitchedRun
@@ -72,7 +72,7 @@ def test_a_stop_ends_the_round_at_once_and_can_be_resumed(tmp_path: Path, undist
 def test_a_round_that_nobody_serves_is_asked_again_and_the_run_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: str
 ) -> None:
-    monkeypatch.setattr(attendance, "FIRST_REST", 1000.0)
+    monkeypatch.setattr(roster, "FIRST_REST", 1000.0)
     run = SwitchedRun(tmp_path, "grpc", tasks={"count": 2, "rounds": 4})
     run.grid.delay = 0.05
     thread = run.start()

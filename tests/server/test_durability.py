@@ -232,7 +232,7 @@ DISK_WRITES_SMALL: dict[str, Any] = {
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }
-PROTECTED = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
+PROTECTED = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
 
 
 def settings(folder: Path, **changes: Any) -> RunSettings:

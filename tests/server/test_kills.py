@@ -190,18 +190,19 @@ def at_last(where):
     if window == where and seen[where] == int(at):
         os.kill(os.getpid(), 9)
 
-check, admit = training_turn.check_reply, Gate.admit
+leave, admit = training_turn.leave, Gate.admit
 
-def checked(site, reply):
+def charged(identity, *request, **typed):
+    reply = leave(identity, *request, **typed)
     at_last("site")
-    print(site.name, flush=True)
-    return check(site, reply)
+    print(identity.name, flush=True)
+    return reply
 
 def admitted(gate, *message):
     at_last("server")
     return admit(gate, *message)
 
-training_turn.check_reply, Gate.admit = checked, admitted
+training_turn.leave, Gate.admit = charged, admitted
 run_in_process(RunSettings(experiment, runs=runs))
 """
 

@@ -26,22 +26,23 @@ from perennial.models.feature_maps.ball import on_grid
 from perennial.models.prediction import log_odds
 from perennial.server.evaluation import Judge
 from perennial.server.measures.assemble import (
+    assemble,
     class_measures,
     part_measures,
     patient_intervals,
     point_values,
-    whole_measures,
 )
 from perennial.server.measures.calibration import (
     at_an_end,
     calibration_error,
     chosen_temperature,
     expected_calibration_error,
+    least_samples,
     reliability,
+    threshold,
+    thresholds,
 )
-from perennial.server.measures.conformal import least_samples, threshold, thresholds
-from perennial.server.measures.curves import auprc, auroc, precision_recall_areas
-from perennial.server.measures.figure import Figure, wilson
+from perennial.server.measures.figure import Figure, auprc, auroc, precision_recall_areas, wilson
 from perennial.server.measures.headline import headline
 from perennial.server.measures.record import Calibration, ClassMeasures, Measures, PartMeasures
 
@@ -72,9 +73,9 @@ def test_shares_of_a_confusion_matrix_worked_out_by_hand() -> None:
     assert first.specificity.value == pytest.approx(38 / 40)
     assert first.positive_predictive_value.value == pytest.approx(8 / 10)
     assert first.negative_predictive_value.value == pytest.approx(38 / 40)
-    whole = whole_measures(tables, [first])
-    assert whole["accuracy"].value == pytest.approx(41 / 50)
-    assert whole["balanced_accuracy"].value == pytest.approx((0.8 + 0.9 + 0.75) / 3)
+    whole = assemble(tables, ["a", "b", "c"], None, None, {}, {}, source="server", held_out=50)
+    assert whole.accuracy.value == pytest.approx(41 / 50)
+    assert whole.balanced_accuracy.value == pytest.approx((0.8 + 0.9 + 0.75) / 3)
     values = point_values(tables, None)
     assert values["specificity/1"] == pytest.approx(24 / 30)
     assert values["balanced_accuracy"] == pytest.approx((0.8 + 0.9 + 0.75) / 3)

@@ -1,7 +1,6 @@
-"""The gate between a new model and patients: paired intervals, unseen records, signed verdicts."""
+"""The gate between a new model and patients: paired intervals, unseen records, verdicts."""
 
 import csv
-import json
 import math
 import shutil
 from math import lgamma
@@ -15,10 +14,18 @@ from scipy.optimize import minimize_scalar
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.server.measures.figure import Z
-from perennial.server.new_model_gate import Kind, Part, compare, paired_difference, read_margins
-from perennial.server.report.signed_lines import FILE, holds
+from perennial.server.new_model_gate import (
+    VERDICTS,
+    Kind,
+    Part,
+    compare,
+    paired_difference,
+    read_margins,
+    records_needed,
+    write_verdicts,
+)
 
 NAMES = ("benign", "grey zone", "malignant")
 
@@ -74,7 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def gate(runs: Path, name: str, *more: object, data: str = "outside.csv") -> Result:
     arguments = ["evaluate", runs / name, runs / data, "--against", runs / "approved"]
-    more = ("--set", "subgroup={column: sex, values: [f, m]}", "--key", runs / "judge.key", *more)
+    more = ("--set", "subgroup={column: sex, values: [f, m]}", *more)
     if "--margin" not in more:
         more = (*more, "--margin", 0.08)
     return CliRunner().invoke(app, [*map(str, (*arguments, *more))])
@@ -92,27 +99,23 @@ def test_a_harmless_update_passes_and_regressions_of_class_site_and_subgroup_do_
     assert "as good: site Aa" in said and "NOT shown to be as good: site Aa" not in said
 
 
-def test_the_card_has_every_verdict_with_a_signature_that_holds_for_it_alone(runs: Path) -> None:
+def test_the_card_has_every_verdict_and_keeps_what_somebody_wrote(runs: Path) -> None:
     gate(runs, "class", "--margin", 0.08)
     gate(runs, "class", "--margin", 0.09)
-    lines = (runs / "class" / "evaluations" / "outside" / FILE).read_text().splitlines()
-    verdicts = [json.loads(line) for line in lines]
-    for each in verdicts:
-        assert holds(each["text"], each["key"], each["signature"])
-        assert not holds(each["text"].replace("REFUSED", "PASSED"), each["key"], each["signature"])
+    path = runs / "class" / "evaluations" / "outside" / VERDICTS
+    verdicts = path.read_text().splitlines()
+    assert len(verdicts) >= 2
     for command in (["evaluate"], ["card", str(runs / "class")]):
         if command[0] == "card":
             assert CliRunner().invoke(app, command).exit_code == 0
-        card = (runs / "class" / "card.md").read_text()
-        assert card.count("REFUSED: model") == len(verdicts) >= 2
-        assert all(each["signature"] in card for each in verdicts)
-    # a card that somebody wrote keeps its words, and a verdict that was changed is named
-    forged = [lines[0].replace("REFUSED", "PASSED"), *lines[1:]]
-    (runs / "class" / "evaluations" / "outside" / FILE).write_text("\n".join(forged) + "\n")
+        assert (runs / "class" / "card.md").read_text().count("REFUSED: model") == len(verdicts)
     (runs / "class" / "card.md").write_text("# class: model card\n\n## Intended use\n\nIn our words.\n")
     gate(runs, "class")
-    card = (runs / "class" / "card.md").read_text()
-    assert "In our words." in card and card.count("NOT what was signed") == 1
+    assert "In our words." in (runs / "class" / "card.md").read_text()
+    path.write_text("no verdict\n")
+    with pytest.raises(StateError, match=r"gate\.jsonl, line 1: damaged"):
+        write_verdicts(runs / "class")
+    path.write_text("\n".join(verdicts) + "\n")
 
 
 def test_records_that_trained_or_chose_either_model_are_left_out_by_name(runs: Path) -> None:
@@ -186,6 +189,21 @@ def test_the_interval_is_that_of_the_constrained_likelihood_and_holds_its_level(
                 [lgamma(units + 1) - sum(lgamma(n + 1) for n in each) for each in counts.tolist()]
             )
             assert np.exp(ways + counts @ logs).sum() < 0.037
+
+
+def test_what_a_margin_needs_and_how_sure_few_records_make_one() -> None:
+    """Of two equally good models that differ on a tenth of records four in five pass at the usual number."""
+    assert records_needed(0.05) == (73, 350) and records_needed(0.1) == (35, 104)
+    draw, passed = np.random.default_rng(0), 0
+    for _ in range(400):
+        lost, gained, _alike = draw.multinomial(350, [0.05, 0.05, 0.9])
+        passed += Part("class", "ill", 350, lost, gained, 0.05).passes
+    assert 0.74 < passed / 400 < 0.88
+    few, one, worse = (
+        Part("class", "ill", 20, lost, gained, 0.1) for lost, gained in ((0, 0), (1, 1), (5, 0))
+    )
+    assert not few.passes and 0.9 < few.probability < 1 and worse.probability < 0.1
+    assert worse.probability < one.probability < few.probability
 
 
 def test_a_patient_counts_once_however_many_records_there_are() -> None:

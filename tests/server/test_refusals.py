@@ -10,7 +10,7 @@ from flwr.app import Message
 from perennial.live.diagnosis import of_run
 from perennial.live.run_state import RunState
 from perennial.protocol.messages import Refusal
-from perennial.server import attendance
+from perennial.server import roster
 from tests.live_pages import until
 from tests.server.switched_grid import SwitchedGrid, SwitchedRun
 
@@ -44,9 +44,9 @@ class RefusingRun(SwitchedRun):
 def test_a_refusal_costs_no_planned_round_and_the_remedy_names_the_hospital(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attendance, "FIRST_REST", 0.2)
-    monkeypatch.setattr(attendance, "LONGEST_REST", 0.2)
-    monkeypatch.setattr(attendance, "POLL", 0.05)
+    monkeypatch.setattr(roster, "FIRST_REST", 0.2)
+    monkeypatch.setattr(roster, "LONGEST_REST", 0.2)
+    monkeypatch.setattr(roster, "POLL", 0.05)
     whole = SwitchedRun(tmp_path / "whole", rounds=QUORUM).finish()
     run = RefusingRun(tmp_path, "grpc", rounds=QUORUM)
     run.grid.delay = 0.02

@@ -25,7 +25,7 @@ def report(folder: Path) -> Page:
 
 def test_the_page_has_the_headline_numbers_and_every_common_section(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run"))
-    assert page.sections == ["accuracy", "training", "sites", "privacy", "traffic-and-time", "experiment"]
+    assert page.sections == ["accuracy", "training", "sites", "privacy", "experiment"]
     for text in (
         "small",
         "seed 1",
@@ -165,17 +165,13 @@ def test_a_matrix_that_is_no_triangle_is_refused(tmp_path: Path) -> None:
 def test_charts_over_rounds(tmp_path: Path) -> None:
     charts = report(write_run(tmp_path / "run")).charts
     assert charts["train-loss"].tells == ["round 1: 1", "round 2: 0.5"]
-    assert plain(charts["accuracy-by-round"].tells) == ["round 2: 60.0 %"]
-    assert charts["traffic"].tells == [
-        f"round {n}\nfrom the sites: 2 MB\nto the sites: 1 MB" for n in (1, 2, 3)
-    ]
-    assert charts["time"].tells == [f"round {n}\n0.5 s" for n in (1, 2, 3)]
-    assert charts["participation"].tells == [
-        *(f"north, round {n}: took part" for n in (1, 2, 3)),
-        "south, round 1: took part",
-        "south, round 2: reply dropped: no answer within 60 s",
-        "south, round 3: refused: policy.min_samples: 50",
-    ]
+    assert "accuracy-by-round" not in charts, "one point is no chart"
+
+
+def test_who_took_part_and_what_was_not_used_stand_in_tables(tmp_path: Path) -> None:
+    text = report(write_run(tmp_path / "run")).text
+    for words in ("no answer within 60 s", "policy.min_samples: 50", "dropped", "refused"):
+        assert words in text.partition("Replies not used")[2]
 
 
 def test_epsilon_is_shown_with_its_unit_and_delta(tmp_path: Path) -> None:
@@ -190,7 +186,7 @@ def test_epsilon_is_shown_with_its_unit_and_delta(tmp_path: Path) -> None:
     assert "ε = 6.42" in page.text
     assert "for one sample, δ = 1e\N{MINUS SIGN}5; the worst site" in page.text
     assert "prv accountant" in page.text
-    assert page.charts["epsilon"].tells == ["north: 6.42"]
+    assert "6.42" in page.text.partition("Privacy loss at each site")[2] and "infinite" in page.text
     assert "No formal privacy" not in page.text
 
 
@@ -201,11 +197,11 @@ def test_each_block_brings_its_section_and_none_appears_without(tmp_path: Path) 
     for name, content in blocks.items():
         page = report(write_run(tmp_path / name, **{name: content}))
         assert len(page.sections) == len(bare.sections) + 1
-    charts = report(write_run(tmp_path / "all", **blocks)).charts
-    assert plain(charts["personalised-accuracy"].tells) == ["north: 90.0 %"]
-    assert plain(charts["contribution"].tells) == ["north: 30.0 %, 10.0 % to 40.0 %"]
-    assert charts["attention"].tells == ["north, north: 1", "head.bias, other: 0.2"]
-    assert charts["clusters"].tells == ["north", "other"]
+    page = report(write_run(tmp_path / "all", **blocks))
+    text = page.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    assert "90.0 %" in text.partition("Personalised models")[2] and "10.0 % to 40.0 %" in text
+    assert page.charts["attention"].tells == ["north, north: 1", "head.bias, other: 0.2"]
+    assert page.charts["clusters"].tells == ["north", "other"]
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -40,7 +40,7 @@ def test_a_torn_last_line_is_tolerated_and_a_damaged_one_before_is_not(tmp_path:
     folder = write_run(tmp_path / "run")
     whole = (folder / "events.jsonl").read_text()
     (folder / "events.jsonl").write_text(whole + '{"event": "round", "rou')
-    assert len(report(folder).charts["time"].tells) == 3
+    assert "All 3 rounds in numbers" in report(folder).text
     (folder / "events.jsonl").write_text('{"event": "round", "rou\n' + whole)
     with pytest.raises(StateError, match=r"events\.jsonl.*line 1"):
         write_report(folder)

@@ -104,7 +104,7 @@ def test_the_journal_is_on_the_disk_before_the_checkpoint_that_counts_on_it(
 
     monkeypatch.setattr(os, "fsync", fsync)
     privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
-    changes = {"privacy": {**privacy, "allow_unaccounted_metrics": True}} if protected else {}
+    changes = {"privacy": privacy, "evaluation": {"federated": False}} if protected else {}
     run_in_process(RunSettings(write(tmp_path, **changes), runs=str(tmp_path / "runs")))
     assert len(seen) == 1 + 4 + 2 + 1, "at the start, after each round, each task, and at the end"
     assert all(0 < counted <= there <= written for counted, there, written in seen)

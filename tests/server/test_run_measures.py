@@ -30,8 +30,7 @@ from perennial.server.metrics import (
     forgetting,
 )
 from perennial.server.run_measures import task_measures
-from perennial.server.site_counts import SiteCounts
-from perennial.server.site_tables import check_tables, tables_of
+from perennial.server.site_counts import SiteCounts, check_tables, tables_of
 from perennial.server.summary import measured_rounds
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome

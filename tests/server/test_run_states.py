@@ -8,8 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation.errors import StateError
 from perennial.server.run_states import LEADS, Progress, State
 

@@ -13,7 +13,6 @@ from tests.strategies.test_secure_runs import PHASES, Killed, gone, serve_dying,
 
 SHARED_NOISE: dict[str, Any] = {
     "secure": {"least": 3, "quorum": 3},
-    "sums": {"bits": 32},
     "privacy": {"mode": "client_shared", "clip_norm": 1.0, "noise_multiplier": 1.0, "accountant": "rdp"},
     "tasks": {"count": 1, "rounds": 12},
     "evaluation": {"federated": False},

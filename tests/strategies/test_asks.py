@@ -10,8 +10,7 @@ from perennial.client.plan import Plan
 from perennial.config.asks import Asks, Between, OneOf
 from perennial.config.experiment import Experiment
 from perennial.config.strategies import ASKS, STRATEGIES, asks_of
-from perennial.data.registry import Registry
-from perennial.data.schedule import TaskSchedule
+from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation import plugins
 from perennial.foundation.errors import PolicyRefusal
 

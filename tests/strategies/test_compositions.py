@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "learner": {"preset": "none", "batch_size": 16, "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
 }
-NOISE = {"clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded", "accountant": "rdp"}
+NOISE = {"clip_norm": 1.0, "noise_multiplier": 1.0, "accountant": "rdp"}
 DIGESTS: dict[str, Any] = {
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
     "digests": {"per_digest": 2},
@@ -55,7 +55,7 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
         "model": {"name": "dual_backbone", "backbone": "mlp", "hidden": [8]},
         "learner": SMALL["learner"]
         | {"distillation": {"weight": 1.0}, "memory": {"selection": "random", "share": 0.5}},
-        "strategy": {"name": "multi_factor", "gamma": 0, "delta": 0},
+        "strategy": {"name": "multi_factor", "alpha": 0.7, "beta": 0.1},
         "privacy": NOISE | {"mode": "sample", "sample_rate": 0.2},
     },
 }
@@ -152,7 +152,10 @@ def test_a_base_inside_clusters_has_the_services_of_the_server(tmp_path: Path) -
 @pytest.mark.parametrize("wrapper", [CLUSTERS, {"name": "digest_synthesis"}], ids=["clusters", "FedDig"])
 def test_a_reply_may_be_as_late_as_the_base_takes_it(wrapper: dict[str, Any]) -> None:
     keys = {key: value for key, value in wrapper.items() if key != "name"}
-    for base, rounds in (("multi_factor", 2), ("fedavg", 0)):
+    for base, rounds in (
+        ({"name": "multi_factor", "alpha": 0.7, "beta": 0.1, "gamma": 0.1, "delta": 0.1}, 2),
+        ("fedavg", 0),
+    ):
         assert build_strategy(wrapper["name"], keys | {"base": base}).traits.staleness == rounds
 
 
@@ -190,7 +193,7 @@ def test_the_whole_pp_fcil_learner_is_refused_under_dp_sgd_with_every_reason(tmp
     }
     changes: dict[str, Any] = COMPOSITIONS["PP-FCIL with DP-SGD"] | {
         "learner": learner,
-        "strategy": "multi_factor",
+        "strategy": {"name": "multi_factor", "alpha": 0.7, "beta": 0.1, "gamma": 0.1, "delta": 0.1},
     }
     with pytest.raises(PrivacyError) as refusal:
         run_in_process(settings_of(tmp_path, **changes))

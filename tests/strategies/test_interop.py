@@ -27,7 +27,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "pfa": {"global_rounds": 1, "layer": 1},
 }
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
-    ("multi_factor", "size and recency alone", {"beta": 0.3, "gamma": 0, "delta": 0}),
+    ("multi_factor", "with quality and loss", {"gamma": 0.1, "delta": 0.1}),
 ]
 CASES = [(name, "", KEYS.get(name, {})) for name in sorted(STRATEGIES)] + VARIANTS
 SITES = 5

@@ -43,7 +43,7 @@ SMALL = {
 }
 CLUSTERS = {
     "name": "clustered_personalisation",
-    "base": "multi_factor",
+    "base": {"name": "multi_factor", "alpha": 0.7, "beta": 0.1, "gamma": 0.1, "delta": 0.1},
     "clusters": 2,
     "global_rounds": 1,
     "channels": 4,

@@ -174,18 +174,18 @@ def test_a_late_reply_weighs_less() -> None:
 def test_a_reply_with_an_impossible_figure_is_rejected_and_leaves_no_trace(
     metrics: dict[str, Any], field: str
 ) -> None:
-    round_ = begun(MultiFactor())
+    round_ = begun(MultiFactor(0.7, 0.1, 0.1, 0.1))
     round_.add(reply("honest", 1, metrics=told(0.5, 1.0)))
     with pytest.raises(Rejected, match=field):
         round_.add(reply("liar", 2, metrics=metrics))
     found = round_.result()
-    alone = aggregate(MultiFactor(), [reply("honest", 1, metrics=told(0.5, 1.0))])
+    alone = aggregate(MultiFactor(0.7, 0.1, 0.1, 0.1), [reply("honest", 1, metrics=told(0.5, 1.0))])
     assert all(torch.equal(found[name], alone[name]) for name in REFERENCE)
 
 
 def test_sites_are_asked_for_what_the_weights_need_in_one_message_for_all() -> None:
     request = TrainRequest(**STAMP.stamp_fields, arrays=REFERENCE, settings='{"mu": 1}')  # type: ignore[arg-type]
-    strategy = MultiFactor()
+    strategy = MultiFactor(0.7, 0.1, 0.1, 0.1)
     first, second = strategy.requests(request, ["a", "b"]).values()
     assert first is second
     assert first.settings == '{"mu": 1, "tell": ["held_out_accuracy", "classification_loss"]}'

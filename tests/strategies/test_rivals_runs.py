@@ -86,7 +86,7 @@ def test_two_workers_give_the_same_bits(name: str, tmp_path: Path) -> None:
 def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
     from perennial.foundation.errors import PrivacyError
 
-    privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
+    privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
     faulty = settings(
         tmp_path,
         strategy="feddisco",

@@ -16,7 +16,7 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import ConfigError, PolicyRefusal
 from perennial.learning.analytic.statistics import PRODUCT
 from perennial.models.feature_maps.ball import GRID
-from perennial.privacy.discrete_gaussian import SecureWords
+from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
 from perennial.server.withdrawal import withdraw
 from tests.privacy.distinguishing import audit
@@ -180,7 +180,6 @@ SHARED: dict[str, Any] = {
         "release": "sums",
         "noise_multiplier": 1.0,
         "accountant": "rdp",
-        "noise_source": "seeded",
     },
     "strategy": {"head": "ridge", "shrinkage": 0.01, "standardise": False},
     "secure": {"least": 3, "quorum": 4, "assumed_colluders": 1},
@@ -195,7 +194,7 @@ def test_shared_noise_has_the_same_bits_with_masks_and_without(tmp_path: Path) -
 
 
 def test_claim_names_unit_adversary_neighbours_mechanism_and_accountant(tmp_path: Path) -> None:
-    privacy = SHARED["privacy"] | {"noise_source": "secure"}
+    privacy = SHARED["privacy"]
     summary = run(tmp_path, "claim", **SMALL | SHARED | {"privacy": privacy})
     alone = {"mode": "sample", "release": "sums", "noise_multiplier": 1.0, "accountant": "rdp"}
     rest = {key: SHARED[key] for key in ("strategy", "evaluation")}
@@ -224,7 +223,7 @@ def test_shares_come_to_the_noise_of_one_site(monkeypatch: pytest.MonkeyPatch, t
     zero = torch.zeros(width * (width + 1) // 2, dtype=torch.int64)
     sums, counts = torch.zeros(5, width, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
     multiplier = share_of_noise(settings, 1.0)
-    parts = [add_noise_to_sums(zero, sums, counts, multiplier, SecureWords()) for _ in range(4)]
+    parts = [add_noise_to_sums(zero, sums, counts, multiplier, Noise()) for _ in range(4)]
     whole = SumsNoise.of(math.sqrt(4 / 3), width)
     gram = sum(part[0] for part in parts).double() / PRODUCT
     rows = torch.triu_indices(width, width)
@@ -245,7 +244,7 @@ def test_audit_of_noised_sums_stays_below_the_claim_and_notices_a_missing_share(
         found = torch.zeros(classes, dtype=torch.float64)
         for share in range(shares):
             own = counts if share == 0 else torch.zeros_like(counts)
-            parts = add_noise_to_sums(gram, rows + GRID * own[:, None], own, 1 / math.sqrt(2), SecureWords())
+            parts = add_noise_to_sums(gram, rows + GRID * own[:, None], own, 1 / math.sqrt(2), Noise())
             found += parts[1][:, 0].double() / GRID + BLOCKS[2] ** 2 * parts[2].double() / STEPS
         return found
 
@@ -264,7 +263,7 @@ def test_audit_of_noised_sums_stays_below_the_claim_and_notices_a_missing_share(
         (
             {
                 "secure": SHARED["secure"] | {"masks": False},
-                "privacy": SHARED["privacy"] | {"noise_source": "secure"},
+                "privacy": SHARED["privacy"],
             },
             "would show the server",
         ),
@@ -279,7 +278,7 @@ def test_claims_that_would_be_false_are_refused(tmp_path: Path, changes: dict[st
 
 def test_site_that_wants_noise_of_its_own_takes_no_share_of_others() -> None:
     content = {**EXPERIMENT, **SHARED, "strategy": {"name": "analytic", **SHARED["strategy"]}}
-    content["privacy"] = SHARED["privacy"] | {"noise_source": "secure"}
+    content["privacy"] = SHARED["privacy"]
     shared = Experiment.model_validate(content)
     for demand in ("sample", "client_shared"):
         policy = SitePolicy(answers=["statistics"], require_privacy=demand, max_epsilon=8.0)

@@ -106,7 +106,6 @@ def events(folder: Path, name: str = "secure") -> list[dict[str, Any]]:
     [
         {},
         {"strategy": "uniform_mean"},
-        {"sums": {"bits": 32, "largest_norm": 4.0}, "bounds": {"max_samples": 64}},
         {
             "learner": {
                 "preset": "none",

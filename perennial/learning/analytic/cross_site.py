@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from statistics import median, mode
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from perennial.foundation.errors import DataError
@@ -270,6 +269,9 @@ def compare_labels(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> dic
     more than half of the other sites, and two at least, contradict it. In the covariance no site counts as
     more records than the median site. Returns {} where there are too few records for a covariance.
     """
+    # SciPy takes a tenth of a second to import, and nothing else in a run needs it
+    from scipy.optimize import linear_sum_assignment
+
     most = median(float(each.counts.sum()) for each in sites.values())
     means = _whitened_means({name: _at_most(each, most) for name, each in sites.items()})
     if means is None:

@@ -1,78 +1,64 @@
 "use strict";
-// Brings a page up to date as events arrive, and tells when they no longer do.
+// Asks for the page every two seconds and puts what has changed in place; says when no answer comes.
 (() => {
-  const link = document.getElementById("link");
+  const EVERY = 2000, LOST = 3000;
   const words = (seconds) => {
     const whole = Math.max(0, Math.floor(seconds));
     if (whole < 120) return `${whole} s`;
     const minutes = Math.floor(whole / 60);
     return minutes < 120 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   };
-  const tick = () => {
-    const now = Date.now() / 1000;
-    document.querySelectorAll("time[data-since]").forEach((time) => {
-      const text = words(now - Number(time.dataset.since));
-      if (time.textContent !== text) time.textContent = text;
-    });
-  };
-  // what a person has opened, chosen or reached by keyboard stays as it was
+  const tick = () => document.querySelectorAll("time[data-since]").forEach((time) => {
+    const text = words(Date.now() / 1000 - Number(time.dataset.since));
+    if (time.textContent !== text) time.textContent = text;
+  });
+  // what a person has opened or reached by keyboard stays as it was
   const replace = (part, html) => {
-    const active = document.activeElement;
-    const place = part.contains(active) ? [...part.querySelectorAll("a, button, input, summary")].indexOf(active) : -1;
+    const controls = "a, button, summary, [tabindex]";
+    const place = [...part.querySelectorAll(controls)].indexOf(document.activeElement);
     const open = [...part.querySelectorAll("details[open][id]")].map((details) => details.id);
-    const chosen = [...part.querySelectorAll("input:checked")].map((input) => input.value);
     const scrolled = [...part.querySelectorAll(".scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
     part.innerHTML = html;
     open.forEach((id) => { const details = document.getElementById(id); if (details) details.open = true; });
-    part.querySelectorAll("input[type=checkbox]").forEach((input) => { input.checked = chosen.includes(input.value); });
     part.querySelectorAll(".scroll").forEach((box, index) => {
       if (scrolled[index]) [box.scrollLeft, box.scrollTop] = scrolled[index];
     });
-    if (place >= 0) part.querySelectorAll("a, button, input, summary")[place]?.focus({preventScroll: true});
+    if (place >= 0) part.querySelectorAll(controls)[place]?.focus({preventScroll: true});
   };
   // screen readers are told of a new state or warning, and not of figures that grow in it
-  const voice = document.getElementById("voice");
   const said = () => [...document.querySelectorAll(".state, .warnings strong")].map((part) => part.textContent);
   const cause = (text) => text.replace(/[\d.,]+/g, "#");
   let known = new Set(said().map(cause));
   const tell = () => {
-    const found = said();
-    const news = found.filter((text) => !known.has(cause(text)));
-    if (news.length) voice.textContent = news.join(" ");
+    const found = said(), news = found.filter((text) => !known.has(cause(text)));
+    if (news.length) document.getElementById("voice").textContent = news.join(" ");
     known = new Set(found.map(cause));
   };
-  const address = document.body.dataset.events;
-  if (address) {
-    let lost = 0;
-    const events = new EventSource(address);
-    const told = (text) => { link.hidden = !text; if (link.textContent !== text) link.textContent = text; };
-    events.onopen = () => { lost = 0; told(""); };
-    events.onerror = () => { lost = lost || Date.now(); };
-    // events that come faster than a slow machine can draw are drawn once, as the newest of them says
-    let waiting = {};
-    let planned = false;
-    const draw = () => {
-      planned = false;
-      const panels = waiting;
-      waiting = {};
-      for (const [name, html] of Object.entries(panels)) {
-        const part = document.getElementById(name);
-        if (part) replace(part, html);
-      }
-      tick();
+  const shown = new Map([...document.querySelectorAll("section[id]")].map((part) => [part.id, part.innerHTML]));
+  const link = document.getElementById("link");
+  let heard = Date.now();
+  const ask = async () => {
+    try {
+      const answer = await fetch(location.href, {cache: "no-store"});
+      if (!answer.ok) throw new Error(answer.status);
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      page.querySelectorAll("section[id]").forEach((part) => {
+        const old = document.getElementById(part.id);
+        if (old && shown.get(part.id) !== part.innerHTML) replace(old, part.innerHTML);
+        shown.set(part.id, part.innerHTML);
+      });
+      heard = Date.now();
       tell();
-    };
-    events.onmessage = (event) => {
-      Object.assign(waiting, JSON.parse(event.data));
-      if (!planned) setTimeout(draw, 0);
-      planned = true;
-    };
-    setInterval(() => {
-      if (lost && Date.now() - lost > 3000) {
-        told(`No connection to the server since ${words((Date.now() - lost) / 1000)}; this is what was known then.`);
-      }
-    }, 1000);
-  }
-  setInterval(tick, 1000);
+    } catch { /* said below */ }
+    setTimeout(ask, EVERY);
+  };
+  setInterval(() => {
+    tick();
+    const silent = Date.now() - heard - EVERY;
+    const text = silent > LOST ? "No connection to the server; this is what was known before." : "";
+    link.hidden = !text;
+    if (link.textContent !== text) link.textContent = text;
+  }, 1000);
+  if (shown.size) setTimeout(ask, EVERY);
   tick();
 })();

@@ -6,7 +6,7 @@ They are written into the experiment when its file is read, so that a site appro
 from importlib.util import find_spec
 from typing import Any
 
-from perennial.models.feature_maps.packages import PACKAGES
+from perennial.models.feature_maps.config import PACKAGES
 
 WIDEST_INPUTS = 1100
 """Values of an image up to which they are features themselves; the sums grow with their square."""

@@ -1,6 +1,8 @@
 """Features of length 1/sqrt(2) on a grid, so that sums of their products are exact in double precision."""
 
+import hashlib
 import math
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -44,3 +46,15 @@ def within_radius(features: Tensor) -> Tensor:
     if bool((features.square().sum(dim=1) > RADIUS_SQUARED).any()):
         raise DataError("features: found a sample of length above 1/sqrt(2); allowed on_grid's")
     return features
+
+
+def content_of(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> str:
+    """SHA-256 over parts in order, each (a text of what tensors do not say, tensors by name)."""
+    digest = hashlib.sha256()
+    for about, tensors in parts:
+        digest.update(f"{about};".encode())
+        for name in sorted(tensors):
+            tensor = tensors[name].detach().cpu().contiguous()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+            digest.update(tensor.numpy().data)
+    return digest.hexdigest()

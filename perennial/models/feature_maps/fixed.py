@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError
-from perennial.models.feature_maps.ball import on_grid, unit_rows
+from perennial.models.feature_maps.ball import content_of, on_grid, unit_rows
 from perennial.models.feature_maps.config import (
+    PACKAGES,
     Alternative,
     FeatureMapConfig,
     InputsConfig,
@@ -25,16 +26,11 @@ from perennial.models.feature_maps.config import (
     as_sides,
     choice_names,
 )
-from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.finished_run import FinishedRun, NetworkOf, build_finished_run
-from perennial.models.feature_maps.folded import fold
-from perennial.models.feature_maps.packages import PACKAGES
-from perennial.models.feature_maps.patches import Patches, drawn_filters
-from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels
+from perennial.models.feature_maps.patches import Patches, Symmetric, Tiled, drawn_filters, tile_shape
+from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels, RandomReLU
+from perennial.models.feature_maps.pretrained import fold
 from perennial.models.feature_maps.projection import Projection, build_projection
-from perennial.models.feature_maps.random_relu import RandomReLU
-from perennial.models.feature_maps.symmetry import Symmetric
-from perennial.models.feature_maps.tiled import Tiled, tile_shape
 from perennial.models.incremental import below
 
 

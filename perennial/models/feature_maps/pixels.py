@@ -1,9 +1,12 @@
-"""Restores stored values from a model's normalised inputs, which can also serve as features."""
+"""Features of the stored values themselves: as they are, their products, or random projections of them."""
 
-from math import prod
+from math import prod, sqrt
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from perennial.foundation.streams import stream
 
 Constants = tuple[Tensor, Tensor]
 """(mean, std) of the inputs, (C,) or (D,) each."""
@@ -84,3 +87,29 @@ class Inputs(nn.Module):
             rest = values.shape[1] * FURTHEST**2 - values.square().sum(dim=1, keepdim=True)
             return torch.cat([values, rest.clamp(min=0).sqrt()], dim=1)
         return x if x.ndim == 2 else x.flatten(1) / LARGEST - MIDDLE
+
+
+OFFSET = 0.5
+"""Standard deviation of what is added before the ReLU, where projections have deviation 1."""
+
+
+class RandomReLU(nn.Module):
+    """(B, ...) -> (B, width): relu(W x + b), never trained.
+
+    W: normal with deviation 1 / sqrt(inputs), for inputs of deviation 1.
+    """
+
+    about = "random ReLU"
+
+    def __init__(self, width: int, input_shape: tuple[int, ...], seed: int) -> None:
+        super().__init__()
+        inputs = prod(input_shape)
+        generator = stream(seed, "random-map", width, inputs)
+        weight = torch.from_numpy(generator.standard_normal((width, inputs))) * (1 / sqrt(inputs))
+        offset = torch.from_numpy(generator.standard_normal(width)) * OFFSET
+        self.weight = nn.Parameter(weight.float(), requires_grad=False)
+        self.offset = nn.Parameter(offset.float(), requires_grad=False)
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(F.linear(x.flatten(1), self.weight, self.offset))

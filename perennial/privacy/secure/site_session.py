@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
 from perennial.foundation.errors import ProtocolError
-from perennial.privacy.secure.graph import Graph
 from perennial.privacy.secure.keys import (
     agree,
     agreement_key,
@@ -50,7 +49,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 class Advert:
     """A site's membership and sealed shares, sent ahead of an attempt.
 
-    shares: neighbour -> its shares of the mask key and of the self mask's seed, sealed for it.
+    shares: other site -> its shares of the mask key and of the self mask's seed, sealed for it.
     """
 
     member: Member
@@ -78,7 +77,7 @@ class SiteSession:
     sealed: dict[str, str]
     member: Member
     held: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """By neighbour in the roster, and this site: shares of (mask key, seed)."""
+    """By site of the roster: shares of (mask key, seed)."""
     subject: Subject | None = None
     members: list[Member] = field(default_factory=list)
     closes: list[str] = field(default_factory=list)
@@ -100,7 +99,7 @@ class SiteSession:
         identity: bytes,
         trust: Trust,
     ) -> Self:
-        """Fresh mask key and seed, and their shares for the neighbours among the peers.
+        """Fresh mask key and seed, and their shares for all the peers.
 
         peers: everybody who may be in the roster, this site among them, by name. cipher, identity: this
         site's private keys. Raises PolicyRefusal when so few peers can never make a safe sum or a peer is not
@@ -114,13 +113,12 @@ class SiteSession:
         for peer in peers:
             peer.check(attempt.run, attempt.task, trust)
         digest = peers_hash(attempt, peers)
-        graph = Graph.of(len(peers), parameters, digest)
         position = [peer.name for peer in peers].index(name)
-        holders = sorted([*graph.neighbours(position), position])
+        holders = range(len(peers))
         mask_secret, seed = new_secret(), new_secret()
         points = [holder + 1 for holder in holders]
-        key_shares = split(mask_secret, points, graph.threshold())
-        seed_shares = split(seed, points, graph.threshold())
+        threshold = parameters.threshold(len(peers))
+        key_shares, seed_shares = split(mask_secret, points, threshold), split(seed, points, threshold)
         sealed, held = {}, {}
         for holder in holders:
             peer = peers[holder]
@@ -168,7 +166,7 @@ class SiteSession:
         self.subject, self.members = subject, list(members)
 
     def mask(self, words: Words) -> None:
-        """Mask words in place: the self mask, and one with each neighbour in the roster. Once.
+        """Mask words in place: the self mask, and one with each other site of the roster. Once.
 
         words: (N,) uint32 or uint64. Raises PolicyRefusal when this attempt has masked values already; those
         are to be sent again.
@@ -178,7 +176,7 @@ class SiteSession:
         plus = [derive(bytes.fromhex(self.seed), self.attempt.bound("self mask", self.name, digest))]
         minus: list[bytes] = []
         for member in self.members:
-            if member.name in self._neighbours:
+            if member.name in self._others:
                 pair = sorted((self.name, member.name))
                 seed = agree(mine, member.mask, self.attempt.bound("pair mask", *pair, digest))
                 (plus if self.name == pair[0] else minus).append(seed)
@@ -233,7 +231,7 @@ class SiteSession:
         return self.vote
 
     def open(self, survivors: Sequence[str], votes: Mapping[str, str]) -> Opening:
-        """The shares that take the masks off the sum: for each neighbour one kind, never both.
+        """The shares that take the masks off the sum: for each site one kind, never both.
 
         A site opens once for an attempt; the same request again gets the same shares.
         votes: signatures by survivor. Raises PolicyRefusal without a threshold of valid ones over this set.
@@ -244,10 +242,9 @@ class SiteSession:
             f"attempt {self.attempt.number}: a second unmasking, of another set of survivors",
         )
         known = {peer.name: peer.identity for peer in self.peers}
-        near = {self.name, *self._neighbours} & set(survivors)
-        content = self._vote_content
-        valid = sum(verified(known[name], content, votes[name]) for name in sorted(near) if name in votes)
-        needed = self._graph.threshold()
+        content, voters = self._vote_content, sorted(set(survivors) & votes.keys())
+        valid = sum(verified(known[name], content, votes[name]) for name in voters)
+        needed = self.parameters.threshold(len(self.peers))
         require(valid >= needed, f"survivors: {valid} valid signatures over this set, {needed} are needed")
         self.advance("opened")
         here = set(survivors)
@@ -288,13 +285,8 @@ class SiteSession:
         return roster_hash(self._peers_hash, self.subject, self.members)
 
     @cached_property
-    def _graph(self) -> Graph:
-        return Graph.of(len(self.peers), self.parameters, self._peers_hash)
-
-    @cached_property
-    def _neighbours(self) -> set[str]:
-        names = [peer.name for peer in self.peers]
-        return {names[other] for other in self._graph.neighbours(names.index(self.name))}
+    def _others(self) -> set[str]:
+        return {peer.name for peer in self.peers} - {self.name}
 
     @property
     def _vote_content(self) -> bytes:
@@ -302,7 +294,7 @@ class SiteSession:
 
     def _hold(self, shares: Mapping[str, str], cipher: bytes) -> None:
         known, members = {peer.name: peer for peer in self.peers}, {member.name for member in self.members}
-        for sender in sorted(shares.keys() & members & self._neighbours):
+        for sender in sorted(shares.keys() & members & self._others):
             info = self.attempt.bound("shares", self._peers_hash, sender, self.name)
             with suppress(ProtocolError):
                 raw = unsealed(cipher, info, shares[sender], known[sender].cipher)
@@ -310,9 +302,8 @@ class SiteSession:
 
     def _check_survivors(self, survivors: Sequence[str]) -> None:
         self.parameters.check_survivors(len(self.members), len(survivors))
-        near = len({self.name, *self._neighbours} & set(survivors))
-        needed = self._graph.threshold()
-        require(near >= needed, f"survivors: {near} around this site, {needed} open a secret")
+        needed = self.parameters.threshold(len(self.peers))
+        require(len(survivors) >= needed, f"survivors: {len(survivors)}, {needed} open a secret")
 
 
 def vote_content(attempt: Attempt, roster: bytes, survivors: Sequence[str]) -> bytes:

@@ -1,19 +1,23 @@
-"""Grids of cells: values by shade, and states by colour. The first row is on top."""
+"""Grids of cells: values by shade. The first row is on top."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from perennial.server.charts.frame import LETTER, TICKS_ACROSS, Axis, Frame, box, drawing, legend, text
+from perennial.server.charts.frame import (
+    LETTER,
+    TICKS_ACROSS,
+    Axis,
+    Frame,
+    box,
+    drawing,
+    text,
+)
 from perennial.server.report.markup import Markup, label
 
 SHADES = 20
 """Steps from the lightest shade to the darkest."""
 DEEP = 0.6
 """The share of the largest value from which a cell's text has the colour of the surface."""
-MOST_ROWS = 300
-MOST_COLUMNS = 200
-"""Cells that a grid of states has at most; more than that no screen shows, and no page should carry."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +25,21 @@ class HeatMap:
     """Values by shade.
 
     values: from 0 to largest; None has no cell. texts: what stands in the cells.
-    tells: what a cell says when it is pointed at. titles: of the axes, across and up.
+    tell: of (row, column), what a cell says when it is pointed at. titles: of the axes, across and up.
     """
 
     rows: Sequence[str]
     columns: Sequence[str]
     values: Sequence[Sequence[float | None]]
     texts: Sequence[Sequence[str]]
-    tells: Sequence[Sequence[str]]
+    tell: Callable[[int, int], str]
     largest: float
     height: int
     titles: tuple[str, str] = ("", "")
+
+    @property
+    def count(self) -> int:
+        return sum(value is not None for row in self.values for value in row)
 
     def drawn(self, width: int, words: str) -> Markup:
         """The chart. words: for a person who cannot see it."""
@@ -53,89 +61,10 @@ class HeatMap:
                     continue
                 share = min(max(value / (self.largest or 1.0), 0.0), 1.0)
                 x, y = frame.left + column * wide, frame.top + row * tall
-                kind, said = f"cell s{round(share * SHADES)}", self.tells[row][column]
+                kind, said = f"cell s{round(share * SHADES)}", self.tell(row, column)
                 parts.append(box(kind, x + 1.5, y + 1.5, wide - 3, tall - 3, said))
                 words_in = self.texts[row][column]
                 if words_in and tall >= 14 and LETTER * len(words_in) < wide:
                     kind = "within deep" if share >= DEEP else "within"
                     parts.append(text(x + wide / 2, middle + 4, words_in, kind, "middle"))
         return drawing(width, self.height, parts, words)
-
-
-@dataclass(frozen=True)
-class State:
-    """name, kind: words in the legend, and the class of its cells."""
-
-    name: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class States:
-    """The state of each row in each column, by its number; a column that stands for several has the largest.
-
-    columns: whole numbers, such as rounds, in order. codes: (rows, columns) numbers of states.
-    notes: by (row, column), what is said beside the state's name. place: what a column is called.
-    """
-
-    rows: Sequence[str]
-    columns: Sequence[int]
-    codes: Sequence[Sequence[int]]
-    states: Sequence[State]
-    notes: Mapping[tuple[int, int], str]
-    place: str
-
-    @property
-    def height(self) -> int:
-        """Pixels."""
-        rows = len(self.rows)
-        return 60 + rows * (26 if rows <= 20 else 14 if rows <= 60 else 6 if rows <= 150 else 3)
-
-    def drawn(self, width: int, words: str) -> Markup:
-        """The chart with its legend. words: for a person who cannot see it."""
-        names = [label(name) for name in self.rows] if len(self.rows) <= 60 else []
-        frame = Frame.around(width, self.height, names, (self.place, ""), 4.0, 4.0)
-        joined = -(-len(self.columns) // MOST_COLUMNS)
-        count = -(-len(self.columns) // joined)
-        wide, tall = (frame.right - frame.left) / count, (frame.bottom - frame.top) / max(len(self.rows), 1)
-        gap = 1.0 if joined == 1 and count <= 100 and len(self.rows) <= 60 else 0.0
-        first, last = self.columns[0] - 0.5, self.columns[0] - 0.5 + joined * count
-        axis = Axis(whole=True, grid=False)
-        marks = axis.marks(first, last, TICKS_ACROSS)
-        parts = [
-            *frame.titles(self.place, ""),
-            *frame.axis_across(axis, frame.across(first, last), marks),
-        ]
-        for row, name in enumerate(self.rows):
-            y = frame.top + row * tall
-            if names:
-                parts.append(text(frame.left - 7, y + tall / 2 + 4, names[row], "tick", "end"))
-            for start, end, code, note in self._runs(row, joined, bool(gap)):
-                where = self._where(start * joined, end * joined)
-                title = f"{name}, {where}: {self.states[code].name}{note}"
-                x = frame.left + start * wide + gap
-                kind = f"cell {self.states[code].kind}"
-                parts.append(box(kind, x, y + gap, (end - start) * wide - 2 * gap, tall - 2 * gap, title))
-        present = sorted({code for row in self.codes for code in row}, reverse=True)
-        keys = [
-            (box(f"cell {self.states[code].kind}", 6, 0, 10, 10), self.states[code].name) for code in present
-        ]
-        return Markup(legend(keys) + drawing(width, self.height, parts, words))
-
-    def _runs(self, row: int, joined: int, apart: bool) -> Iterator[tuple[int, int, int, str]]:
-        """(first column, the one after the last, state, note) of cells that look alike, side by side."""
-        codes = self.codes[row]
-        groups = [max(codes[at : at + joined]) for at in range(0, len(codes), joined)]
-        noted = [
-            next((self.notes[row, at] for at in range(start, start + joined) if (row, at) in self.notes), "")
-            for start in range(0, len(codes), joined)
-        ]
-        for key, run in groupby(
-            range(len(groups)), key=lambda at: (at if apart else 0, groups[at], noted[at])
-        ):
-            indices = [*run]
-            yield indices[0], indices[-1] + 1, key[1], key[2]
-
-    def _where(self, start: int, end: int) -> str:
-        first, last = self.columns[start], self.columns[min(end, len(self.columns)) - 1]
-        return f"{self.place} {first}" if first == last else f"{self.place}s {first} to {last}"

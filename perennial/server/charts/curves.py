@@ -16,7 +16,6 @@ from perennial.server.charts.frame import (
     box,
     drawing,
     legend,
-    line,
     text,
 )
 from perennial.server.report.markup import Markup, escape, label
@@ -60,15 +59,6 @@ class Span:
 
 
 @dataclass(frozen=True)
-class AxisMark:
-    """An upright mark at x, such as a skipped round. kind: its class in the style."""
-
-    x: float
-    kind: str
-    label: str = ""
-
-
-@dataclass(frozen=True)
 class Curves:
     """Curves in one chart. height: in pixels.
 
@@ -80,9 +70,12 @@ class Curves:
     up: Axis
     height: int
     spans: Sequence[Span] = ()
-    marks: Sequence[AxisMark] = ()
     together: bool = False
     place: str = ""
+
+    @property
+    def count(self) -> int:
+        return sum(y is not None for curve in self.curves if not curve.reference for _, y in curve.points)
 
     def drawn(self, width: int, words: str) -> Markup:
         """Draw the chart with its legend. words: a description for people who cannot see it."""
@@ -102,7 +95,6 @@ class Curves:
             *frame.axis_up(self.up, up, marks_up),
             *frame.axis_across(self.across, across, self.across.marks(low_x, high_x, TICKS_ACROSS)),
             *frame.titles(*titles),
-            *(self._mark(mark, frame, across) for mark in self.marks),
         ]
         looks = [*_looks(self.curves)]
         for curve, look in zip(self.curves, looks, strict=True):
@@ -117,13 +109,6 @@ class Curves:
             if curve.name
         ]
         return Markup(legend(keys) + drawing(width, self.height, parts, words))
-
-    def _mark(self, mark: AxisMark, frame: Frame, across: Scale) -> str:
-        x = across(mark.x)
-        drawn = line(f"mark {mark.kind}", (x, frame.top), (x, frame.bottom))
-        if not mark.label:
-            return drawn
-        return f"<g><title>{escape(mark.label)}</title>{drawn}</g>"
 
     def _tellers(self, frame: Frame, across: Scale) -> Iterator[str]:
         """Invisible columns, one for each x, that tell what all curves have there."""

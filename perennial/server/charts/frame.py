@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
-from perennial.server.report.markup import Markup, decimal, escape, label
+from perennial.server.report.markup import Markup, decimal, escape, label, percent
 
 LETTER = 6.7
 """Mean width of a letter beside an axis, in pixels."""
@@ -186,3 +186,17 @@ def legend(entries: Sequence[tuple[str, str]]) -> Markup:
         for shapes, words in entries
     )
     return Markup(f'<ul class="legend">{keys}</ul>')
+
+
+def whole_percent(share: float) -> str:
+    """The text of a tick on an axis of shares."""
+    return percent(share, 0)
+
+
+SHARES = Axis(low=0.0, high=1.03, words=whole_percent)
+"""The upright axis of accuracies."""
+
+
+def after_tasks(tasks: int) -> Axis:
+    """The horizontal axis of charts over a run's tasks."""
+    return Axis("after task", low=0.7, high=tasks + 0.3, words="{:.0f}".format, whole=True, grid=False)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import NormalDist
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,23 @@ from perennial.server.measures.calibration import (
     error_by_chance,
     expected_calibration_error,
     reliability,
+    thresholds,
 )
-from perennial.server.measures.conformal import thresholds
-from perennial.server.measures.curves import auprc, auroc, precision_recall_areas, roc_areas
-from perennial.server.measures.figure import UNMEASURED, Figure, mean_of, wilson
+from perennial.server.measures.figure import (
+    UNMEASURED,
+    Figure,
+    auprc,
+    auroc,
+    mean_of,
+    precision_recall_areas,
+    roc_areas,
+    wilson,
+)
+from perennial.server.measures.headline import headline
 from perennial.server.measures.record import (
     Calibration,
     ClassMeasures,
+    Measures,
     PartMeasures,
     PredictionSets,
     SetThreshold,
@@ -58,27 +68,41 @@ def class_measures(
     return found
 
 
-class WholeMeasures(TypedDict):
-    """Figures of all classes together; all but accuracy are means over the classes that have samples."""
+def assemble(
+    tables: EvaluationTables,
+    names: Sequence[str],
+    intervals: Intervals | None,
+    temperature: float | None,
+    by_site: Mapping[str, np.ndarray],
+    subgroups: Mapping[str, np.ndarray],
+    **more: Any,
+) -> Measures:
+    """All measures of a model, with its headline.
 
-    accuracy: Figure
-    balanced_accuracy: Figure
-    macro_auroc: Figure
-    macro_auprc: Figure
-
-
-def whole_measures(
-    tables: EvaluationTables, classes: Sequence[ClassMeasures], intervals: Intervals | None = None
-) -> WholeMeasures:
-    """Figures of all classes together. classes: as class_measures gave them."""
+    names: by label. intervals: over patients; None: samples are independent. by_site, subgroups: as for
+    part_measures. more: further fields of Measures.
+    """
+    classes = class_measures(tables, names, intervals)
     present = [measures for measures in classes if measures.samples]
-    replaced = intervals or {}
-    return WholeMeasures(
-        accuracy=_replaced(wilson(sum(tables.correct), tables.samples), replaced.get("accuracy")),
-        balanced_accuracy=_replaced(_balanced(tables), replaced.get("balanced_accuracy")),
-        macro_auroc=_replaced(mean_of([each.auroc for each in present]), replaced.get("macro_auroc")),
-        macro_auprc=_replaced(mean_of([each.auprc for each in present]), replaced.get("macro_auprc")),
+    whole = {
+        "accuracy": wilson(sum(tables.correct), tables.samples),
+        "balanced_accuracy": _balanced(tables),
+        "macro_auroc": mean_of([each.auroc for each in present]),
+        "macro_auprc": mean_of([each.auprc for each in present]),
+    }
+    ends = intervals or {}
+    found = Measures(
+        interval="samples" if intervals is None else "patients",
+        samples=tables.samples,
+        classes=classes,
+        confusion=tables.confusion.tolist(),
+        calibration=calibration(tables, intervals, temperature),
+        sites=part_measures(by_site, names),
+        subgroups=part_measures(subgroups, names),
+        **{name: _replaced(figure, ends.get(name)) for name, figure in whole.items()},
+        **more,
     )
+    return found.model_copy(update={"headline": headline(found)})
 
 
 def calibration(

@@ -9,10 +9,10 @@ from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
 from perennial.server.measures.figure import Figure
 from perennial.server.measures.headline import SELDOM
 from perennial.server.measures.record import FILE, Measures, PredictionSets, read_measures
+from perennial.server.new_model_gate import write_verdicts
 from perennial.server.report.comparison import markdown_table
 from perennial.server.report.markup import MISSING, decimal, power
 from perennial.server.report.recognition import SET_COLUMNS, always_in_sets
-from perennial.server.report.signed_lines import signed_section
 from perennial.server.run_record import Run, read_run
 
 CARD = "card.md"
@@ -36,7 +36,7 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
         raise StateError(f"{intended_use}: cannot be read as text ({error})") from error
     parts = [
         f"# {_plain(run.summary.experiment)}: model card",
-        *filter(None, [signed_section(folder)]),
+        *filter(None, [write_verdicts(folder)]),
         _what(run, saved),
         "## Intended use\n\n" + use,
         "## Data\n\n" + _data(run),

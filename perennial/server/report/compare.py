@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 from perennial.server.charts.curves import Curve, Curves
-from perennial.server.charts.frame import Axis
+from perennial.server.charts.frame import SHARES, Axis, after_tasks
 from perennial.server.report.comparison import Comparison, Row, Spread, compared
 from perennial.server.report.markup import (
     MISSING,
@@ -18,14 +18,13 @@ from perennial.server.report.markup import (
     element,
     join,
     numbers,
+    panel,
     percent,
     plural,
     table,
 )
 from perennial.server.report.method_blocks import section_of
 from perennial.server.report.page import page
-from perennial.server.report.sections import panel
-from perennial.server.report.task_figures import SHARES, after_tasks
 from perennial.server.run_record import Measured, Run, read_run
 
 NOTHING = Spread(None, None)

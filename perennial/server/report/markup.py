@@ -4,32 +4,16 @@ Names of sites and classes and reasons of refusals come from other institutions:
 page, or a chart, except through `escape`.
 """
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from markupsafe import Markup, escape
 
 MISSING = "\N{EN DASH}"
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
 PRINTABLE_ROWS = 40
 """Tables of numbers up to this length are opened when the page is printed."""
-
-
-class Markup(str):
-    """HTML that is safe to put on the page. A sum with text is markup again, with the text escaped."""
-
-    __slots__ = ()
-
-    def __add__(self, other: str) -> "Markup":
-        return join([self, other])
-
-    def __radd__(self, other: str) -> "Markup":
-        return join([other, self])
-
-
-def escape(value: object) -> Markup:
-    """The value as HTML text, escaped; Markup stays as it is."""
-    return value if isinstance(value, Markup) else Markup(html.escape(str(value), quote=True))
 
 
 def label(value: object, limit: int = 28) -> str:
@@ -39,8 +23,8 @@ def label(value: object, limit: int = 28) -> str:
 
 
 def join(parts: Sequence[str], separator: str = "") -> Markup:
-    """The parts as one piece of HTML, escaped unless they are Markup."""
-    return Markup(separator.join(escape(part) for part in parts))
+    """The parts as one piece of HTML, escaped unless they are Markup. separator: HTML."""
+    return Markup(separator).join(parts)
 
 
 def element(tag: str, content: object, css_class: str = "") -> Markup:
@@ -146,15 +130,24 @@ def numbers(
     return folded("Numbers", table(columns, rows, align, caption), len(rows))
 
 
+def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Markup:
+    """A part of the page with a small heading. long: whether it may break across printed pages."""
+    head = element("h3", title) + (element("p", note) if note else "")
+    return element("div", Markup(head + content), "panel long" if long else "panel")
+
+
 HALF, WHOLE = 510, 1040
 """Pixels across the drawing of a chart that takes half of the page's width, and all of it."""
 
 
 class Chart(Protocol):
-    """A chart of server/charts/. height: pixels."""
+    """A chart of server/charts/. height: pixels. count: values in it."""
 
     @property
     def height(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
 
     def drawn(self, width: int, words: str) -> Markup:
         """Draw the chart, `width` pixels wide. words: a description for people who cannot see it."""
@@ -177,7 +170,10 @@ class Picture:
     numbers: Markup | None = None
 
     def markup(self) -> Markup:
+        """The figure as HTML; of a chart of one value the numbers alone."""
         width, kind = (WHOLE, "wide") if self.wide else (HALF, "half")
+        if self.chart.count < 2:
+            return panel(self.title, self.numbers, self.description) if self.numbers else Markup("")
         drawn = self.chart.drawn(width, f"{self.title}. {self.description}")
         return Markup(
             f'<figure class="{kind}" id="chart-{self.name}">'

@@ -6,34 +6,41 @@ To show a new block, write a function (content, run) -> Section and name it in B
 import base64
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perennial.foundation.errors import StateError
-from perennial.learning.analytic.influence import auroc_of_explained
-from perennial.server.charts.bars import NamedBars
 from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
-from perennial.server.report import cross_site, own_heads
+from perennial.server.report.closed_form import (
+    OwnHead,
+    Table,
+    Tried,
+    WorthOfColumns,
+    show_cross_site,
+    show_head_choice,
+    show_left_out,
+    show_map_choice,
+    show_own_heads,
+)
 from perennial.server.report.markup import (
     MISSING,
     Markup,
     Picture,
     Section,
+    bar,
     decimal,
     element,
     escape,
     join,
     numbers,
+    panel,
     percent,
     plural,
     table,
 )
-from perennial.server.report.sections import panel
-from perennial.server.report.task_figures import SHARES, whole_percent
 from perennial.server.run_record import Measured, Run
 
 ATTENTION_WARNING = ": attention: site "
@@ -81,73 +88,49 @@ def _refused(run: Run, fault: str) -> StateError:
     return StateError(f"{run.folder / 'summary.json'}: {fault}; resume the run to write the file again")
 
 
-def personalised_accuracy(values: dict[str, Measured | list[Measured]], run: Run) -> Section:
+def show_personalised_accuracy(values: dict[str, Measured | list[Measured]], run: Run) -> Section:
     """The section on sites' own models. values: site -> accuracy on its samples, one or one for each task."""
     lists = {site: value if isinstance(value, list) else [value] for site, value in values.items()}
-    last = {site: row[-1] for site, row in lists.items() if row and row[-1] is not None}
-    chart = NamedBars(last, replace(SHARES, title="accuracy"), percent)
     longest = max(map(len, lists.values()), default=1)
-    tasks = ["accuracy"] if longest == 1 else [f"task {t}" for t in range(1, longest + 1)]
-    rows = [[site, *map(percent, row), *[MISSING] * (longest - len(row))] for site, row in lists.items()]
-    figure = Picture(
-        "personalised-accuracy",
-        "Accuracy of each site's own model",
-        "On the samples that the site held out, at the end of the run.",
-        chart,
-        wide=True,
-        numbers=numbers(["site", *tasks], rows, "Personalised accuracy"),
-    )
-    return Section("Personalised models", [figure])
+    tasks = [f"task {task}" for task in range(1, longest)]
+    rows = [
+        [site, *map(percent, row[:-1]), *[MISSING] * (longest - len(row)), _bar(row[-1] if row else None)]
+        for site, row in lists.items()
+    ]
+    body = table(["site", *tasks, "at the end"], rows, "l" + "r" * longest, "Personalised accuracy")
+    note = "On the samples that the site held out, of its own model."
+    return Section("Personalised models", [panel("Accuracy of each site's own model", body, note, long=True)])
 
 
-def _interval(entry: Share) -> str:
-    if entry.low is None or entry.high is None:
-        return "not known: the gain itself is in doubt"
-    return f"{percent(entry.low)} to {percent(entry.high)}"
+def _bar(share: float | None) -> Markup:
+    return bar(percent(share), share or 0.0)
 
 
-def _value(entry: Share) -> str:
-    if entry.value is None or entry.value_low is None or entry.value_high is None:
-        return ""
-    return f"{decimal(entry.value)} ({decimal(entry.value_low)} to {decimal(entry.value_high)})"
-
-
-def contribution(shares: dict[str, Share], run: Run) -> Section:
+def show_contribution(shares: dict[str, Share], run: Run) -> Section:
     """The section on contribution values. shares: by site."""
-    chart = NamedBars(
-        {site: entry.share for site, entry in shares.items()},
-        Axis("share", words=whole_percent),
-        percent,
-        [
-            (
-                entry.share if entry.low is None else min(entry.low, entry.share),
-                entry.share if entry.high is None else max(entry.high, entry.share),
-            )
-            for entry in shares.values()
-        ],
-    )
     columns = ["site", "share", "interval", "by others' sums", ""]
     rows = []
-    for site, entry in shares.items():
-        reason = entry.flag if isinstance(entry.flag, str) else "flagged"
-        flag = element("span", reason, "flag") if entry.flag else ""
-        rows.append([site, percent(entry.share), _interval(entry), _value(entry), flag])
-    figure = Picture(
-        "contribution",
-        "Contribution value of each site",
-        "Share of the run's gain that came with each site's updates, with its interval.",
-        chart,
-        wide=True,
-        numbers=numbers(columns, rows, "Contribution", "lrrrl"),
-    )
+    for site, each in shares.items():
+        interval = "not known: the gain itself is in doubt"
+        if each.low is not None and each.high is not None:
+            interval = f"{percent(each.low)} to {percent(each.high)}"
+        value = ""
+        if each.value is not None and each.value_low is not None and each.value_high is not None:
+            value = f"{decimal(each.value)} ({decimal(each.value_low)} to {decimal(each.value_high)})"
+        reason = each.flag if isinstance(each.flag, str) else "flagged"
+        rows.append(
+            [site, _bar(each.share), interval, value, element("span", reason, "flag") if each.flag else ""]
+        )
     note = (
-        "A low value is no fault: rare classes and late entry lower it. Null update: every update that the "
-        "site sent was what it had got. In a closed form: the others' sums contradict it."
+        "Share of the run's gain that came with each site's updates. A low value is no fault: rare classes "
+        "and late entry lower it. Null update: every update that the site sent was what it had got. In a "
+        "closed form: the others' sums contradict it."
     )
-    return Section("Contribution values", [figure], note)
+    body = table(columns, rows, "lrrrl", "Contribution")
+    return Section("Contribution values", [panel("Contribution value of each site", body, long=True)], note)
 
 
-def digest(facts: dict[str, Any], run: Run) -> Section:
+def show_digest(facts: dict[str, Any], run: Run) -> Section:
     """The section on digests. facts: figures by name, or groups of them, which become tables."""
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
     plain = {name: value for name, value in facts.items() if name not in groups}
@@ -185,7 +168,7 @@ def _fact(value: object) -> str:
     return str(value)
 
 
-def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
+def show_attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
     """The section on layer attention. weights: layer -> site -> weight.
 
     Above the picture stand the journal's last warning that one site decides layers alone, and the number of
@@ -195,17 +178,22 @@ def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
     grid = [[row.get(site) for site in sites] for row in weights.values()]
     texts = [["" if value is None else f"{value:.2f}" for value in row] for row in grid]
     largest = max((value for row in grid for value in row if value is not None), default=1.0)
-    tells = [
-        [f"{layer}, {site}: {decimal(value)}" for site, value in zip(sites, row, strict=True)]
-        for layer, row in zip(weights, grid, strict=True)
-    ]
+    layers = list(weights)
     height = min(100 + 28 * len(weights), 1200)
     rows = [[layer, *map(decimal, row)] for layer, row in zip(weights, grid, strict=True)]
     figure = Picture(
         "attention",
         "Weight of each site in each layer",
         "Rows are layers from the input to the head, columns are sites; a row adds up to one.",
-        HeatMap(list(weights), sites, grid, texts, tells, largest, height),
+        HeatMap(
+            layers,
+            sites,
+            grid,
+            texts,
+            lambda row, column: f"{layers[row]}, {sites[column]}: {decimal(grid[row][column])}",
+            largest,
+            height,
+        ),
         wide=True,
         numbers=numbers(["layer", *sites], rows, "Attention of each layer on each site"),
     )
@@ -214,7 +202,7 @@ def attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section:
     return Section("Attention", [figure], last)
 
 
-def clusters(indices: dict[str, Place], run: Run) -> Section:
+def show_clusters(indices: dict[str, Place], run: Run) -> Section:
     """The section on clusters of sites. indices: each site's place on the plane and its cluster."""
     members: dict[str, dict[str, Place]] = {}
     for site, place in indices.items():
@@ -242,7 +230,7 @@ def clusters(indices: dict[str, Place], run: Run) -> Section:
     return Section("Clusters", [figure])
 
 
-def attacks(entries: list[Attack], run: Run) -> Section:
+def show_attacks(entries: list[Attack], run: Run) -> Section:
     """The section on attacks that were tried on this run, and their results."""
     parts: list[Picture | Markup] = []
     for entry in entries:
@@ -284,7 +272,7 @@ def _embedded(image: str, run: Run) -> Markup:
     raise StateError(f"{path}: not a PNG or JPEG picture; run the attack again to write it")
 
 
-def bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
+def show_bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
     """The section on bounds. met: site -> kind of bound -> rounds in which it changed the site's update."""
     rows = [
         [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "capped"))] for site, counts in met.items()
@@ -299,113 +287,19 @@ def bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
     return Section("Bounds on sites", [panel("Who met a bound", table(columns, rows, "lrr", "Bounds"))], note)
 
 
-class Tried(BaseModel):
-    """A head with the best shrinkage that was tried, and its value on validation samples."""
-
-    maps: list[str]
-    head: str
-    shrinkage: float
-    value: float
-    interval: tuple[float, float]
-    end_of_grid: bool
-
-
-def map_choice(tried: list[Tried], run: Run) -> Section:
-    """The section on the choice of a feature map: the best head on each in task 1, the chosen first."""
-    note = (
-        "Compared in the first task, each alone, by the validation samples of its classes; the run goes on "
-        "with the first. Where intervals overlap another could be as good."
-    )
-    return Section("The maps to choose among", [panel("Maps compared", _heads(tried), long=True)], note)
-
-
-def _heads(tried: list[Tried]) -> Markup:
-    rows = [
-        [
-            " and ".join(each.maps),
-            each.head,
-            f"{each.shrinkage:g}" + (" (end of those tried)" if each.end_of_grid else ""),
-            percent(each.value, 1) + " [{}, {}]".format(*(percent(end, 1) for end in each.interval)),
-        ]
-        for each in tried
-    ]
-    columns = ["features", "head", "shrinkage", "on validation samples"]
-    return table(columns, rows, "lllr", "Heads compared")
-
-
-def head_choice(tried: list[Tried], run: Run) -> Section:
-    """The section on what head auto chose among in the last task, the chosen one first."""
-    ahead = 100 * (tried[0].value - tried[1].value) if tried[1:] else 0.0
-    note = (
-        f"The first was chosen; the second is {ahead:.1f} points away. Each is judged with its neighbours in "
-        "shrinkage, so that the order need not be that of the figures. The figures are of the validation "
-        "samples that chose, with 95 % intervals: the chosen one is judged too well, and where intervals "
-        "overlap another could be as good. For samples that no choice has seen see the first section."
-    )
-    return Section("The head that was chosen", [panel("Heads compared", _heads(tried), long=True)], note)
-
-
-def beside_each_other(found: cross_site.Table, run: Run) -> Section:
-    """The section with the cross-site table."""
-    return cross_site.section(found, run.summary.classes)
-
-
-def of_hospitals(found: dict[str, own_heads.OwnHead], run: Run) -> Section:
-    """The section on hospitals' own heads."""
-    return own_heads.section(found, run.summary.classes)
-
-
-class WorthOfColumns(BaseModel):
-    """counts: records of each class. explained: column -> share explained without it; "" -> with all."""
-
-    counts: list[int]
-    explained: dict[str, Measured]
-
-
-MOST_SHOWN = 15
-LEAKS = 0.1
-"""By so much the share explained must fall without one column for the page to ask whether it may be known."""
-
-
-def left_out(found: WorthOfColumns, run: Run) -> Section:
-    """The section on what the model loses without each column, the greatest loss first."""
-    whole, total = found.explained.get("") or 0.0, sum(found.counts)
-    two = len(found.counts) == 2 and min(found.counts) > 0
-
-    def shown(share: float | None) -> list[str]:
-        auroc = [] if not two or share is None else [auroc_of_explained(share, found.counts[0] / total)]
-        return [percent(share, 1), *(f"{value:.3f}" for value in auroc)]
-
-    left = sorted(((share or 0.0, name) for name, share in found.explained.items() if name))
-    rows = [["with all columns", *shown(whole)]]
-    rows += [[f"without {name}", *shown(share)] for share, name in left[:MOST_SHOWN]]
-    columns = ["", "explained", *["AUROC, about"] * two]
-    note = (
-        "The share of the classes' variance that ridge regression on the columns explains, by generalised "
-        "cross-validation of the sites' sums, and again without one column at a time. The AUROC is what that "
-        "share would give if scores were normal. Columns that say the same replace each other."
-    )
-    if left and (fall := whole - left[0][0]) >= max(LEAKS, whole / 2):
-        name = left[0][1]
-        note += f" Most of it is {name!r} ({100 * fall:.0f} points): is it known before the diagnosis?"
-    return Section(
-        "Without one column", [panel("Left out", table(columns, rows, "lr" + "r" * two, ""))], note
-    )
-
-
 BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
-    "own_heads": (dict[str, own_heads.OwnHead], of_hospitals),
-    "personalised_accuracy": (dict[str, Measured | list[Measured]], personalised_accuracy),
-    "contribution": (dict[str, Share], contribution),
-    "map_choice": (list[Tried], map_choice),
-    "head_choice": (list[Tried], head_choice),
-    "columns": (WorthOfColumns, left_out),
-    "bounds": (dict[str, dict[str, int]], bounds),
-    "cross_site": (cross_site.Table, beside_each_other),
-    "digest": (dict[str, Any], digest),
-    "attention": (dict[str, dict[str, Measured]], attention),
-    "clusters": (dict[str, Place], clusters),
-    "attacks": (list[Attack], attacks),
+    "own_heads": (dict[str, OwnHead], show_own_heads),
+    "personalised_accuracy": (dict[str, Measured | list[Measured]], show_personalised_accuracy),
+    "contribution": (dict[str, Share], show_contribution),
+    "map_choice": (list[Tried], show_map_choice),
+    "head_choice": (list[Tried], show_head_choice),
+    "columns": (WorthOfColumns, show_left_out),
+    "bounds": (dict[str, dict[str, int]], show_bounds),
+    "cross_site": (Table, show_cross_site),
+    "digest": (dict[str, Any], show_digest),
+    "attention": (dict[str, dict[str, Measured]], show_attention),
+    "clusters": (dict[str, Place], show_clusters),
+    "attacks": (list[Attack], show_attacks),
 }
 """Key of summary.json -> (what it must be, the function that shows it), in the order of the page."""
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from perennial.server.charts.cells import HeatMap
 from perennial.server.charts.curves import Curve, Curves
-from perennial.server.charts.frame import Axis
-from perennial.server.measures.conformal import least_samples
+from perennial.server.charts.frame import Axis, whole_percent
+from perennial.server.measures.calibration import least_samples
 from perennial.server.measures.figure import Figure as Measure
 from perennial.server.measures.record import (
     Calibration,
@@ -28,16 +28,15 @@ from perennial.server.report.markup import (
     folded,
     join,
     numbers,
+    panel,
     percent,
     plural,
     table,
 )
-from perennial.server.report.sections import panel
-from perennial.server.report.task_figures import whole_percent
 from perennial.server.run_record import Run
 
 LARGEST_MATRIX = 30
-"""Classes up to which the confusion matrix is drawn; above it the most frequent mistakes are listed alone."""
+"""Classes up to which the confusion matrix is drawn; above it the most frequent mistakes are listed."""
 MOST_ROWS = 30
 """Sites or mistakes that a table shows."""
 SELDOM = 0.5
@@ -84,11 +83,10 @@ def recognition_section(measures: Measures, parts: Sequence[Picture | Markup]) -
 def recognition_parts(measures: Measures) -> list[Picture | Markup]:
     """The section's tables and charts, for the report of a run and that of an external validation."""
     parts: list[Picture | Markup] = [_classes(measures)]
-    if len(measures.classes) > 1:
-        if len(measures.classes) <= LARGEST_MATRIX:
-            parts.append(_matrix(measures))
-        if mistakes := _mistakes(measures):
-            parts.append(mistakes)
+    if 1 < len(measures.classes) <= LARGEST_MATRIX:
+        parts.append(_matrix(measures))
+    elif mistakes := _mistakes(measures):
+        parts.append(mistakes)
     if measures.calibration.groups:
         parts.append(_calibration(measures.calibration))
     if measures.prediction_sets is not None:
@@ -174,13 +172,11 @@ def _matrix(measures: Measures) -> Picture:
         for row, total in zip(measures.confusion, totals, strict=True)
     ]
     texts = [[f"{cell:,}" if cell else "" for cell in row] for row in measures.confusion]
-    tells = [
-        [
-            f"{name}, called {called}: {cell:,} ({percent(share, 0)} of the class)"
-            for called, cell, share in zip(names, cells, row, strict=True)
-        ]
-        for name, cells, row in zip(names, measures.confusion, shares, strict=True)
-    ]
+
+    def tell(row: int, column: int) -> str:
+        cell, share = measures.confusion[row][column], percent(shares[row][column], 0)
+        return f"{names[row]}, called {names[column]}: {cell:,} ({share} of the class)"
+
     height = max(280, min(120 + 34 * len(names), 900))
     counts = [[name, *row] for name, row in zip(names, measures.confusion, strict=True)]
     return Picture(
@@ -188,7 +184,7 @@ def _matrix(measures: Measures) -> Picture:
         title="Confusion matrix",
         description="Rows are what samples are, columns what the model called them; the diagonal is right. "
         "Numbers are samples, the shade is the share of the row.",
-        chart=HeatMap(names, names, shares, texts, tells, 1.0, height, ("called", "is")),
+        chart=HeatMap(names, names, shares, texts, tell, 1.0, height, ("called", "is")),
         wide=True,
         numbers=numbers(["is / called", *names], counts, "Confusion matrix: samples"),
     )
@@ -205,10 +201,9 @@ def _mistakes(measures: Measures) -> Markup | None:
     if not wrong:
         return None
     wrong.sort(key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))
-    most = MOST_ROWS if len(names) > LARGEST_MATRIX else 10
     rows = [
         [names[row], names[column], f"{cell:,}", percent(cell / sum(measures.confusion[row]), 0)]
-        for cell, row, column in wrong[:most]
+        for cell, row, column in wrong[:MOST_ROWS]
     ]
     columns = ["is", "called", "samples", "share of the class"]
     return panel("Most frequent mistakes", table(columns, rows, "llrr", "Most frequent mistakes"))

@@ -1,9 +1,12 @@
-"""The sections that every report has, in the order of the page."""
+"""The sections that every report has, in the order of the page, with their charts."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
+from perennial.server.charts.cells import HeatMap
+from perennial.server.charts.curves import Curve, Curves, Span
+from perennial.server.charts.frame import SHARES, Axis, after_tasks, whole_percent
+from perennial.server.metrics import forgetting
 from perennial.server.report.markup import (
     Markup,
     Picture,
@@ -12,33 +15,23 @@ from perennial.server.report.markup import (
     decimal,
     element,
     escape,
+    folded,
     join,
+    numbers,
+    panel,
     percent,
+    plural,
     points,
     power,
+    size,
     table,
 )
-from perennial.server.report.round_figures import (
-    accuracy_by_round,
-    participation,
-    rounds_table,
-    time_by_round,
-    traffic,
-    train_loss,
-)
-from perennial.server.report.task_figures import accuracy_matrix, accuracy_over_tasks, epsilon_by_site
-from perennial.server.run_record import Claim, Epsilon, Run, SiteSummary
+from perennial.server.run_record import Claim, Epsilon, RoundEvent, Run, SiteSummary
 
 UNMEASURED = (
     "A dash or an empty cell was not measured: the server held no test samples of those classes, and no site "
     "told what it counted on its own. Figures that would need it are missing too."
 )
-
-
-def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Markup:
-    """A part of the page with a small heading. long: whether it may break across printed pages."""
-    head = element("h3", title) + (element("p", note) if note else "")
-    return element("div", Markup(head + content), "panel long" if long else "panel")
 
 
 def accuracy(run: Run) -> Section:
@@ -48,7 +41,9 @@ def accuracy(run: Run) -> Section:
     if any(value is not None for value in cells):
         parts = [accuracy_matrix(run), accuracy_over_tasks(run)]
     if any(event.accuracy is not None for event in run.rounds):
-        parts.append(accuracy_by_round(run))
+        chart = _by_round(run, "accuracy", [event.accuracy for event in run.rounds], percent, SHARES)
+        words = "On all classes so far. New classes of a task lower it, until they are learnt."
+        parts.append(Picture("accuracy-by-round", "Accuracy in each round", words, chart, wide=True))
     if run.summary.tasks:
         parts.append(panel("Tasks", _tasks_table(run), "What each task brought, and what is left of it."))
     return Section("Accuracy", parts, UNMEASURED if None in cells else "")
@@ -65,6 +60,92 @@ def _tasks_table(run: Run) -> Markup:
     return table(columns, rows, "llrrr", "Classes of each task and how well they are known")
 
 
+def accuracy_matrix(run: Run) -> Picture:
+    """Row t, column i: accuracy on task i after task t."""
+    matrix = run.summary.accuracy_matrix
+    count = len(matrix)
+    tasks = [str(task) for task in range(1, count + 1)]
+    padded = [[*row, *[None] * (count - len(row))] for row in matrix]
+    digits = 1 if count <= 6 else 0
+    texts = [["" if value is None else f"{100 * value:.{digits}f}" for value in row] for row in padded]
+    return Picture(
+        name="accuracy-matrix",
+        title="Accuracy matrix",
+        description="Each row is the model after one task, each column how well it knows one task's classes.",
+        chart=HeatMap(
+            [f"after {t}" for t in tasks],
+            tasks,
+            padded,
+            texts,
+            lambda after, task: f"after {after + 1}: {percent(padded[after][task])} on task {task + 1}",
+            largest=1.0,
+            height=max(220, min(90 + 56 * count, 560)),
+            titles=("accuracy (%) on the classes of task", ""),
+        ),
+        numbers=numbers(
+            ["after task", *[f"task {t}" for t in tasks]],
+            [[t, *map(percent, row)] for t, row in zip(tasks, padded, strict=True)],
+            "Accuracy matrix",
+        ),
+    )
+
+
+def forgetting_after(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Forgetting after each task; None after the first, and where the matrix has holes."""
+    return [forgetting(matrix[:tasks]) for tasks in range(1, len(matrix) + 1)]
+
+
+def _intervals(run: Run) -> list[tuple[float, float] | None]:
+    """The 95 % intervals of what the sites told, noise included."""
+    known = zip(run.summary.federated_accuracy, run.summary.federated_interval, strict=False)
+    return [None if a is None or ends is None else (ends[0], ends[1]) for a, ends in known]
+
+
+def accuracy_over_tasks(run: Run) -> Picture:
+    """Curves after each task: accuracy on all classes, on the newest task, at the sites, and forgetting."""
+    matrix = run.summary.accuracy_matrix
+    at_sites = "at the sites (noised)" if any(run.summary.federated_noise) else "at the sites"
+    curves: dict[str, Sequence[float | None]] = {
+        "all classes so far": run.summary.average_accuracy,
+        "newest task": [row[-1] if row else None for row in matrix],
+        at_sites: run.summary.federated_accuracy,
+        "forgetting": forgetting_after(matrix),
+    }
+    curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
+    tasks = list(range(1, len(matrix) + 1))
+    lowest = min((value for values in curves.values() for value in values if value is not None), default=0.0)
+    return Picture(
+        name="accuracy-over-tasks",
+        title="Accuracy and forgetting over tasks",
+        description="How much the model knows of everything so far and of the newest task, and how far "
+        "earlier tasks have fallen from their best.",
+        chart=Curves(
+            [
+                Curve(
+                    name,
+                    [*zip(tasks, values, strict=False)],
+                    [percent(value) for value in values],
+                    intervals=_intervals(run) if name == at_sites else (),
+                )
+                for name, values in curves.items()
+            ],
+            after_tasks(len(tasks)),
+            Axis(low=min(0.0, lowest) - 0.02, high=1.03, words=whole_percent),
+            height=max(220, min(90 + 56 * len(tasks), 560)),
+            together=True,
+            place="after task",
+        ),
+        numbers=numbers(
+            ["after task", *curves],
+            [
+                [t, *(percent(values[t - 1] if t <= len(values) else None) for values in curves.values())]
+                for t in tasks
+            ],
+            "Accuracy and forgetting over tasks",
+        ),
+    )
+
+
 def training(run: Run) -> Section | None:
     """The section on training: loss over rounds, and every round in numbers."""
     if not run.rounds:
@@ -76,11 +157,63 @@ def training(run: Run) -> Section | None:
             f"Skipped for too few valid updates, so that the model stayed as it was: "
             f"{'round' if len(skipped) == 1 else 'rounds'} {', '.join(skipped)}."
         )
-    if any(event.train_loss is not None for event in run.rounds):
-        part = replace(train_loss(run), numbers=rounds_table(run))
-    else:
-        part = panel("Rounds", rounds_table(run))
+    part: Picture | Markup = panel("Rounds", _rounds_table(run))
+    losses = [event.train_loss for event in run.rounds]
+    if any(loss is not None for loss in losses):
+        chart = _by_round(run, "training loss", losses, lambda loss: decimal(loss, 4), Axis(low=0.0))
+        words = "Mean over the sites that took part; new classes raise it at the start of a task."
+        title = "Training loss in each round"
+        part = Picture("train-loss", title, words, chart, wide=True, numbers=_rounds_table(run))
     return Section("Training", [part], lead)
+
+
+def _task_spans(rounds: Sequence[RoundEvent]) -> list[Span]:
+    """Every other task is shaded, and each is named over the plot."""
+    spans: dict[int, list[int]] = {}
+    for event in rounds:
+        spans.setdefault(event.task, []).append(event.round)
+    words = ("task {}" if len(spans) <= 6 else "{}") if len(spans) <= 20 else ""
+    return [
+        Span(min(numbers) - 0.5, max(numbers) + 0.5, words.format(task), index % 2 == 0)
+        for index, (task, numbers) in enumerate(spans.items())
+    ]
+
+
+def _by_round(
+    run: Run, name: str, values: Sequence[float | None], words: Callable[[float | None], str], up: Axis
+) -> Curves:
+    rounds = run.rounds
+    curve = Curve(
+        name,
+        [(event.round, value) for event, value in zip(rounds, values, strict=True)],
+        [f"round {event.round}: {words(value)}" for event, value in zip(rounds, values, strict=True)],
+        dots=len(values) <= 60,
+        bridged=True,
+    )
+    first, last = rounds[0].round - 0.5, rounds[-1].round + 0.5
+    across = Axis("round", first, last, "{:.0f}".format, whole=True, grid=False)
+    return Curves([curve], across, up, 300, _task_spans(rounds))
+
+
+def _rounds_table(run: Run) -> Markup:
+    """The numbers behind every chart over rounds."""
+    rows = [
+        [
+            event.round,
+            event.task,
+            len(event.participants),
+            "skipped" if event.skipped else "",
+            decimal(event.train_loss, 4),
+            percent(event.accuracy),
+            size(event.bytes_up),
+            size(event.bytes_down),
+            decimal(event.seconds),
+        ]
+        for event in run.rounds
+    ]
+    columns = ["round", "task", "sites", "", "training loss", "accuracy", "up", "down", "seconds"]
+    numbers = table(columns, rows, "lrrlrrrrr", "Rounds")
+    return folded(f"All {plural(len(rows), 'round')} in numbers", numbers, len(rows))
 
 
 def _site_names(run: Run) -> list[str]:
@@ -97,24 +230,17 @@ def sites(run: Run) -> Section | None:
     names = _site_names(run)
     if not names:
         return None
-    parts: list[Picture | Markup] = []
-    if run.rounds:
-        parts.append(participation(run, names))
-    parts.append(panel("Contribution of each site", _sites_table(run, names)))
-    dropped = [(event, entry) for event in run.rounds for entry in event.dropped]
-    if dropped:
-        rows = [[event.round, event.task, entry.site, entry.reason] for event, entry in dropped]
-        numbers = table(["round", "task", "site", "reason"], rows, "llll", "Dropped replies")
+    parts: list[Picture | Markup] = [panel("Participation", _sites_table(run, names), long=True)]
+    faults = _faults(run)
+    if faults:
+        found = table(
+            ["site", "what", "times", "rounds", "reason"], faults, "lllll", "Replies that were not used"
+        )
         note = (
-            "Replies that came too late, failed, or did not pass the server's checks; none reached the model."
+            "Dropped replies came too late, failed, or did not pass the server's checks; refusals are what "
+            "sites declined to do under their own policy."
         )
-        parts.append(panel("Dropped replies", numbers, note, long=True))
-    refusals = _refusals(run)
-    if refusals:
-        numbers = table(["site", "times", "rounds", "reason"], refusals, "llll", "Refusals")
-        parts.append(
-            panel("Refusals", numbers, "What sites declined to do under their own policy.", long=True)
-        )
+        parts.append(panel("Replies not used", found, note, long=True))
     return Section("Sites", parts)
 
 
@@ -137,15 +263,19 @@ def _sites_table(run: Run, names: Sequence[str]) -> Markup:
             ]
         )
     columns = ["site", "samples", "share", "rounds taken part in", "absent", "rejected updates", "refusals"]
-    return table(columns, rows, "lrrrrrr", "Contribution of each site")
+    return table(columns, rows, "lrrrrrr", "Participation")
 
 
-def _refusals(run: Run) -> list[list[object]]:
-    rounds: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+def _faults(run: Run) -> list[list[object]]:
+    rounds: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for event in run.rounds:
-        for entry in event.refused:
-            rounds[entry.site, entry.reason].append(event.round)
-    return [[site, len(numbers), _ranges(numbers), reason] for (site, reason), numbers in rounds.items()]
+        for what, entries in (("dropped", event.dropped), ("refused", event.refused)):
+            for entry in entries:
+                rounds[entry.site, what, entry.reason].append(event.round)
+    return [
+        [site, what, len(numbers), _ranges(numbers), reason]
+        for (site, what, reason), numbers in rounds.items()
+    ]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -175,10 +305,22 @@ def privacy(run: Run) -> Section:
             f"At the site that has spent most, the privacy loss for one {epsilon.unit} is "
             f"ε = {decimal(epsilon.value)} at δ = {power(epsilon.delta)} ({epsilon.accountant} accountant)."
         )
-    parts: list[Picture | Markup] = [epsilon_by_site(epsilon)] if epsilon.per_site else []
+    parts: list[Picture | Markup] = [_epsilon_by_site(epsilon)] if len(epsilon.per_site) > 1 else []
     if epsilon.claim is not None:
         parts.append(panel("What is claimed", _claim(epsilon, epsilon.claim)))
     return Section("Privacy", parts, lead)
+
+
+def _epsilon_by_site(epsilon: Epsilon) -> Markup:
+    known = [value for value in epsilon.per_site.values() if value is not None]
+    largest = max(known, default=0.0)
+    rows = [
+        [site, "infinite" if value is None else bar(decimal(value), value / largest if largest else 0.0)]
+        for site, value in epsilon.per_site.items()
+    ]
+    note = f"Epsilon for one {epsilon.unit}, δ = {power(epsilon.delta)}; smaller is more private."
+    body = table(["site", "ε"], rows, "lr", "Epsilon of each site")
+    return panel("Privacy loss at each site", body, note, long=True)
 
 
 def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
@@ -199,13 +341,6 @@ def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
     rows += [["not covered", item] for item in claim.not_covered]
     rows += [["warning", item] for item in claim.warnings]
     return element("div", table(["", ""], rows, "ll", "The privacy claim"), "facts-table")
-
-
-def cost(run: Run) -> Section | None:
-    """The section on the bytes and seconds of each round."""
-    if not run.rounds:
-        return None
-    return Section("Traffic and time", [traffic(run), time_by_round(run)])
 
 
 def origin(run: Run) -> Section:

@@ -26,7 +26,7 @@ from perennial.server.report.markup import (
 from perennial.server.report.method_blocks import BLOCKS, section_of
 from perennial.server.report.page import page
 from perennial.server.report.recognition import recognition
-from perennial.server.report.sections import accuracy, cost, origin, privacy, sites, training
+from perennial.server.report.sections import accuracy, origin, privacy, sites, training
 from perennial.server.run_record import Run, Summary, read_run
 
 REPORT = "report.html"
@@ -52,7 +52,7 @@ def write_report(run_folder: Path) -> Path:
 
 def _sections(run: Run) -> list[Section]:
     blocks = [section_of(run, name) for name in BLOCKS]
-    common = [recognition(run), accuracy(run), training(run), sites(run), privacy(run), cost(run)]
+    common = [recognition(run), accuracy(run), training(run), sites(run), privacy(run)]
     every = [*common, *blocks, origin(run)]
     return [section for section in every if section is not None]
 

@@ -59,7 +59,7 @@ class VectorSettings:
 
     def charge(self, experiment: Experiment, run: str) -> Entry:
         """The ledger entry that one vector costs a site."""
-        return charges.sparsity(experiment, run, self.epsilon, self.delta)
+        return charges.sparsity(experiment, run, self.epsilon, self.delta).entry
 
 
 def ask_vectors(

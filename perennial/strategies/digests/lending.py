@@ -137,7 +137,8 @@ class DigestLending:
     def _charge(self, stamp: Stamp) -> list[Entry]:
         """What a site charges for the digests of one task."""
         guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._run.input_shape)))
-        return charges.digests(self._run.experiment, stamp.run, self.digests, guarantee)
+        mechanisms = charges.digests(self._run.experiment, stamp.run, self.digests, guarantee)
+        return [mechanism.entry for mechanism in mechanisms]
 
     @cached_property
     def _encoder(self) -> str:

@@ -34,9 +34,9 @@ class Admitted:
     steps: int = 0
     base_round: int = 0
     """Round of the model that the site started from."""
-    method: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Plain] = field(default_factory=dict)
     within_clip_norm: bool | None = None
+    lends_digests: bool = True
     notes: tuple[str, ...] = ()
     """What was changed of it on its way in, for the journal."""
     scaled: bool = False
@@ -137,9 +137,9 @@ class Gate:
             reply.train_loss,
             reply.steps,
             reply.round,
-            reply.method or {},
             metrics,
             reply.within_clip_norm,
+            reply.lends_digests,
         )
 
     def _flower(self, message: Message, site: str) -> Admitted:

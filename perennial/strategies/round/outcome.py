@@ -32,8 +32,8 @@ class RoundOutcome:
     def take(self, reply: Admitted) -> None:
         """Note a reply that is in the model, without its update: memory must not grow with the sites."""
         self.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
-        self.bytes_up += byte_count(reply.update) + byte_count(reply.method)
-        self.participants[reply.site] = replace(reply, update={}, method={})
+        self.bytes_up += byte_count(reply.update)
+        self.participants[reply.site] = replace(reply, update={})
 
     def without_answer(self, sites: Iterable[str]) -> list[str]:
         """Those of these sites from which nothing came, not even a refusal."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from perennial.config.secure_words import UpdateWords
 from perennial.privacy.secure.server_session import NotEnough
@@ -21,22 +20,18 @@ from perennial.protocol.tensors import content_sha256
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.round.run_context import Judge
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
-
-JUDGED = 2_000
-MOST_HALVINGS = 6
 
 
 class MaskedRound:
     """Rounds of training in which the server sees only the sum of the updates.
 
-    sums: of the run. judge: evaluates models; None if the server has no samples.
+    sums: of the run.
     """
 
-    def __init__(self, sums: MaskedSums, judge: Judge | None = None) -> None:
-        self._sums, self._judge = sums, judge
+    def __init__(self, sums: MaskedSums) -> None:
+        self._sums = sums
 
     def train_round(
         self,
@@ -78,45 +73,20 @@ class MaskedRound:
                 raise NotEnough(
                     f"{len(opened.survivors)} sites are in the sum; rounds.quorum is {request.quorum}"
                 )
-            layout = UpdateWords(sums.experiment, len(opened.roster), request.clip_norm)
-            total, weight, count = layout.decode(opened.words, request.arrays)
+            layout = UpdateWords(sums.experiment, len(opened.roster))
+            total, weight = layout.decode(opened.words, request.arrays)
             ctx.asked = len(opened.roster)
             self._check(total, weight, len(opened.survivors), ctx.max_update_norm, layout)
         except (NotEnough, ValueError) as missing:
             outcome.warnings.append(f"no sum was opened: {missing}")
         else:
-            outcome.arrays = self.halved(strategy.take_sum(ctx, total, weight), request.arrays, outcome)
+            outcome.arrays = strategy.take_sum(ctx, total, weight)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
-            facts: dict[str, float] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
-            outcome.details["secure"] = facts | ({"count": count} if layout.counts_within else {})
+            outcome.details["secure"] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
         outcome.absent = outcome.without_answer(request.sites)
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         outcome.asked, outcome.seconds = ctx.asked, time.monotonic() - start
         return outcome
-
-    def halved(self, after: Arrays, before: Arrays, outcome: RoundOutcome) -> dict[str, Tensor]:
-        """The model after the round, with its update halved while the measured accuracy falls too far.
-
-        Too far is by more than secure.largest_drop. The update is not taken back as a whole, because sites
-        send no second value for the model that they were asked with.
-
-        after: the model that the opened sum gives.
-        before: the model that the round began with.
-        """
-        largest, arrays = self._sums.settings.largest_drop, dict(after)
-        if largest is None or self._judge is None:
-            return arrays
-        least = self._judge(before, JUDGED).balanced_accuracy - largest
-        halvings = 0
-        while (found := self._judge(arrays, JUDGED).balanced_accuracy) < least and halvings < MOST_HALVINGS:
-            arrays = {name: (tensor + before[name]) / 2 for name, tensor in arrays.items()}
-            halvings += 1
-        if halvings:
-            outcome.warnings.append(
-                f"the balanced accuracy would have fallen by more than secure.largest_drop {largest:g}; the "
-                f"update was halved {halvings} times, to {found:.3f}"
-            )
-        return arrays
 
     def _check(
         self,

@@ -45,7 +45,6 @@ ONCE = ("statistics",)
 """What a site gives once in its life, so that an opening that failed must not be given up for another sum."""
 AFTER_VALUES = "after its masked values:"
 """Begins the reason of a site that did not vote or gave no shares."""
-UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32}
 
 
 class MaskedSums:
@@ -318,9 +317,9 @@ def _words(reply: MaskedReply) -> Words:
     if set(reply.words) != {"words"} or reply.words["words"].dim() != 1:
         raise ProtocolError(f"MaskedReply: words: found {sorted(reply.words)}, allowed one vector `words`")
     values = reply.words["words"].cpu().numpy()
-    if values.dtype not in UNSIGNED:
-        raise ProtocolError(f"MaskedReply: words: found {values.dtype}, allowed int64 or int32")
-    return values.view(UNSIGNED[values.dtype])
+    if values.dtype != np.int64:
+        raise ProtocolError(f"MaskedReply: words: found {values.dtype}, allowed int64")
+    return values.view(np.uint64)
 
 
 def _by_name(names: list[str], shares: list[str]) -> dict[str, str]:

@@ -45,7 +45,7 @@ SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.5}
 SUMS = {"mode": "sample", "release": "sums", "noise_multiplier": 1.0}
 SUMS_SHARED = SUMS | {"mode": "sample_shared", "accountant": "rdp"}
 SECURE = {"least": 3, "quorum": 3, "assumed_colluders": 0}
-ADAPTIVE = {"adaptive_clipping": {"quantile": 0.5, "learning_rate": 0.2, "count_noise_multiplier": 2.0}}
+ADAPTIVE = {"adaptive_clipping": {"quantile": 0.5}}
 CLOSED = {
     "model": {"name": "features", "features": ["inputs"]},
     "strategy": {"name": "analytic", "head": "gaussian"},
@@ -91,7 +91,6 @@ def _closed(name: str, **changes: Any) -> dict[str, Any]:
 
 MODES: dict[str, dict[str, Any]] = {
     "none": of("none", learner=HERDED),
-    "none, early stopping": of("stopping", stopping={"patience": 1}),
     "none, prediction sets": of(
         "sets", data={"source": "digits", "calibration_fraction": 0.25}, evaluation={"coverage": 0.8}
     ),
@@ -107,6 +106,9 @@ MODES: dict[str, dict[str, Any]] = {
     "none, ring of segments": of("ring", strategy={"name": "serial_ring", "segments": 2}),
     "none, closed form": _closed("closed", strategy=CLEAR_SUMS["strategy"]),
     "none, closed form, masked": _closed("closed-masked", strategy=CLEAR_SUMS["strategy"], secure=SECURE),
+    "none, class counts": _closed(
+        "counts", strategy={"name": "analytic", "head": "balanced_ridge", "shrinkage": 0.1}
+    ),
     "none, head chosen": _closed("chosen", strategy={"name": "analytic", "head": "auto"}),
     "none, digests": of("digests", digests={"per_digest": 2}, **TWO_BRANCHES),
     "none, digests by the paper's noise": of(
@@ -137,13 +139,10 @@ MODES: dict[str, dict[str, Any]] = {
     "client_central": _protected("central", CENTRAL, learner=HERDED),
     "client_central, counts": _protected("central-counts", CENTRAL, evaluation=NOISY | {"clip_counts": 4.0}),
     "client_central, adaptive": _protected("adaptive", CENTRAL | ADAPTIVE),
-    "client_central, own counts": _protected("own-counts", CENTRAL | {"allow_unaccounted_metrics": True}),
     "client_shared": _protected("shared", SHARED),
     "client_shared, counts": _protected("shared-counts", SHARED, evaluation=NOISY | {"clip_counts": 4.0}),
-    "client_shared, adaptive": _protected("shared-adaptive", SHARED | ADAPTIVE),
     "sample": _protected("sample", SAMPLE, learner=MEMORY),
     "sample, counts": _protected("sample-counts", SAMPLE, evaluation=NOISY),
-    "sample, ghost clipping": _protected("ghost", SAMPLE | {"ghost": True}),
     "sample, sparsity": _protected(
         "sample-sparsity",
         SAMPLE,

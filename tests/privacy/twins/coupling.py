@@ -20,7 +20,7 @@ from torch import Tensor
 
 from perennial.config import yaml_file
 from perennial.learning.batches import TrainingSet
-from perennial.privacy.noise import NoiseSource
+from perennial.privacy.noise import Noise
 
 _streams: list["_Stream"] = []
 
@@ -102,7 +102,7 @@ class _Batches:
 
         return made
 
-    def drawn(self, samples: int, sample_rate: float, steps: int, source: NoiseSource) -> Iterator[Tensor]:
+    def drawn(self, samples: int, sample_rate: float, steps: int, source: Noise) -> Iterator[Tensor]:
         """As poisson_batches(): (B,) int64 for each step."""
         del source
         data = self._data

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from perennial.privacy.entries import Entry
 
 _COUNTS = ("correct", "total", "withheld")
-_BESIDE = ("num_examples", "train_loss", "steps", "method", "metrics")
+_BESIDE = ("num_examples", "train_loss", "steps", "metrics")
 COVERED: dict[str, tuple[str, ...]] = {
     "update": ("TrainReply.update", "TrainReply.within_clip_norm", "MaskedReply.words"),
     "metrics": tuple(f"TrainReply.{name}" for name in _BESIDE),

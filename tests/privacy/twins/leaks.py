@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from perennial.client import held_out, training_turn
+from perennial.client import held_out, release, training_turn
 from perennial.client import site as client_site
 from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal
@@ -51,7 +51,7 @@ def count_in_a_refusal() -> Iterator[None]:
 @contextmanager
 def uncharged_evaluation() -> Iterator[None]:
     """Counts of right answers leave without a charge."""
-    with patch.object(held_out, "charge", lambda *_, **__: None):
+    with patch.object(held_out, "pay", lambda _, released: release.paid_before(released.value)):
         yield
 
 
@@ -73,16 +73,16 @@ def normalisation_constant() -> Iterator[None]:
 @contextmanager
 def validation_choice() -> Iterator[None]:
     """A site weighs its update by how the model does on its own validation samples."""
-    release = training_turn.release_update
+    protected = training_turn.protected
 
-    def leaking(site: Site, request: Any, result: Any, samples: int, chosen: Any = None) -> Any:
+    def leaking(site: Site, request: Any, mechanism: Any, result: Any) -> Any:
         rows = site.data.task_indices("validation", 0, request.num_classes)
         model, _ = site.models.load(request.num_classes, request.arrays, site.previous_model(request))
         right, total = head_counts(model, site.samples(rows), request.num_classes, site.feature_folder)
         result.update.mul_((1 + sum(right)) / (1 + sum(total)))
-        return release(site, request, result, samples, chosen)
+        return protected(site, request, mechanism, result)
 
-    with patch.object(training_turn, "release_update", leaking):
+    with patch.object(training_turn, "protected", leaking):
         yield
 
 

@@ -4,10 +4,12 @@ Members and victims are training samples, so this runs where the data is: in sim
 tests its own claims. Nothing here leaves the run folder.
 """
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,8 +19,9 @@ from perennial.config.simulation import simulated_federation
 from perennial.data.augmentation import to_float
 from perennial.data.federation import SimulatedFederation
 from perennial.foundation.errors import DataError, StateError
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream, torch_seed
+from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import SavedModel, load_saved
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.privacy.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
@@ -26,15 +29,15 @@ from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
-from perennial.server.attacks.digests import digest_reconstruction
-from perennial.server.attacks.pictures import REFERENCE, of_pixels, pixels_of, victims_of, write_picture
-from perennial.server.attacks.ring import ring_linkage
 from perennial.server.report.write import write_report
 
 VICTIMS = 6
 STEPS = 400
 BATCH = 1024
 HEAD = "model.head.weight"
+ZOOM = 12
+REFERENCE = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1.0)
+"""Beside a run without protection: what an attack does against the weakest noise that has an epsilon."""
 
 
 def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list[dict[str, Any]]:
@@ -54,11 +57,6 @@ def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list
     entries = [*membership(saved, federation)]
     if len(saved.inputs.shape) == 3:
         entries.append(inversion(saved, experiment, federation, folder, victims, steps))
-        if experiment.digests is not None:
-            entries.append(digest_reconstruction(experiment, federation, folder, victims, steps))
-    linkage = ring_linkage(saved, experiment, federation)
-    if linkage is not None:
-        entries.append(linkage)
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_text())
@@ -169,3 +167,56 @@ def _logits(saved: SavedModel, stored: Tensor) -> Tensor:
 
 def _figures(found: AttackStrength) -> dict[str, float]:
     return {"auc": found.auc, "tpr_at_1_percent_fpr": found.tpr_at_1_percent_fpr}
+
+
+def pixels_of(stored: Tensor) -> Tensor:
+    """(N, C, H, W) images in [0, 1]. stored: uint8, or float32."""
+    return stored.float() / 255 if stored.dtype == torch.uint8 else stored.clamp(0, 1)
+
+
+def victims_of(federation: SimulatedFederation, count: int, seed: int) -> Tensor:
+    """Rows of `count` training samples of any site, drawn at random; fewer if there are fewer."""
+    rows = torch.cat([site.train for site in federation.sites.values()])
+    order = stream(seed, "attack-victims").permutation(len(rows))[:count]
+    return rows[torch.from_numpy(np.ascontiguousarray(order))]
+
+
+def write_picture(folder: Path, name: str, rows: list[Tensor]) -> str:
+    """Put picture(rows) into the run folder; returns its path there."""
+    make_folder(folder / "attacks")
+    replace_file(folder / "attacks" / name, picture(rows))
+    return f"attacks/{name}"
+
+
+def picture(rows: list[Tensor]) -> bytes:
+    """PNG of rows of images, each (N, C, H, W) in [0, 1], enlarged without smoothing, with white lines."""
+    from PIL import Image
+
+    grid = F.pad(torch.stack(rows), (0, 1, 0, 1), value=1.0)
+    count, width, channels, high, wide = grid.shape
+    whole = grid.permute(0, 3, 1, 4, 2).reshape(count * high, width * wide, channels)
+    pixels = whole.clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
+    pixels = pixels[..., 0] if channels == 1 else pixels[..., :3]
+    image = Image.fromarray(pixels)
+    file = io.BytesIO()
+    image.resize((image.width * ZOOM, image.height * ZOOM), Image.Resampling.NEAREST).save(file, format="PNG")
+    return file.getvalue()
+
+
+class Pixels(torch.nn.Module):
+    """The model as a function of images in [0, 1], which is what an attacker searches for."""
+
+    def __init__(self, model: IncrementalModel, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", mean.view(-1, 1, 1))
+        self.register_buffer("std", std.view(-1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, M) logits of (B, C, H, W) images."""
+        return self.model((images - self.get_buffer("mean")) / self.get_buffer("std"))
+
+
+def of_pixels(saved: SavedModel) -> Pixels:
+    """The saved model on images in [0, 1]; its head is the entry HEAD of a gradient."""
+    return Pixels(saved.model, saved.inputs.mean, saved.inputs.std).eval()

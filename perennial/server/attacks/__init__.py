@@ -1,1 +1,0 @@
-"""The attacks of `perennial attack` on a finished run."""
