@@ -31,9 +31,8 @@ from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.round.context import RoundContext
-from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.gate import Admitted, Rejected, RunningBounds
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.running_bounds import RunningBounds
 
 STEPS = (0.1, 0.3, 0.7, 1.5, 3.0, 8.0, 100.0)
 """Lengths of a step, in median norms of the honest updates."""

@@ -152,9 +152,7 @@ class Controls:
                 nearest_mean(features, y, self.classes, untrained.features)
             )
             found[UNTRAINED_LINEAR] = self._measured(linear(features, y, self.classes, untrained.features))
-        drawn = RandomReLU(
-            RANDOM_FEATURES, self.federation.input_shape, self.experiment.seed, unit_length=False
-        )
+        drawn = RandomReLU(RANDOM_FEATURES, self.federation.input_shape, self.experiment.seed)
         found[CLOSED_FORM] = self._measured(linear(_in_batches(drawn, x), y, self.classes, drawn))
         if _trained(self.experiment):
             found[JOINT] = self._measured(_decisions(self._joint(x, y)))

@@ -1,11 +1,10 @@
-"""Four strategies on one experiment, three seeds each: mean and standard deviation of the final accuracy."""
+"""Four strategies on one experiment, three seeds each: means and 95 % intervals."""
 
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from perennial import Experiment, run
+from perennial import run_sweep
 
 STRATEGIES = ["fedavg", "scaffold", "fednova", "multi_factor"]
 SEEDS = [1, 2, 3]
@@ -24,20 +23,8 @@ EXPERIMENT = {
 
 
 def main(folder: Path) -> None:
-    """Run every strategy with every seed, and print a table."""
-    experiment = Experiment.model_validate(EXPERIMENT)
-    for strategy in STRATEGIES:
-        found = []
-        for seed in SEEDS:
-            result = run(
-                experiment,
-                overrides=[f"strategy={strategy}"],
-                seed=seed,
-                name=f"{strategy}-{seed}",
-                runs=folder / "runs",
-            )
-            found.append(100 * result.summary["final_accuracy"])
-        print(f"{strategy:14s} {statistics.mean(found):5.1f} ± {statistics.stdev(found):.1f}")
+    """Run every strategy with every seed in parallel processes, and print one table."""
+    print(run_sweep(EXPERIMENT, seeds=SEEDS, sweep={"strategy": STRATEGIES}, runs=folder / "runs"))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perennial.config.asks import Asks
     from perennial.config.experiment import Experiment, load_experiment
     from perennial.data.samples import Samples, Source
+    from perennial.engine.sweeps import Sweep, run_sweep
     from perennial.foundation.errors import PerennialError
     from perennial.learning.losses import Batch, Loss
     from perennial.learning.site_method import LocalTurn, SiteMethod
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from perennial.strategies.base import IncrementalStrategy
     from perennial.strategies.fedavg import FedAvg
     from perennial.strategies.round.context import Aggregator, Around, RoundContext
-    from perennial.strategies.round.traits import Traits
+    from perennial.strategies.round.request import Traits
     from perennial.strategies.wrapper import Wrapper
 
 _NAMES = {
@@ -32,6 +33,8 @@ _NAMES = {
     "load_experiment": "perennial.config.experiment",
     "run": "perennial.library",
     "load_run": "perennial.library",
+    "run_sweep": "perennial.engine.sweeps",
+    "Sweep": "perennial.engine.sweeps",
     "Run": "perennial.library",
     "Model": "perennial.library",
     "Prediction": "perennial.library",
@@ -42,7 +45,7 @@ _NAMES = {
     "Aggregator": "perennial.strategies.round.context",
     "Around": "perennial.strategies.round.context",
     "RoundContext": "perennial.strategies.round.context",
-    "Traits": "perennial.strategies.round.traits",
+    "Traits": "perennial.strategies.round.request",
     "Asks": "perennial.config.asks",
     "Wrapper": "perennial.strategies.wrapper",
     "Loss": "perennial.learning.losses",
@@ -71,11 +74,13 @@ __all__ = [
     "Samples",
     "SiteMethod",
     "Source",
+    "Sweep",
     "Traits",
     "Wrapper",
     "load_experiment",
     "load_run",
     "run",
+    "run_sweep",
 ]
 
 

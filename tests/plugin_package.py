@@ -12,8 +12,8 @@ from perennial import Aggregator, IncrementalStrategy, Loss, Samples, Source
 class Median(IncrementalStrategy):
     """The median of the sites' updates, times `step`."""
 
-    def __init__(self, step: float = 1.0, max_update_norm: float | None = None) -> None:
-        super().__init__(max_update_norm)
+    def __init__(self, step: float = 1.0) -> None:
+        super().__init__()
         if step <= 0:
             raise ValueError(f"step: found {step}, allowed above 0")
         self.step = step

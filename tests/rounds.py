@@ -7,8 +7,7 @@ from flwr.app import Message
 
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome
 from perennial.strategies.round.parallel import collect
 from perennial.strategies.round.request import Arrays, RoundRequest
 

@@ -13,7 +13,7 @@ OTHERS = {
 }
 """Rules of benchmarks/compared_rules.py."""
 RULES: Mapping[str, Sequence[str]] = {
-    "mean, default bounds": (),
+    "mean, bounds": (),
     "median": ("strategy=median",),
     **{rule: (f"strategy.name=benchmarks.compared_rules:{name}",) for rule, name in OTHERS.items()},
 }

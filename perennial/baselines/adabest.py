@@ -10,7 +10,7 @@ from perennial.learning.site_method import LocalTurn
 from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.request import Arrays
-from perennial.strategies.sums.parameters import is_statistic
+from perennial.strategies.sums.exact_sum import is_statistic
 
 MU = 0.1
 
@@ -36,14 +36,11 @@ class AdaBest(Corrected):
     """
 
     asks = ASKS["adabest"]
-    site_half = AdaBestSite
     name = AdaBestSite.name
     traits = replace(Corrected.traits, requires="the sites' drift estimates in their steps")
 
-    def __init__(
-        self, mu: float = MU, beta: float = 0.85, max_update_norm: float | None = None, **flower: Any
-    ) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, mu: float = MU, beta: float = 0.85, **flower: Any) -> None:
+        super().__init__(**flower)
         if not 0 <= beta < 1 or not mu >= 0:
             raise ValueError(f"mu, beta: found {mu}, {beta}; allowed mu from 0, beta from 0 and below 1")
         self.mu, self.beta = mu, beta

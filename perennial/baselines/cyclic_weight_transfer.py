@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.baselines.serial import Serial
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.request import RoundRequest
 
 

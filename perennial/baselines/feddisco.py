@@ -14,11 +14,11 @@ from torch import Tensor
 from perennial.config.strategies import ASKS
 from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.label_counts import checked_counts
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Traits
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.update_file import UpdateFile
 
@@ -57,10 +57,8 @@ class FedDisco(FedAvg):
     asks = ASKS["feddisco"]
     traits = Traits(requires="label counts from the sites")
 
-    def __init__(
-        self, a: float = 0.5, b: float = 0.1, max_update_norm: float | None = None, **flower: Any
-    ) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, a: float = 0.5, b: float = 0.1, **flower: Any) -> None:
+        super().__init__(**flower)
         if not a >= 0 or not b >= 0:
             raise ValueError(f"a, b: found {a}, {b}; allowed 0 or more")
         self.a, self.b = a, b
@@ -115,3 +113,22 @@ class BalancedMean(Aggregator):
             [self._counts[site] + [0] * (width - len(self._counts[site])) for site in sites], dtype=np.int64
         )
         return disco_weights(samples, discrepancies(counts), self._method.a, self._method.b)
+
+
+def checked_counts(value: Any, samples: int) -> list[int]:
+    """Check a site's label counts, and spread withheld samples evenly over the classes that it withholds.
+
+    samples: number on which it trained. Returns a count for each class.
+    Raises Rejected for anything but whole numbers and null, not all of them 0.
+    """
+    numbers = isinstance(value, list) and all(
+        count is None or (type(count) is int and 0 <= count <= MAX_EXAMPLES) for count in value
+    )
+    if not numbers or not any(count is None or count for count in value):
+        raise Rejected(f"label_counts: found {value!r:.60}, allowed whole numbers from 0, one above 0")
+    withheld = sum(count is None for count in value)
+    if not withheld:
+        return value
+    # at least one sample each, so that a row is never empty
+    rest = max(withheld, samples - sum(count or 0 for count in value))
+    return [rest // withheld if count is None else count for count in value]

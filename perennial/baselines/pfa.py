@@ -6,7 +6,7 @@ leaves the grouping open.
 """
 
 from perennial.config.strategies import ASKS
-from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
+from perennial.strategies.clustered_personalisation.method import ClusteredPersonalisation
 from perennial.strategies.fedavg import FedAvg
 
 
@@ -27,8 +27,6 @@ class PFA(ClusteredPersonalisation):
         channels: int = 20,
         groups: list[list[str]] | None = None,
         sparsity_epsilon: float | None = None,
-        sparsity_delta: float = 1e-5,
-        max_update_norm: float | None = None,
     ) -> None:
         if layer < 1:
             raise ValueError(f"layer: found {layer}, allowed 1 or more")
@@ -42,6 +40,4 @@ class PFA(ClusteredPersonalisation):
             layers=layer,
             combine="last",
             sparsity_epsilon=sparsity_epsilon,
-            sparsity_delta=sparsity_delta,
-            max_update_norm=max_update_norm,
         )

@@ -8,11 +8,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.ring.chain import Chain, Silent
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Arrays, RoundRequest, Traits
+from perennial.strategies.serial_ring.hop_log import Chain, Silent
 from perennial.strategies.sums.exact_sum import ExactSum
 
 
@@ -22,8 +21,8 @@ class Serial(FedAvg):
     # the chain goes on without a site that is busy
     traits = Traits(aggregates_in_parallel=False, waits_for_busy_sites=False)
 
-    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, **flower: Any) -> None:
+        super().__init__(**flower)
         self._chain = Chain()
 
     def admit_hop(self, reply: Admitted) -> None:
@@ -44,7 +43,7 @@ class Serial(FedAvg):
                 site,
                 arrays,
                 held=site in request.previous.holders,
-                max_update_norm=self.norm_bound(request),
+                max_update_norm=request.max_update_norm,
             )
             alone = replace(request, sites={site: request.sites[site]})
             step = ExactSum(arrays, request.sums.grid(alone.most_replies, self.largest_sum_weight(request)))

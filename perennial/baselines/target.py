@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from perennial.baselines.inversion import synthesise
-from perennial.config.strategies import ASKS
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
@@ -21,9 +20,7 @@ from perennial.learning.site_method import LocalTurn, SiteMethod
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import Arrays, TaskStart
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Arrays, TaskStart, Traits, nested, part
 
 MADE = "rehearsal"
 """Prefix of the made inputs among the tensors of a request."""
@@ -99,8 +96,6 @@ class Target(FedAvg):
     a function of a model that every site has seen; they travel to the sites in every round.
     """
 
-    asks = ASKS["target"]
-    site_half = TargetSite
     traits = Traits(requires="the server's model, and distillation on made inputs at the sites")
 
     def __init__(
@@ -109,10 +104,9 @@ class Target(FedAvg):
         steps: int = 200,
         distillation: float = DISTILLATION,
         temperature: float = TEMPERATURE,
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
-        super().__init__(max_update_norm, **flower)
+        super().__init__(**flower)
         if samples < 2 or steps < 1 or not distillation > 0 or not temperature > 0:
             raise ValueError("allowed samples from 2, steps from 1, distillation and temperature above 0")
         self.samples, self.steps = samples, steps

@@ -87,7 +87,7 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         console.print(f"  task {task}: {names} ({rounds} rounds)")
-    from perennial.strategies.analytic import Analytic
+    from perennial.strategies.analytic.method import Analytic
 
     closed_form = checked.strategy.find(Analytic)
     if experiment.secure is not None:

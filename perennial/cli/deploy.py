@@ -8,7 +8,11 @@ import typer
 if TYPE_CHECKING:
     from perennial.deploy.federation import OperatorFolder
 
-app = typer.Typer(no_args_is_help=True, help="For the operator: a federation's keys, sites and runs.")
+app = typer.Typer(
+    suggest_commands=False,
+    no_args_is_help=True,
+    help="For the operator: a federation's keys, sites and runs.",
+)
 Folder = Annotated[Path, typer.Option("--folder", help="the federation's folder")]
 Site = Annotated[str, typer.Argument(help="the site's name")]
 Run = Annotated[str, typer.Argument(help="the run's name")]

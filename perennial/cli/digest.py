@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Digests that a site may lend.")
+app = typer.Typer(suggest_commands=False, no_args_is_help=True, help="Digests that a site may lend.")
 
 
 @app.callback()

@@ -53,11 +53,11 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
 
 
 def _preview(experiment_file: Path, config: SiteConfig, task: int, output: Path) -> str:
-    from perennial.client.digests import digests_of
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
     from perennial.models.digest_networks import FeatureEncoder
     from perennial.privacy.noise import Noise
+    from perennial.strategies.digest_synthesis.site import digests_of
 
     experiment = load_experiment(experiment_file)
     if experiment.digests is None:
@@ -86,7 +86,7 @@ def _facts(
 ) -> list[str]:
     from perennial.privacy.digests import digest_entries, guess_log10
     from perennial.privacy.entries import RECIPIENT
-    from perennial.strategies.digests.report import FLOAT_LEVELS
+    from perennial.strategies.digest_synthesis.lending import FLOAT_LEVELS
 
     config = experiment.digests
     assert config is not None
@@ -133,8 +133,8 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     from perennial.models.incremental import travelling
     from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
     from perennial.privacy.attacks.similarity import structural_similarity
-    from perennial.strategies.digests.recall import Recall
-    from perennial.strategies.digests.spread import spread, spread_factor
+    from perennial.strategies.digest_synthesis.recall import Recall
+    from perennial.strategies.digest_synthesis.store import spread, spread_factor
 
     data, experiment, config = site.data, site.experiment, site.experiment.digests
     assert config is not None

@@ -30,6 +30,8 @@ NETWORK_SIDE = 128
 STEPS = 600
 """Optimiser steps of one site in one task that a small network needs, roughly, from its first values."""
 SITES = 4
+NAMELESS = {"train", "training", "trainset", "data", "dataset", "images", "samples", "records", "all"}
+"""Names of files and folders that data sets share."""
 FEW_CLASSES = 3
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
@@ -54,24 +56,28 @@ def init_command(
     epsilon: of each record, by noise at the sites, without experiment_trained.yaml; None: no noise.
     layout: of a folder of images. missing, decimal, units, limits: of a table, as in its data block.
     ask: from a question and the answers that are allowed to one of these; None: nobody is there to ask.
-    Raises ConfigError where one of these files exists, before anything is asked, and DataError on data that
-    cannot be understood; then no file is written.
+    Raises ConfigError where one of these files exists with another content, before anything is asked, and
+    DataError on data that cannot be understood; then no file is written.
     """
     names = ["experiment.yaml", *["experiment_trained.yaml"] * (epsilon is None), "site.yaml"]
-    for name in names:
-        if (output / name).exists():
-            raise ConfigError(f"{output / name}: exists already, and is kept; give another --output FOLDER")
+    there = [output / name for name in names if (output / name).exists()]
+
+    def asked(question: str, allowed: Sequence[str]) -> str:
+        # nobody answers questions for files that are kept
+        _refuse(there)
+        return ask(question, allowed) if ask is not None else ""
+
     try:
         found = survey(data, label, site_column, patient, layout, missing, decimal, units, limits)
     except TwoLevels as question:
         if ask is None:
             raise
-        layout = cast(Layout, ask(str(question), LAYOUTS))
+        layout = cast(Layout, asked(str(question), LAYOUTS))
         found = survey(data, label, site_column, patient, layout, missing, decimal, units, limits)
     for question in found.questions:
         if ask is None or not question.key:
             continue
-        if ask(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
+        if asked(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
             found = found.answered(question)
         found = replace(found, questions=tuple(other for other in found.questions if other != question))
     texts = [_experiment(found, closed_form=True, epsilon=epsilon)]
@@ -90,6 +96,8 @@ def init_command(
             if not options:
                 raise
             raise DataError(f"{error}\nor answer what init would ask in a terminal: {options}") from error
+    # the same command again finds the same files
+    _refuse([path for path in there if path.read_text(encoding="utf-8") != files[path.name]])
     make_folder(output)
     for name, text in files.items():
         replace_file(output / name, text.encode(), mode=0o644)
@@ -100,6 +108,11 @@ def init_command(
         f"next: perennial check {shown}",
         f"then: perennial run {shown}",
     ]
+
+
+def _refuse(there: Sequence[Path]) -> None:
+    for path in there:
+        raise ConfigError(f"{path}: exists already, and is kept; give another --output FOLDER")
 
 
 def _seen(found: Survey) -> list[str]:
@@ -125,7 +138,11 @@ def _sizes(found: Survey) -> str:
 
 
 def _experiment(found: Survey, *, closed_form: bool, epsilon: float | None = None) -> str:
-    plain = unicodedata.normalize("NFKD", found.path.stem).encode("ascii", "ignore").decode()
+    stem = found.path.stem
+    if stem.casefold() in NAMELESS:
+        # `train` says nothing: runs of two data sets are told apart by their folders
+        stem = found.path.resolve().parent.name or stem
+    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.") or "own-data"
     if epsilon is not None:
         head, end = init_private.HEAD, init_private.keys_in_words(found, epsilon, len(found.sites) or SITES)
@@ -350,7 +367,12 @@ def _trained(found: Survey) -> list[str]:
         model = "model: {name: mlp, hidden: [64], norm: group} # a table: one hidden layer"
     else:
         model = "model: {name: small_cnn, norm: group} # two convolutions; resnet18 for more data and a GPU"
-    return [f"{model}; group normalisation keeps it learning", "strategy: fedavg"]
+    return [
+        f"{model}; group normalisation keeps it learning",
+        "strategy: fedavg",
+        "bounds: {norm_multiple: 3} # no update counts beyond 3 times the median norm, no site for more than "
+        "all others",
+    ]
 
 
 def _site(found: Survey, site: str, *, private: bool) -> str:

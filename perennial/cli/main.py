@@ -24,6 +24,7 @@ from perennial.foundation.process_end import ends_in_one_go
 
 app = typer.Typer(
     no_args_is_help=True,
+    suggest_commands=False,  # Click itself suggests one
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -74,7 +75,20 @@ def run(
     seed: Annotated[int | None, typer.Option(help="replaces the experiment's seed")] = None,
     name: Annotated[str, typer.Option(help="of the run folder; default: the experiment's name")] = "",
     runs: Annotated[Path, typer.Option(help="folder of run folders")] = Path("runs"),
-    workers: Annotated[int, typer.Option(min=1, help="processes that the sites are spread over")] = 1,
+    seeds: Annotated[
+        str, typer.Option(help="several seeds, for example 1:5; one table of means and intervals at the end")
+    ] = "",
+    sweep: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE,VALUE: a row of the table for each value; repeatable")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="processes that the sites are spread over, default 1; of --seeds and --sweep, runs at the "
+            "same time, default one a processor",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; workers share all GPUs")] = "auto",
     resume: Annotated[
         Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
@@ -89,7 +103,30 @@ def run(
         str, typer.Option(help="graphs, benchmark, or both with a comma between: what makes a GPU faster")
     ] = "",
 ) -> None:
-    """Run an experiment in the in-process engine."""
+    """Run an experiment on this machine; with --seeds or --sweep, several, and put them into one table."""
+    if seeds or sweep:
+        alone = {"--resume": resume, "--seed": seed, "--cohort": cohort, "--gpu": gpu}
+        for option, value in alone.items():
+            if value not in (None, ""):
+                raise ConfigError(f"{option}: found with --seeds or --sweep; allowed with a single run")
+        if experiment is None:
+            raise ConfigError("perennial run: give an experiment file")
+        from perennial.engine.sweeps import run_sweep
+
+        found = run_sweep(
+            experiment,
+            seeds=seeds or "1",
+            sweep=sweep or (),
+            overrides=overrides or (),
+            name=name,
+            runs=runs,
+            workers=workers,
+            device=device,
+            overwrite=overwrite,
+            say=typer.echo,
+        )
+        typer.echo(f"\n{found}\n\ntable as text, CSV and LaTeX, and compare.html: {found.folder}")
+        return
     from perennial.cli.start_up import import_run
 
     if resume is not None:
@@ -97,7 +134,7 @@ def run(
             raise ConfigError(
                 "--overwrite: found with --resume, which goes on with a run; allowed one of them"
             )
-        import_run()(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, gpu)
+        import_run()(experiment, overrides or [], seed, name, runs, workers or 1, device, resume, cohort, gpu)
         return
     if experiment is None:
         raise ConfigError("perennial run: give an experiment file, or --resume RUN")
@@ -108,7 +145,9 @@ def run(
     found = load_experiment(experiment, overrides, seed)
     with new_run_folder(name or found.name, runs, overwrite) as folder:
         run_command = import_run()
-        run_command(experiment, overrides or [], seed, folder.name, runs, workers, device, None, cohort, gpu)
+        run_command(
+            experiment, overrides or [], seed, folder.name, runs, workers or 1, device, None, cohort, gpu
+        )
 
 
 @app.command()

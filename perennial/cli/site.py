@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from perennial.privacy.ledger import Ledger
 
 app = typer.Typer(
-    no_args_is_help=True, help="At a hospital: keys, the operator's bundle, approvals, the SuperNode."
+    suggest_commands=False,
+    no_args_is_help=True,
+    help="At a hospital: keys, the operator's bundle, approvals, the SuperNode.",
 )
 SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
 
@@ -22,7 +24,7 @@ SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
 @app.command()
 def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
     """This site's signing key, which others pin (policy.peers), or bring to `perennial verify --keys`."""
-    from perennial.client.signing import own_key
+    from perennial.client.secure_state import own_key
     from perennial.config.site import load_site_config
     from perennial.privacy.secure.keys import fingerprint
 

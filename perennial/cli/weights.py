@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-weights = typer.Typer(no_args_is_help=True, help="Weights of networks that were trained elsewhere.")
+weights = typer.Typer(
+    suggest_commands=False, no_args_is_help=True, help="Weights of networks that were trained elsewhere."
+)
 
 
 @weights.callback()

@@ -75,7 +75,7 @@ def _of_records(
     patients: Path | None,
     output: Path,
 ) -> Iterator[str]:
-    from perennial.client.withdrawn_records import withdrawn
+    from perennial.strategies.analytic.withdrawn_records import withdrawn
 
     by_task = withdrawn(site, token, _chosen(site, records, patients), output, current)
     samples = sum(part.samples for part in by_task.values())
@@ -87,9 +87,9 @@ def _of_records(
 def _chosen(site: "Site", records: Sequence[Path], patients: Path | None) -> "Tensor":
     import torch
 
-    from perennial.client.withdrawn_records import of_contents, of_patients
     from perennial.data.inputs import read_inputs
     from perennial.data.samples import stored_as
+    from perennial.strategies.analytic.withdrawn_records import of_contents, of_patients
 
     if patients is not None:
         names = [line.strip() for line in patients.read_text().splitlines() if line.strip()]

@@ -19,25 +19,16 @@ from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify, using_plugins
 from perennial.client.release import leave, refusal, serialise
 from perennial.client.time_limit import check_bytes
-from perennial.foundation.errors import (
-    PerennialError,
-    ProtocolError,
-    shown,
-)
+from perennial.foundation.errors import PerennialError, PolicyRefusal, ProtocolError, shown
 from perennial.foundation.site_log import log, one_subject, speak_of
 from perennial.privacy.released import Public
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
-    ClassCountsRequest,
-    CompareHeadsRequest,
+    REQUESTS,
     DescribeReply,
     DescribeRequest,
-    DigestRequest,
     EvaluateRequest,
     FinishTaskRequest,
-    PersonalModelRequest,
-    SparsityRequest,
-    StatisticsRequest,
     TrainRequest,
 )
 from perennial.protocol.parcel import is_parcel, opened, parcelled
@@ -163,24 +154,40 @@ def _of_sums(answer: str) -> Handler:
     return handle
 
 
-def _at_site(answer: str) -> Handler:
-    """Answer by `module:function` of this room, imported for this request alone; it takes the opened site."""
+def _at_site(find: Callable[[Any, type], Callable[[Any, Any], WireMessage]]) -> Handler:
+    """Answer with the opened site. find: (site, kind of request) -> what answers, imported for it alone."""
 
     def handle(identity: Identity, request: Stamp) -> WireMessage:
-        from perennial.client.door import admitted
-        from perennial.client.kept_reply import answered_once
         from perennial.client.site import open_site
 
-        module, _, function = answer.partition(":")
         site = open_site(identity, request)
+        if not (identity.deployed or site.experiment.privacy.enabled):
+            return find(site, type(request))(site, request)
+        from perennial.client.door import admitted
+        from perennial.client.kept_reply import answered_once
 
         def answered() -> WireMessage:
             with admitted(identity, request):
-                return getattr(import_module(f"perennial.client.{module}"), function)(site, request)
+                return find(site, type(request))(site, request)
 
         return answered_once(site, request, answered)
 
     return handle
+
+
+def _own(answer: str) -> Handler:
+    """Answer by a function of client/handlers.py."""
+    return _at_site(lambda *_: getattr(import_module("perennial.client.handlers"), answer))
+
+
+def _find_half(site: Any, kind: type) -> Callable[[Any, Any], WireMessage]:
+    """What answers a request of a method: the site half that the approved experiment names."""
+    from perennial.learning.site_method import SiteMethods
+
+    found = SiteMethods.planned(site.experiment).answer_to(kind)
+    if found is None:
+        raise PolicyRefusal(f"{kind.__name__}: the approved experiment's strategy does not ask for it")
+    return found
 
 
 def _describe(identity: Identity, request: DescribeRequest) -> DescribeReply:
@@ -191,7 +198,7 @@ def _describe(identity: Identity, request: DescribeRequest) -> DescribeReply:
         )
     experiment, signed = identity.experiment, {}
     if not (experiment.strategy.trains or experiment.privacy.enabled or experiment.secure is not None):
-        from perennial.client.signing import own_signer
+        from perennial.client.secure_state import own_signer
 
         signer = own_signer(identity)
         signed = {"signing_key": Public(signer.key), "certified": Public(signer.certified)}
@@ -210,21 +217,16 @@ def _describe(identity: Identity, request: DescribeRequest) -> DescribeReply:
 
 HANDLERS: dict[type[WireMessage], Handler] = {
     DescribeRequest: _describe,
-    TrainRequest: _at_site("handlers:answer_train"),
-    FinishTaskRequest: _at_site("handlers:answer_finish_task"),
-    EvaluateRequest: _at_site("handlers:answer_evaluate"),
-    DigestRequest: _at_site("digests:answer_digest"),
-    SparsityRequest: _at_site("sparsity:answer_sparsity"),
-    PersonalModelRequest: _at_site("own_model:answer_personal_model"),
-    StatisticsRequest: _at_site("statistics:answer_statistics"),
-    ClassCountsRequest: _at_site("statistics:answer_class_counts"),
-    CompareHeadsRequest: _at_site("statistics:answer_compare_heads"),
+    TrainRequest: _own("answer_train"),
+    FinishTaskRequest: _own("answer_finish_task"),
+    EvaluateRequest: _own("answer_evaluate"),
     IntroduceRequest: _of_sums("answer_introduce"),
     ShareRequest: _of_sums("answer_share"),
     VoteRequest: _of_sums("answer_vote"),
     OpenRequest: _of_sums("answer_open"),
 }
-"""Every request that a site answers."""
+"""Every request that a site answers, whatever the method."""
+HANDLERS |= {kind: _at_site(_find_half) for kind in REQUESTS if kind not in HANDLERS}
 
 for _request, _handle in HANDLERS.items():
     _category, _, _action = _request.message_type.partition(".")

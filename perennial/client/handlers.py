@@ -12,8 +12,6 @@ from perennial.client.held_out_tables import (
     score_held_out,
 )
 from perennial.client.learnt_sums import check_learnt_sums, released_learnt_sums
-from perennial.client.own_model import has_own_layers, keep_own_model
-from perennial.client.personal_head import keep_personal_head
 from perennial.client.policy import check_answer
 from perennial.client.release import leave
 from perennial.client.secure_values import is_secure, masked_reply, update_words
@@ -22,6 +20,7 @@ from perennial.client.training_samples import choose_exemplars
 from perennial.client.training_turn import TrainingTurn
 from perennial.config.evaluation import count_noise
 from perennial.config.secure_words import class_sum_words, count_words
+from perennial.learning.site_method import SiteMethods
 from perennial.models.incremental import complete_state
 from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.masks import Words
@@ -83,10 +82,10 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
                 kept=sha256,
             )
         sums = released_class_sums(site, request, model, kept)
-    elif not has_own_layers(site, request.run, before_round=request.round + 1):
+    elif not SiteMethods.of(site.experiment).owns_model(site.state(request.run), request.round + 1):
         means = own_class_means(site, request, model)
         if means is not None:
-            keep_own_model(site, model, means)
+            site.keep_own_model(model, means)
     return leave(
         site.identity,
         request,
@@ -104,10 +103,9 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     noise = count_noise(site.experiment)
-    if site.identity.deployed and site.experiment.strategy.name == "analytic" and not request.validation:
-        classes = tuple(site.process.registry.classes[: model.num_classes])
-        told = site.experiment.model_dump_json()
-        keep_personal_head(site.data, model, classes, told, site.identity.state_dir)
+    if site.identity.deployed and not request.validation:
+        for half in SiteMethods.of(site.experiment).methods:
+            half.sees_model(site, model)
 
     def reported() -> tuple[HeldOutCounts, ReportedTables | None]:
         if request.statistic == "temperature":

@@ -23,7 +23,6 @@ from perennial.foundation.site_log import log
 from perennial.foundation.tensor_file import pieces
 from perennial.protocol import messages
 from perennial.protocol.fields import WireMessage
-from perennial.protocol.messages import DigestRequest, StatisticsRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 
@@ -31,8 +30,6 @@ FOLDER = "released"
 """In a run's folder at a site: one file for each reply of the round."""
 TURNS = "turns"
 """Beside the runs at a site: whose turn it is to answer."""
-OWN_RECORD = (DigestRequest, StatisticsRequest)
-"""Answered from a record of their own, once for a task."""
 DELIVERED = ("previous_arrays",)
 """What a request brings along, or not, without asking for anything else."""
 
@@ -72,7 +69,7 @@ class KeptReply:
         """The request's kept reply; None if nothing is charged, it is masked, or it is kept elsewhere."""
         charged = site.identity.deployed or site.experiment.privacy.enabled
         masked = getattr(request, "attempt", None) is not None
-        return None if masked or not charged or isinstance(request, OWN_RECORD) else cls(site, request)
+        return None if masked or not charged or request.own_record else cls(site, request)
 
     def turn(self) -> AbstractContextManager[None]:
         """Context manager: wait until no other process of this site answers a request of this run."""

@@ -7,13 +7,13 @@ computed.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from perennial.client.floor import check_floor, samples_of_digest
 from perennial.config.combinations import uncovered_sums
 from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.site import Answer, Demand, SitePolicy
-from perennial.config.turn import Turn
 from perennial.foundation.errors import PolicyRefusal, PrivacyError
 from perennial.learning.privacy_claim import check_claim
 from perennial.privacy.digest_config import DigestConfig
@@ -27,13 +27,13 @@ def check_answer(policy: SitePolicy, kind: Answer) -> None:
         )
 
 
-def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None = None) -> None:
+def check_update(policy: SitePolicy, experiment: Experiment, **claim: Any) -> None:
     """Refuse an update, or the sums for class means that are protected like one, unless it may leave.
 
-    turn: the site's turn in a ring, if any. Raises PrivacyError when the experiment's claim would be false,
-    PolicyRefusal when the site demands another protection.
+    claim: facts about the turn, as check_claim() takes them. Raises PrivacyError when the experiment's claim
+    would be false, PolicyRefusal when the site demands another protection.
     """
-    check_claim(experiment, turn=turn)
+    check_claim(experiment, **claim)
     check_secure(policy, experiment)
     privacy = experiment.privacy
     unit = f" and unit {privacy.hidden_unit!r}" if privacy.mode == "sample" else ""

@@ -10,7 +10,7 @@ from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 
-from perennial.client.plan import Plan, questions_of
+from perennial.client.plan import Plan
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
 from perennial.foundation.files import transaction
@@ -120,7 +120,7 @@ class RequestCount:
             "WHERE experiment = ? AND (kind = 'temperature') = ?",
             (asked[0], fitted),
         ).fetchone()
-        models = questions_of(request)
+        models = request.models
         most = policy.max_evaluations
         if most is None:
             needed = len(plan.last_rounds) if fitted else plan.questions()

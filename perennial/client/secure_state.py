@@ -9,13 +9,14 @@ that were sent.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perennial.client.identity import Identity
 from perennial.client.quota import Quota
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
@@ -25,9 +26,12 @@ from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Attempt, require
 from perennial.privacy.secure.site_session import STAGES, SiteSession
+from perennial.privacy.signed_sums import Signer
 
 IDENTITY = "identity.key"
 OPENED = "opened.json"
+CERTIFIED = Path("secure/identity.certified")
+"""In state_dir: what the node key says of the signing key; `perennial site start` writes it."""
 
 
 def own_identity(state_dir: Path) -> bytes:
@@ -213,3 +217,20 @@ class SecureState:
 
 def _of(attempt: Attempt) -> str:
     return f"{attempt.run} {attempt.number}"
+
+
+def own_key(state_dir: Path) -> str:
+    """The site's public signing key; the key pair is made at the first call."""
+    return signing_key(own_identity(state_dir))
+
+
+def certify_own_key(state_dir: Path, certified: Callable[[str], str]) -> None:
+    """Store the node key's certificate of the signing key. certified: makes it from the public key."""
+    own = certified(own_key(state_dir))
+    replace_file(state_dir / CERTIFIED, own.encode(), mode=0o644)
+
+
+def own_signer(identity: Identity) -> Signer:
+    """The site's public signing key, with the node key's certificate of it, '' if there is none yet."""
+    path, key = identity.state_dir / CERTIFIED, own_key(identity.state_dir)
+    return Signer(identity.name, key, path.read_text() if path.exists() else "")

@@ -18,15 +18,19 @@ from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import DataKey, data_key, simulated_federation
 from perennial.data.deployed import load_site, site_config
+from perennial.data.samples import stored_as
 from perennial.data.schedule import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
 from perennial.foundation.cache import BoundedFolder, machine_features
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.files import make_folder
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import autocast, choose_device, use_products_of
 from perennial.learning.steps import Steps, prepare_gpu
+from perennial.models.incremental import IncrementalModel, complete_state
+from perennial.models.saved import PERSONAL_MODEL, Inputs, save_model
 from perennial.protocol.stamp import NeedsPrevious, Stamp
 from perennial.protocol.tensors import content_sha256
 
@@ -176,6 +180,19 @@ class Site:
             name: tensor.detach().to(self.models.device).clone(memory_format=torch.contiguous_format)
             for name, tensor in tensors.items()
         }
+
+    def keep_own_model(self, model: IncrementalModel, class_means: Tensor | None) -> None:
+        """Replace the site's model file. class_means: (M, d), if the site classifies by them."""
+        data, folder = self.data, self.identity.state_dir
+        make_folder(folder)
+        save_model(
+            folder / PERSONAL_MODEL,
+            complete_state(model),
+            Inputs(data.input_shape, stored_as(data.x), data.mean, data.std, data.columns, data.fill),
+            self.process.registry.classes[: model.num_classes],
+            self.experiment.model_dump_json(),
+            class_means,
+        )
 
 
 _processes: dict[tuple[DataKey, str, str, str], Process] = {}

@@ -12,24 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.digests import lends_digests
 from perennial.client.floor import check_floor
 from perennial.client.measurements import measured
-from perennial.client.own_model import keep_own_layers, with_own_layers
 from perennial.client.policy import check_answer, check_update
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Typed, leave
-from perennial.client.ring_turn import features_as_asked, segment_of, turn_of
 from perennial.client.site import Site
 from perennial.client.training_samples import training_indices
 from perennial.config import charges
 from perennial.config.rounds import AdversaryKind
-from perennial.config.turn import Turn
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
-from perennial.learning.site_method import LocalTurn, SiteMethods
+from perennial.learning.site_method import LocalTurn, SiteMethods, TurnStart
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
@@ -51,9 +47,8 @@ class TrainingTurn:
     indices: (n,) of the samples, exemplars last. mechanism: of the update. chosen: the records that it is
     charged to. teacher:
     frozen model of the task before, or None if no term needs it. methods: the site halves that the experiment
-    names. turn: the site's turn in a ring, or None. neighbours: measures for Bayesian accounting how far one
-    record more would move the update. own: names of the layers that stay here. start: the tensors that the
-    model holds, as they were received.
+    names. neighbours: measures for Bayesian accounting how far one record more would move the update. start:
+    the tensors that the model holds, as they were received.
     """
 
     site: Site
@@ -66,8 +61,6 @@ class TrainingTurn:
     chosen: Chosen
     teacher: IncrementalModel | None
     methods: SiteMethods
-    own: list[str]
-    turn: Turn | None
     neighbours: NeighbourDistances | None
     adversary: AdversaryKind | None
     start: Mapping[str, Tensor]
@@ -80,30 +73,37 @@ class TrainingTurn:
         from the request alone is that turn's. Raises a PerennialError that says what is wrong.
         """
         check_answer(site.identity.policy, "train")
-        turn = turn_of(request) if beside is None else beside.turn
-        check_update(site.identity.policy, site.experiment, turn)
+        methods, state = SiteMethods.of(site.experiment), site.state(request.run)
+        start = {"site": site.name, "seed": site.experiment.seed, "request": request, "records": state}
+        methods.begin(TurnStart(**start))
+        check_update(site.identity.policy, site.experiment, **methods.claim)
         if beside is None:
             site.check_experiment(request)
         previous = site.previous_model(request)
         indices, exemplars = training_indices(site, request, previous)
-        if turn is not None:
-            labels, seed = site.data.y[indices], site.experiment.seed
-            indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
-        policy = site.identity.policy
-        check_floor(policy, "update", len(indices))
+        indices, exemplars = methods.choose(indices, exemplars)
+        check_floor(site.identity.policy, "update", len(indices))
         mechanism = charges.update(site.experiment, request.run)
         chosen = choose(site, mechanism, indices)
         exemplars = (
             int(torch.isin(chosen.rows, indices[len(indices) - exemplars :]).sum()) if exemplars else 0
         )
         indices = chosen.rows
-        own = request.personal or []
-        if beside is None or own:
-            arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
+        arrays = methods.receive(request.arrays)
+        if beside is None or arrays is not request.arrays:
             model, flat = site.models.load(request.num_classes, arrays, previous)
         else:
             arrays, model, flat = beside.start, beside.model, beside.flat
-        methods = open_methods(site, request, flat)
+        models = site.models
+        methods.open(
+            LocalTurn(
+                **start,
+                learner=site.experiment.learner,
+                flat=flat,
+                input_shape=models.input_shape,
+                device=models.device,
+            )
+        )
         adversary = _adversary(site)
         data = site.samples(indices, exemplars=exemplars)
         if adversary == "label_flip":
@@ -122,8 +122,6 @@ class TrainingTurn:
             chosen=chosen,
             teacher=teacher,
             methods=methods,
-            own=own,
-            turn=turn,
             neighbours=NeighbourDistances.of(
                 site.experiment, site.identity.state_dir, site.name, request.run, request.round
             ),
@@ -135,7 +133,7 @@ class TrainingTurn:
 
     def hold(self) -> None:
         """Let the shared model keep fixed the tensors that this turn freezes, and no others."""
-        self.flat.hold(self.turn.frozen if self.turn is not None else ())
+        self.flat.hold(self.methods.frozen)
 
     def resume(self, vector: Tensor) -> None:
         """Load this turn's parameters, vector (P,), into the shared model again, after other turns."""
@@ -156,11 +154,10 @@ class TrainingTurn:
     def as_member(self, start: Tensor) -> "Member | None":
         """This site's part in a cohort's training; None if it must train alone. start: (P,), as received.
 
-        A ring's turn follows the one before it, DP-SGD clips samples and not batches, and a Bayesian estimate
-        trains on halves too.
+        DP-SGD clips samples and not batches, and a Bayesian estimate trains on halves too.
         """
         private = self.site.experiment.privacy.mode == "sample"
-        if self.turn is not None or self.neighbours is not None or private or self.methods.one_site_alone:
+        if self.neighbours is not None or private or self.methods.one_site_alone:
             return None
         from perennial.learning.cohort_training import Member
 
@@ -171,12 +168,12 @@ class TrainingTurn:
         if self.site.experiment.privacy.mode == "sample":
             return self._by_private_steps()
         if self.neighbours is not None:
-            self.neighbours.see_halves(self.data, self.flat, self.own, self._by_epochs)
+            self.neighbours.see_halves(self.data, self.flat, self.methods.stays, self._by_epochs)
         return self._by_epochs(self.data, self._batches())
 
     def _batches(self) -> np.random.Generator:
-        ring = [self.turn.sweep] if self.turn is not None and self.turn.segments > 1 else []
-        return stream(self.site.experiment.seed, "batches", self.site.name, self.request.round, *ring)
+        ids = self.request.round, *self.methods.batch_ids
+        return stream(self.site.experiment.seed, "batches", self.site.name, *ids)
 
     def _settings(self) -> dict[str, Any]:
         """What training by epochs and by private steps both take."""
@@ -206,19 +203,16 @@ class TrainingTurn:
         )
 
     def _by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
-        experiment, name = self.site.experiment, self.site.name
-        with features_as_asked(self.turn, self.model, self.request, experiment.seed, name):
-            return train(
-                experiment.learner,
-                self.model,
-                self.flat,
-                samples,
-                generator,
-                steps=self.site.steps(),
-                # a ring's turn may begin by relabelling what was received
-                start=self.start if self.turn is None else None,
-                **self._settings(),
-            )
+        return train(
+            self.site.experiment.learner,
+            self.model,
+            self.flat,
+            samples,
+            generator,
+            steps=self.site.steps(),
+            start=self.start,
+            **self._settings(),
+        )
 
     def reply(self, result: TrainingResult) -> TrainReply:
         """Protect the update and let it leave. The shared model must be as trained."""
@@ -228,15 +222,9 @@ class TrainingTurn:
 
     def _typed(self, result: TrainingResult) -> dict[str, Typed]:
         """The fields of the reply: the update as it may leave, and what belongs to it."""
-        site, request, flat, own = self.site, self.request, self.flat, self.own
-        update = flat.views(result.update)
-        if own:
-            layers = flat.views(flat.vector)
-            kept = {name: layers[name] for name in own}
-            keep_own_layers(site, request.run, kept, after_round=request.round)
-            # what stays here must not take its share of the clip norm from what leaves
-            for name in own:
-                update[name].zero_()
+        site, request, flat, stays = self.site, self.request, self.flat, set(self.methods.stays)
+        # what stays here must not take its share of the clip norm from what leaves
+        self.methods.finish(flat, result.update)
         if self.adversary == "free_rider":
             result.update.zero_()
         if self.neighbours is not None:
@@ -245,12 +233,15 @@ class TrainingTurn:
         within = protected(site, request, self.mechanism, result)
         flat.clear_held(result.update)
 
+        update = flat.views(result.update)
+        lends = site.experiment.digests is None or "digest" in site.identity.policy.answers
+
         def released(value: Any) -> Released[Any]:
             return Released(value, self.mechanism, chosen=self.chosen)
 
         typed: dict[str, Typed] = {
-            "update": released(Tensors({n: t.contiguous() for n, t in update.items() if n not in own})),
-            "lends_digests": Public(lends_digests(site)),
+            "update": released(Tensors({n: t.contiguous() for n, t in update.items() if n not in stays})),
+            "lends_digests": Public(lends),
             "within_clip_norm": None if within is None else released(within),
         }
         metrics = measured(site, request, self.model, self.indices, result)
@@ -289,25 +280,6 @@ def protected(site: Site, request: TrainRequest, mechanism: Mechanism, result: T
     std = mechanism.std if privacy.mode == "client_local" else 0.0
     within = protect_update(result.update, bound, std, Noise()) <= bound
     return within if adaptive else None
-
-
-def open_methods(site: Site, request: TrainRequest, flat: FlatParameters) -> SiteMethods:
-    """The site halves of the experiment's methods, opened. flat: the model as it was received."""
-    methods = SiteMethods.of(site.experiment)
-    if methods.methods:
-        methods.open(
-            LocalTurn(
-                site=site.name,
-                seed=site.experiment.seed,
-                learner=site.experiment.learner,
-                request=request,
-                flat=flat,
-                input_shape=site.models.input_shape,
-                device=site.models.device,
-                records=site.state(request.run),
-            )
-        )
-    return methods
 
 
 def _adversary(site: Site) -> AdversaryKind | None:

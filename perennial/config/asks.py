@@ -43,16 +43,11 @@ class OneOf(Block):
 class Asks(Block):
     """Everything that requests of a method may ask of a site beside an update of the model.
 
-    site_half: the method has a half of its own that sites run, the attribute `site_half` of its class.
+    site_half: a plug-in has a half that sites run, the attribute `site_half` of its class.
     measurements: figures that a site may be asked to report beside its update.
     settings: dotted key of a request's settings -> values that it may have; None: whatever the site's own
     check of the key admits. A first part that no key has is refused.
-    personal_layers: requests may name layers that stay at the site.
-    own_models: a site is asked to complete and judge a model of its own, whenever models are measured.
-    sparsity: how often the channels of a network are silent on the site's samples.
     statistics: sums of fixed features in place of training.
-    judges_models: counts of right answers of intermediate models, where the server has no samples.
-    segments: requests to train in one round where the experiment's key `segments` says nothing; None: one.
     counts_alike: updates are not multiplied by the number of samples.
     clear_uploads: names of what replies carry without noise, beside what is measured.
     single_updates: why the server needs the update of each site in the clear; "": a sum is enough.
@@ -61,12 +56,7 @@ class Asks(Block):
     site_half: bool = False
     measurements: tuple[Measurement, ...] = ()
     settings: dict[str, Between | OneOf | None] = Field(default_factory=dict)
-    personal_layers: bool = False
-    own_models: bool = False
-    sparsity: bool = False
     statistics: bool = False
-    judges_models: bool = False
-    segments: int | None = None
     counts_alike: bool = False
     clear_uploads: tuple[str, ...] = ()
     single_updates: str = "it needs the update of each site in the clear"

@@ -7,7 +7,7 @@ from perennial.config.evaluation import require_calibration, require_covered_cou
 from perennial.config.learner import NO_LEARNER
 from perennial.config.schema import ExperimentFields
 from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
-from perennial.config.strategies import ASKS, asks_of, nested
+from perennial.config.strategies import ASKS, LOCAL_STEPS, asks_of, nested
 
 
 def _learner(experiment: ExperimentFields) -> None:
@@ -144,6 +144,17 @@ def _dual_backbone(experiment: ExperimentFields) -> None:
         )
 
 
+def _local_steps(experiment: ExperimentFields) -> None:
+    for name, _ in nested(experiment.strategy.name, experiment.strategy.parameters):
+        for key, needed in LOCAL_STEPS.get(name, {}).items():
+            found = getattr(experiment.learner.optimizer, key)
+            if found != needed:
+                raise ValueError(
+                    f"learner.optimizer.{key}: found {found!r}; strategy {name} counts local steps of plain "
+                    f"SGD of one size; allowed: {needed!r}"
+                )
+
+
 def _bounds(experiment: ExperimentFields) -> None:
     names = [name for name, _ in nested(experiment.strategy.name, experiment.strategy.parameters)]
     experiment.bounds.require_fit("analytic" in names)
@@ -153,6 +164,6 @@ CHECKS: tuple[Callable[[ExperimentFields], None], ...] = (
     *(_learner, _release),
     *(require_covered_counts, require_calibration),
     *(_masks, _sites, _pretraining, _class_means, _learnt_features),
-    *(_patients, _precision, _bayesian_figure, _dual_backbone, _bounds),
+    *(_patients, _precision, _bayesian_figure, _dual_backbone, _bounds, _local_steps),
 )
 """Each raises ValueError naming the key; the first that does is what a person reads."""

@@ -46,6 +46,7 @@ EXPERIMENT: dict[str, Removed] = {
         {"name": "random", "file": None, "sha256": None},
         "The encoder is random and drawn from the seed (docs/methods/feddig.md).",
     ),
+    "data.encoding": Removed(None, "Files are read as UTF-8, UTF-16 or Windows-1252; save others as UTF-8."),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
@@ -53,6 +54,18 @@ EXPERIMENT: dict[str, Removed] = {
 
 STRATEGIES: dict[tuple[str, str], Removed] = {
     ("digest_synthesis", "held_out"): Removed(0, "Set the number of rounds by `tasks.rounds`."),
+    ("serial_ring", "feature_clip"): Removed(None, "No account covers noise on features."),
+    ("serial_ring", "feature_noise"): Removed(None, "No account covers noise on features."),
+    ("serial_ring", "stratify"): Removed(False, "Segments are drawn from all of a site's samples."),
+    ("layer_attention", "granularity"): Removed("tensor", "Each tensor has a weight of its own."),
+    ("layer_attention", "times_samples"): Removed(False, "`multi_factor` weighs by samples."),
+    ("contribution", "exact"): Removed(False, "Up to 12 sites of a closed form are valued exactly."),
+    ("contribution", "permutations"): Removed(None, "At least 30 orders are drawn, three for each site."),
+    ("*", "max_update_norm"): Removed(None, "Use `bounds.norm_multiple`."),
+    ("multi_factor", "kappa"): Removed(0.5, "Recency is exp(-0.5 rounds late)."),
+    ("clustered_personalisation", "sparsity_delta"): Removed(1e-5, "The noise has delta 1e-5."),
+    ("pfa", "sparsity_delta"): Removed(1e-5, "The noise has delta 1e-5."),
+    ("digest_synthesis", "recall_epochs"): Removed(1, "Digests are recalled once."),
     ("serial_ring", "link"): Removed(None, "The summary counts bytes; divide them by the link's rate."),
     ("clustered_personalisation", "batch_norm"): Removed("shared", "Name the layers in `personal`."),
     ("clustered_personalisation", "channel_choice"): Removed("seeded", "`channels` are drawn by the seed."),
@@ -133,7 +146,7 @@ def _drop(content: Mapping[str, Any], removed: Mapping[str, Removed], dropped: l
 def _drop_from_strategy(section: Mapping[str, Any], path: str, dropped: list[str]) -> dict[str, Any]:
     found = dict(section)
     for (name, key), removed in STRATEGIES.items():
-        if found.get("name") == name and key in found:
+        if name in ("*", found.get("name")) and key in found:
             _require_default(f"{path}.{key}", found.pop(key), removed)
             dropped.append(f"{path}.{key}")
     if isinstance(found.get("base"), Mapping):

@@ -7,33 +7,40 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perennial.config.asks import Asks, Between, OneOf
-from perennial.config.turn import USUAL_SEGMENTS
 
+_CLUSTERED = "perennial.strategies.clustered_personalisation."
 STRATEGIES = {
-    "digest_synthesis": "perennial.strategies.digest_synthesis:DigestSynthesis",
-    "clustered_personalisation": "perennial.strategies.clustered_personalisation:ClusteredPersonalisation",
-    "fedper": "perennial.strategies.fedper:FedPer",
+    "digest_synthesis": "perennial.strategies.digest_synthesis.method:DigestSynthesis",
+    "clustered_personalisation": f"{_CLUSTERED}method:ClusteredPersonalisation",
+    "fedper": f"{_CLUSTERED}method:FedPer",
     "pfa": "perennial.baselines.pfa:PFA",
-    "analytic": "perennial.strategies.analytic:Analytic",
+    "analytic": "perennial.strategies.analytic.method:Analytic",
     "median": "perennial.strategies.median:Median",
     "fedavg": "perennial.strategies.fedavg:FedAvg",
     "adabest": "perennial.baselines.adabest:AdaBest",
     "cyclic_weight_transfer": "perennial.baselines.cyclic_weight_transfer:CyclicWeightTransfer",
     "feddisco": "perennial.baselines.feddisco:FedDisco",
     "feddyn": "perennial.strategies.feddyn:FedDyn",
+    "fedprox": "perennial.strategies.server_optimisers:FedProx",
+    "fedavgm": "perennial.strategies.server_optimisers:FedAvgM",
+    "fedadam": "perennial.strategies.server_optimisers:FedAdam",
+    "fedyogi": "perennial.strategies.server_optimisers:FedYogi",
+    "fedadagrad": "perennial.strategies.server_optimisers:FedAdagrad",
+    "krum": "perennial.strategies.krum:Krum",
+    "multi_krum": "perennial.strategies.krum:MultiKrum",
+    "trimmed_mean": "perennial.strategies.krum:TrimmedMean",
     "fednova": "perennial.strategies.fednova:FedNova",
     "scaffold": "perennial.strategies.scaffold:Scaffold",
     "target": "perennial.baselines.target:Target",
-    "serial_ring": "perennial.strategies.serial_ring:SerialRing",
+    "serial_ring": "perennial.strategies.serial_ring.method:SerialRing",
     "contribution": "perennial.strategies.contribution:Contribution",
     "layer_attention": "perennial.strategies.layer_attention:LayerAttention",
-    "uniform_mean": "perennial.strategies.uniform_mean:UniformMean",
+    "uniform_mean": "perennial.strategies.fedavg:UniformMean",
     "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
 }
 REMOVED = {
-    "fedprox": "use fedavg with learner.correction: {name: fedprox, mu: 0.01}",
     **dict.fromkeys(
-        ("bucketing", "centred_clipping", "geometric_median", "krum", "trimmed_mean"),
+        ("bucketing", "centred_clipping", "geometric_median"),
         "use median (docs/robustness.md)",
     ),
     "glfc": "use fedavg, with the two parts of GLFC in `learner` (experiments/glfc_digits.yaml)",
@@ -42,6 +49,21 @@ REMOVED = {
     "class_weighted_head": "use its base alone",
 }
 """Strategies of earlier releases, and what replaces each."""
+
+SITE_HALVES = {
+    "digest_synthesis": "perennial.strategies.digest_synthesis.site:SummarySite",
+    "clustered_personalisation": f"{_CLUSTERED}site:ClusteredSite",
+    "fedper": f"{_CLUSTERED}site:PersonalSite",
+    "pfa": f"{_CLUSTERED}site:ClusteredSite",
+    "analytic": "perennial.strategies.analytic.site:SumsSite",
+    "adabest": "perennial.baselines.adabest:AdaBestSite",
+    "feddyn": "perennial.strategies.feddyn:FedDynSite",
+    "scaffold": "perennial.strategies.scaffold:ScaffoldSite",
+    "target": "perennial.baselines.target:TargetSite",
+    "serial_ring": "perennial.strategies.serial_ring.site:RingSite",
+    "contribution": "perennial.strategies.valuation.site_utility:JudgingSite",
+}
+"""Where the site half of a strategy is; a strategy that is not here has none."""
 
 _HANDED_ON = "each turn hands a single site's model on"
 _IN_CLUSTERS = "clusters are formed from single sites' vectors"
@@ -54,14 +76,16 @@ def _corrected(name: str) -> dict[str, Between | OneOf | None]:
 
 ASKS: Mapping[str, Asks] = {
     "fedavg": Asks(single_updates=""),
+    "fedprox": Asks(site_half=True, single_updates=""),
+    **dict.fromkeys(("fedavgm", "fedadam", "fedyogi", "fedadagrad"), Asks(single_updates="")),
     "uniform_mean": Asks(counts_alike=True, single_updates=""),
     "analytic": Asks(statistics=True, single_updates=""),
     "fednova": Asks(
         clear_uploads=("steps",), single_updates="its weights are normalised by what single sites report"
     ),
-    "scaffold": Asks(site_half=True, settings=_corrected("scaffold"), clear_uploads=("steps",)),
-    "feddyn": Asks(site_half=True, settings=_corrected("feddyn")),
-    "adabest": Asks(site_half=True, settings=_corrected("adabest")),
+    "scaffold": Asks(settings=_corrected("scaffold"), clear_uploads=("steps",)),
+    "feddyn": Asks(settings=_corrected("feddyn")),
+    "adabest": Asks(settings=_corrected("adabest")),
     "feddisco": Asks(
         measurements=("label_counts",),
         clear_uploads=("label_counts",),
@@ -72,21 +96,19 @@ ASKS: Mapping[str, Asks] = {
         single_updates="its weights compare what single sites report",
     ),
     "layer_attention": Asks(single_updates="attention over layers compares single updates"),
-    "contribution": Asks(
-        judges_models=True,
-        single_updates="the value of a site is found out from its own update",
-    ),
+    "contribution": Asks(single_updates="the value of a site is found out from its own update"),
     "digest_synthesis": Asks(single_updates="digests of single sites stand in for them"),
-    "clustered_personalisation": Asks(
-        personal_layers=True, own_models=True, sparsity=True, single_updates=_IN_CLUSTERS
-    ),
-    "fedper": Asks(personal_layers=True, own_models=True),
-    "pfa": Asks(personal_layers=True, own_models=True, sparsity=True),
-    "serial_ring": Asks(settings={"turn": None}, segments=USUAL_SEGMENTS, single_updates=_HANDED_ON),
+    "clustered_personalisation": Asks(settings={"personal": None}, single_updates=_IN_CLUSTERS),
+    "fedper": Asks(settings={"personal": None}),
+    "pfa": Asks(settings={"personal": None}),
+    "serial_ring": Asks(settings={"turn": None}, single_updates=_HANDED_ON),
     "cyclic_weight_transfer": Asks(single_updates=_HANDED_ON),
-    "target": Asks(site_half=True),
 }
 """A strategy that is not here asks for nothing beside its updates, each in the clear."""
+LOCAL_STEPS: Mapping[str, Mapping[str, Any]] = {
+    "scaffold": {"name": "sgd", "momentum": 0.0, "schedule": "constant"},
+}
+"""What a strategy needs of `learner.optimizer`: its arithmetic counts steps of plain SGD of one size."""
 
 
 def asks_of(name: str, keys: Mapping[str, Any]) -> Asks:

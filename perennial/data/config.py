@@ -1,6 +1,5 @@
 """The `data` block of an experiment: what it may say, checked before anything is read."""
 
-import codecs
 import operator
 import re
 from functools import partial
@@ -26,7 +25,6 @@ _OPTIONS = (
     *("path", "dataset", "download", "labels", "image_size", "color", "resize", "window", "frame"),
     *("columns", "column_kinds", "label_column", "site_column", "missing", "imputation"),
     *(
-        "encoding",
         "decimal",
         "units",
         "limits",
@@ -129,38 +127,32 @@ class AugmentationConfig(FiniteBlock):
         return self.crop_padding > 0 or self.flip
 
 
-class UnreadableConfig(FiniteBlock):
-    """What happens when files or cells cannot be read: an error, or they are skipped with a note.
+def _without_number(found: object) -> object:
+    """The action alone of {action, at_most}, as earlier releases wrote it, where at_most has its default."""
+    if isinstance(found, dict) and found.keys() <= {"action", "at_most"}:
+        if found.get("at_most", MOST_UNREADABLE) != MOST_UNREADABLE:
+            raise ValueError("at_most is gone: up to 5 % are skipped; allowed refuse or skip")
+        return found.get("action", "refuse")
+    return found
 
-    at_most: with skip, the largest number of files or rows, or share of them, that may be skipped.
+
+Unreadable = Annotated[Literal["refuse", "skip"], BeforeValidator(_without_number)]
+MOST_UNREADABLE = 0.05
+
+
+def left_out(rule: Literal["refuse", "skip"], unreadable: int, of: int, what: str) -> str | None:
+    """A note that says how many of `of` files or rows were skipped; None if they must be refused.
+
+    One may always be skipped, and of many MOST_UNREADABLE. what: they are, for the note.
     """
-
-    action: Literal["refuse", "skip"] = "refuse"
-    at_most: Cap = 0.05
-
-    def left_out(self, unreadable: int, of: int, what: str) -> str | None:
-        """A note that says how many of `of` files or rows were skipped; None if they must be refused.
-
-        unreadable: how many. what: they are, for the note.
-        """
-        if self.action == "refuse":
-            return None
-        most = self.at_most * of if isinstance(self.at_most, float) else self.at_most
-        return f"{what} cannot be read: {unreadable} of {of}" if unreadable <= most else None
+    if rule == "refuse" or unreadable > max(1, MOST_UNREADABLE * of):
+        return None
+    return f"{what} cannot be read: {unreadable} of {of}"
 
 
 def _text_as(key: str) -> BeforeValidator:
     """A block that may be written as its first key's text alone."""
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
-
-
-def _encoding(name: str) -> str:
-    try:
-        return codecs.lookup(name).name
-    except LookupError:
-        raise ValueError(
-            "no encoding that Python knows; allowed for instance utf-8, cp1252, utf-16"
-        ) from None
 
 
 def _rising(window: tuple[float, float]) -> tuple[float, float]:
@@ -196,10 +188,10 @@ class DataConfig(FiniteBlock):
     missing (csv): texts that mean a missing value, beside the usual ones such as NA.
     imputation (csv): what stands for a missing number: mean or median of the training rows, a number, or one
         for each column. An indicator of missing values stands beside each number whatever is chosen.
-    encoding, decimal (csv): of the file, where what is found by itself is wrong.
+    decimal (csv): the sign in the file's numbers, where what is found by itself is wrong.
     units (csv): column -> the unit that stands behind its numbers, which is taken away; one that no cell has
     says which unit the numbers are in. limits (csv): columns in which a text such as <0.5 counts as 0.5.
-    unreadable: refuse (the default) or skip; {action: skip, at_most: 20} sets how many, or which share.
+    unreadable: refuse (the default) files and cells that cannot be read, or skip up to 5 % of them.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
     patient: where the data names each sample's patient: a column of a table or manifest, the array of a pack
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
@@ -238,13 +230,10 @@ class DataConfig(FiniteBlock):
     imputation: Literal["mean", "median"] | float | dict[str, float] = Field(
         default="mean", exclude_if=partial(operator.eq, "mean")
     )
-    encoding: Annotated[str, AfterValidator(_encoding)] | None = Field(default=None, exclude_if=_is_none)
     decimal: Literal[".", ","] | None = Field(default=None, exclude_if=_is_none)
     units: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
     limits: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
-    unreadable: Annotated[UnreadableConfig, _text_as("action")] = Field(
-        default=UnreadableConfig(), exclude_if=partial(operator.eq, UnreadableConfig())
-    )
+    unreadable: Unreadable = Field(default="refuse", exclude_if=partial(operator.eq, "refuse"))
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
     patient: str | None = None
     pool: Annotated[PoolConfig | None, _text_as("by")] = Field(default=None, exclude_if=_is_none)

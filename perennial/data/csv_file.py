@@ -76,14 +76,13 @@ class CsvFile:
 
 def read_csv(
     path: Path,
-    encoding: str | None = None,
     decimal: Decimal | None = None,
     units: Mapping[str, str] | None = None,
     limits: Sequence[str] = (),
 ) -> CsvFile:
     """Read a CSV file whose first line names the columns, or a sheet or Parquet file as if it were one.
 
-    encoding: None takes UTF-8, or UTF-16 where the file is marked so, or else Windows-1252 with a note.
+    The text is UTF-8, or UTF-16 where the file is marked so, or else Windows-1252 with a note.
     decimal: None takes the comma where the separator is another sign and a cell is such a number.
     units: column -> the unit behind its numbers. limits: columns in which `<0.5` counts as 0.5.
     The separator is the comma, semicolon or tab that the header has most of.
@@ -91,7 +90,7 @@ def read_csv(
     """
     if path.suffix.lower() in FRAMES:
         return _of_frame(path).cleaned(units or {}, limits)
-    text, notes = _decoded(path, encoding)
+    text, notes = _decoded(path)
     separator = max(SEPARATORS, key=io.StringIO(text, newline="").readline().count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
@@ -150,7 +149,7 @@ def odd_numbers(texts: np.ndarray) -> tuple[str, bool]:
     return next(iter(units), ""), any(match["limit"] for match in matches if match)
 
 
-def _decoded(path: Path, encoding: str | None) -> tuple[str, tuple[str, ...]]:
+def _decoded(path: Path) -> tuple[str, tuple[str, ...]]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -161,18 +160,18 @@ def _decoded(path: Path, encoding: str | None) -> tuple[str, tuple[str, ...]]:
         )
     marked = next((name for mark, name in _MARKS if content.startswith(mark)), None)
     try:
-        text = content.decode(encoding or marked or "utf-8")
+        text = content.decode(marked or "utf-8")
         notes: tuple[str, ...] = ()
-    except (UnicodeError, LookupError) as error:
-        if encoding is not None or marked is not None:
-            raise DataError(f"{path}: not a CSV file in {encoding or marked} ({error})") from error
+    except UnicodeError as error:
+        if marked is not None:
+            raise DataError(f"{path}: not a CSV file in {marked} ({error})") from error
         try:
             text = content.decode(LEGACY)
         except UnicodeDecodeError:
-            raise DataError(f"{path}: not a CSV file in UTF-8 ({error}); set data.encoding") from error
-        notes = (f"{path}: not in UTF-8 and read as Windows-1252 (Latin-1); otherwise set data.encoding",)
+            raise DataError(f"{path}: not a CSV file in UTF-8 ({error}); save it so") from error
+        notes = (f"{path}: not in UTF-8 and read as Windows-1252 (Latin-1); else save it as UTF-8",)
     if "\0" in text:
-        raise DataError(f"{path}: not a CSV file in UTF-8 (it holds null characters); set data.encoding")
+        raise DataError(f"{path}: not a CSV file in UTF-8 (it holds null characters); save it so")
     return text, notes
 
 

@@ -312,7 +312,7 @@ def _has_suffix(path: Path) -> bool:
 
 def _manifest(path: Path, config: DataConfig) -> tuple[_Listing, list[int]]:
     """The images that a manifest names, and the line of each."""
-    file, patient = read_csv(path, config.encoding), config.patient
+    file, patient = read_csv(path), config.patient
     columns, lines = file.columns, file.lines
     apart = config.subgroup.column if config.subgroup is not None else None
     for name in filter(None, ("path", "label", patient, apart)):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.data.config import DataConfig, UnreadableConfig, Window
+from perennial.data.config import DataConfig, Window, left_out
 from perennial.data.dicom import chosen_frame, eight_bits, full_range, read_dicom
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
@@ -57,7 +57,7 @@ class ImageReading:
     resize: Resize = "stretch"
     window: Window | None = None
     frame: Frame | None = None
-    unreadable: UnreadableConfig = UnreadableConfig()
+    unreadable: Literal["refuse", "skip"] = "refuse"
 
     @classmethod
     def of(cls, config: DataConfig) -> "ImageReading":
@@ -88,7 +88,7 @@ def read_images(paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
     """
     bad: dict[int, str] = {}
     modes: list[str] = [""] * len(paths)
-    most = MOST_BAD_FILES if reading.unreadable.action == "refuse" else len(paths)
+    most = MOST_BAD_FILES if reading.unreadable == "refuse" else len(paths)
     first = None
     for index, path in enumerate(paths):
         if (first := _read(path, reading, index, bad, modes)) is not None or len(bad) >= most:
@@ -114,12 +114,12 @@ def read_images(paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
     notes = _notes_on_modes(modes, reading.color)
     if not bad:
         return ImagesRead(out, np.arange(len(paths)), notes)
-    left_out = reading.unreadable.left_out(len(bad), len(paths), "images that")
-    if left_out is None:
+    note = left_out(reading.unreadable, len(bad), len(paths), "images that")
+    if note is None:
         raise DataError(_bad_files(sorted(bad.values())))
     rows = np.array([index for index in range(len(paths)) if index not in bad])
     named = "; ".join(sorted(bad.values())[:3])
-    return ImagesRead(out[rows], rows, (*notes, f"{left_out}, left out: {named}"))
+    return ImagesRead(out[rows], rows, (*notes, f"{note}, left out: {named}"))
 
 
 def decoded(cache: Path | None, paths: Sequence[Path], reading: ImageReading) -> ImagesRead:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from perennial.data.cases import image_shape, sheet
-from perennial.data.config import UnreadableConfig
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES
 from perennial.data.images import ImageReading, conform, is_dicom, read_images, windowed
@@ -55,7 +54,7 @@ def read_inputs(
     color = "gray" if shape[0] == 1 else "rgb"
     reading = reading or ImageReading()
     if of_images:
-        reading = replace(reading, size=(shape[1], shape[2]), color=color, unreadable=UnreadableConfig())
+        reading = replace(reading, size=(shape[1], shape[2]), color=color, unreadable="refuse")
     for start in range(0, len(images), BATCH):
         part = images[start : start + BATCH]
         yield [str(path) for path in part], torch.from_numpy(read_images(part, reading).x)

@@ -5,6 +5,7 @@ ranked, and those that stand out from all others are asked about.
 """
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -165,3 +166,37 @@ def _share(x: np.ndarray, y: np.ndarray) -> float:
     products = left.T @ x[:half] + 1e-6 * np.eye(x.shape[1])
     told = (x[half:] @ np.linalg.solve(products, left.T @ targets[:half])).argmax(axis=1)
     return float(np.mean([(told[y[half:] == label] == label).mean() for label in np.unique(y[half:])]))
+
+
+def told_alone(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFile) -> float:
+    """Mean over classes of the share of the second half's rows that the first half's column tells."""
+    found, value = np.unique(texts, return_inverse=True)
+    points = with_points(found, file.decimal).tolist()
+    numbers = np.array([float(text) if is_number(text) else np.nan for text in points])[value]
+    half = len(y) // 2
+    told = np.full(len(y) - half, np.bincount(y[:half]).argmax())
+    as_number = ~empty & np.isfinite(numbers)
+    for numeric, group, key in ((True, as_number, numbers), (False, ~as_number, value.astype(float))):
+        learnt, asked = np.flatnonzero(group[:half]), np.flatnonzero(group[half:])
+        if not len(learnt) or not len(asked):
+            continue
+        order = learnt[np.argsort(key[learnt], kind="stable")]
+        right = np.searchsorted(key[order], key[half + asked]).clip(0, len(order) - 1)
+        left = (right - 1).clip(0)
+        near = np.abs(key[order[left]] - key[half + asked]) < np.abs(key[order[right]] - key[half + asked])
+        nearest = order[np.where(near, left, right)]
+        exact = key[nearest] == key[half + asked]
+        most = _most_frequent(key[:half][learnt], y[:half][learnt])
+        answers = np.array([most[float(value)] for value in key[nearest]])
+        # a number lies between others; a text that was never met tells nothing
+        known = exact | numeric
+        told[asked[known]] = answers[known]
+    judged = y[half:]
+    return float(np.mean([(told[judged == label] == label).mean() for label in np.unique(judged)]))
+
+
+def _most_frequent(keys: np.ndarray, y: np.ndarray) -> dict[float, int]:
+    found: defaultdict[float, Counter[int]] = defaultdict(Counter)
+    for key, label in zip(keys.tolist(), y.tolist(), strict=True):
+        found[key][label] += 1
+    return {key: counted.most_common(1)[0][0] for key, counted in found.items()}

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 IMAGES = ("image_size", "color", "resize")
-FILES = ("window", "frame", "unreadable", "encoding")
+FILES = ("window", "frame", "unreadable")
 """Of sources that read image files one by one."""
 TABLE = (
     *("columns", "column_kinds", "label_column", "site_column"),
-    *("missing", "imputation", "encoding", "decimal", "units", "limits", "unreadable"),
+    *("missing", "imputation", "decimal", "units", "limits", "unreadable"),
 )
 COLLECTED = ("path", "labels", "patient")
 APART = ("subgroup",)

@@ -20,7 +20,7 @@ import yaml
 from perennial.data import csv_file
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import CsvFile, read_csv, with_points
-from perennial.data.leaks import ALMOST, APART, filled_for_one_class, is_outcome, told_together
+from perennial.data.leaks import ALMOST, APART, filled_for_one_class, is_outcome, told_alone, told_together
 from perennial.data.refused import several_in_one
 from perennial.data.site import Part, SiteData
 from perennial.data.table_columns import MOSTLY, absent, is_number
@@ -98,7 +98,7 @@ def suspicions(
     first = next(iter(sites.values()))
     if config.source == "csv" and config.path is not None and first.columns is not None:
         path = Path(config.path).expanduser()
-        file = read_csv(path, config.encoding, config.decimal, config.units, config.limits)
+        file = read_csv(path, config.decimal, config.units, config.limits)
         yield from suspicious_table(
             file,
             config.label_column,
@@ -336,7 +336,7 @@ def _telling(
             yield _after(name, f"column {name!r} is filled for {held!r} and mostly empty for {empty!r}")
             asked.append(name)
             continue
-        shares[name] = _told(texts, y, ~here, file)
+        shares[name] = told_alone(texts, y, ~here, file)
     for name, share in shares.items():
         others = max((other for key, other in shares.items() if key != name), default=0.5)
         if share >= NEARLY or share >= max(ALMOST, others + APART):
@@ -355,40 +355,6 @@ def _telling(
 
 def _after(name: str, found: str) -> Suspicion:
     return Suspicion(f"{found}; it may be known only after the diagnosis", "column_kinds", {name: "ignore"})
-
-
-def _told(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFile) -> float:
-    """Mean over classes of the share of the second half's rows that the first half's column tells."""
-    found, value = np.unique(texts, return_inverse=True)
-    points = with_points(found, file.decimal).tolist()
-    numbers = np.array([float(text) if is_number(text) else np.nan for text in points])[value]
-    half = len(y) // 2
-    told = np.full(len(y) - half, np.bincount(y[:half]).argmax())
-    as_number = ~empty & np.isfinite(numbers)
-    for numeric, group, key in ((True, as_number, numbers), (False, ~as_number, value.astype(float))):
-        learnt, asked = np.flatnonzero(group[:half]), np.flatnonzero(group[half:])
-        if not len(learnt) or not len(asked):
-            continue
-        order = learnt[np.argsort(key[learnt], kind="stable")]
-        right = np.searchsorted(key[order], key[half + asked]).clip(0, len(order) - 1)
-        left = (right - 1).clip(0)
-        near = np.abs(key[order[left]] - key[half + asked]) < np.abs(key[order[right]] - key[half + asked])
-        nearest = order[np.where(near, left, right)]
-        exact = key[nearest] == key[half + asked]
-        most = _most_frequent(key[:half][learnt], y[:half][learnt])
-        answers = np.array([most[float(value)] for value in key[nearest]])
-        # a number lies between others; a text that was never met tells nothing
-        known = exact | numeric
-        told[asked[known]] = answers[known]
-    judged = y[half:]
-    return float(np.mean([(told[judged == label] == label).mean() for label in np.unique(judged)]))
-
-
-def _most_frequent(keys: np.ndarray, y: np.ndarray) -> dict[float, int]:
-    found: defaultdict[float, Counter[int]] = defaultdict(Counter)
-    for key, label in zip(keys.tolist(), y.tolist(), strict=True):
-        found[key][label] += 1
-    return {key: counted.most_common(1)[0][0] for key, counted in found.items()}
 
 
 def suspicious_records(site: SiteData, classes: Sequence[str]) -> Iterator[Suspicion]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.config import DataConfig
+from perennial.data.config import DataConfig, left_out
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.labels import encode_labels
 from perennial.data.samples import Samples, Source, subgroup_of
@@ -51,8 +51,8 @@ def load_table(config: DataConfig) -> Source:
     )
     bad = BadCells(file)
     x = torch.from_numpy(encode(file, columns, config.missing, bad))
-    left_out = config.unreadable.left_out(len(bad.rows), len(y), f"{file.path}: rows with cells that")
-    if left_out is None:
+    note = left_out(config.unreadable, len(bad.rows), len(y), f"{file.path}: rows with cells that")
+    if note is None:
         bad.refuse()
     site, site_names = _sites(file, config.site_column)
     if config.patient is None:
@@ -70,7 +70,7 @@ def load_table(config: DataConfig) -> Source:
     )
     notes = [*file.notes, *_notes_on_columns(columns, config)]
     if bad.named:
-        notes.append(f"{left_out}, taken as missing values: {'; '.join(bad.named[:3])}")
+        notes.append(f"{note}, taken as missing values: {'; '.join(bad.named[:3])}")
     return Source(
         samples,
         None,
@@ -86,7 +86,7 @@ def table_file(config: DataConfig) -> CsvFile:
     """The cells of a data block's table. Raises DataError as read_csv does."""
     assert config.path is not None
     path = Path(config.path).expanduser()
-    return read_csv(path, config.encoding, config.decimal, config.units, config.limits)
+    return read_csv(path, config.decimal, config.units, config.limits)
 
 
 def _sites(file: CsvFile, column: str | None) -> tuple[Tensor | None, tuple[str, ...]]:

@@ -6,6 +6,7 @@ Server and sites run the Perennial that they installed. A site approves the hash
 
 import hashlib
 import io
+import logging
 import re
 import shutil
 import struct
@@ -32,6 +33,7 @@ MEMBERS = {PROJECT: 2**14, DOCUMENT: LARGEST_FILE, MANIFEST: 2**14}
 DATE = (2024, 10, 1, 0, 0, 0)
 """What Flower gives every member, so that the same app has the same hash."""
 _LOCAL = struct.Struct("<4s5H3L2H")
+_log = logging.getLogger("perennial.deploy")
 _VERSION = re.compile(rb'^version = "([0-9]+(\.[0-9a-z]+){1,4})"$', re.MULTILINE)
 
 
@@ -60,6 +62,12 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     staged, folder = apps / f".{name}.staged", apps / name
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
+    if resolved.strategy.trains and not resolved.bounds.in_words and resolved.secure is None:
+        _log.warning(
+            "%s: no `bounds`, so nothing limits how far one site moves the model; "
+            "`bounds: {norm_multiple: 3}` does, here and in `perennial run`",
+            experiment,
+        )
     document = resolved.to_yaml()
     digest = document_digest(parse_yaml(document, str(experiment)))
     replace_file(staged / DOCUMENT, document.encode(), mode=0o644)

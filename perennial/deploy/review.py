@@ -155,7 +155,7 @@ def _entries(plan: Plan) -> list[Entry]:
     experiment, run = plan.experiment, ""
     found: list[Mechanism] = []
     if experiment.strategy.trains:
-        found += [charges.update(experiment, run)] * (plan.rounds * plan.segments)
+        found += [charges.update(experiment, run)] * _times(plan, "train")
     else:
         found += [charges.sums(experiment, run, task) for task in range(1, len(plan.last_rounds) + 1)]
     if experiment.learner.means == "global":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.client.activity import note_unapproved
-from perennial.client.signing import certify_own_key
+from perennial.client.secure_state import certify_own_key
 from perennial.config.site import Connection, SiteConfig, load_site_config
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_validity

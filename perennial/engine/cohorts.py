@@ -69,7 +69,7 @@ def plan_cohorts(experiment: Experiment, asked: Asked) -> CohortPlan:
 def _obstacle(experiment: Experiment) -> str:
     """Why sites of this experiment cannot train in one pass, in words; '' if they can."""
     from perennial.strategies.factory import build_strategy
-    from perennial.strategies.serial_ring import SerialRing
+    from perennial.strategies.serial_ring.method import SerialRing
 
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     privacy = experiment.privacy

@@ -43,7 +43,7 @@ def new_run_folder(name: str, runs: Path | str, overwrite: bool = False) -> Iter
         )
     )
     if overwrite:
-        if _is_held(folder):
+        if is_held(folder):
             raise StateError(
                 f"{folder}: in use by another process; wait for it to end, or choose another name"
             )
@@ -75,7 +75,7 @@ def _claim(folder: Path) -> bool:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        if not folder.is_dir() or _is_held(folder) or has_finished_round(folder):
+        if not folder.is_dir() or is_held(folder) or has_finished_round(folder):
             return False
         if _is_run(folder):
             shutil.rmtree(folder)
@@ -97,7 +97,7 @@ def _is_run(folder: Path) -> bool:
     return any((folder / mark).exists() for mark in _MARKS)
 
 
-def _is_held(folder: Path) -> bool:
+def is_held(folder: Path) -> bool:
     """Whether a process works in a run's folder, as foundation.files.sole_owner holds it."""
     try:
         with (folder / _LOCK).open("rb") as file:

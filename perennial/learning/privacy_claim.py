@@ -7,14 +7,13 @@ did not ask would still have its sites charge a finite epsilon for a claim that 
 from collections.abc import Sequence
 
 from perennial.config.experiment import Experiment
-from perennial.config.turn import Turn
 from perennial.privacy.combinations import ReleaseProtection, refuse_false_claims
 
 
 def check_claim(
     experiment: Experiment,
     *,
-    turn: Turn | None = None,
+    segments: int = 1,
     sparsity: ReleaseProtection | None = None,
     weights_use_metrics: bool = False,
     clear_uploads: Sequence[str] = (),
@@ -23,8 +22,8 @@ def check_claim(
 ) -> None:
     """Refuse an experiment whose privacy claim would be false; mode none claims nothing.
 
-    turn: the turn in a ring, if a request has one. The other keywords are facts that the settings alone do
-    not say, as in refuse_false_claims; leave them out if you do not know them.
+    The keywords are facts that the settings alone do not say, as in refuse_false_claims; leave them out if
+    you do not know them.
 
     Raises PrivacyError with every reason.
     """
@@ -41,8 +40,7 @@ def check_claim(
         memory_displaces=memory is not None and memory.share is None,
         balanced_replay=memory is not None and memory.balanced,
         coupled_terms=coupled_terms(learner),
-        segments=turn.segments if turn is not None else 1,
-        feature_noise=turn is not None and turn.features is not None,
+        segments=segments,
         weights_use_metrics=weights_use_metrics,
         clear_uploads=clear_uploads,
         digest=None

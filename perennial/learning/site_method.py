@@ -6,28 +6,33 @@ approved experiment names, and no others; a request can only set what a half rea
 Symbols: P floats of the model, T of them trained, B batch size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from perennial.config.learner import LearnerConfig
-from perennial.config.strategies import STRATEGIES, asks_of, nested
+from perennial.config.strategies import SITE_HALVES, STRATEGIES, asks_of, nested
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.plain import read_object
 from perennial.learning.losses import Batch
 from perennial.learning.objective import Extra
 from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import Stamp
 
 if TYPE_CHECKING:
     from perennial.config.experiment import Experiment
 
 Part = TypeVar("Part")
+Answers = Mapping[type, Callable[[Any, Any], Any]]
+"""Kind of request -> what a site does for it: (site, request) -> reply."""
 OptionalTerm = Callable[[Batch], Tensor | None]
 
 
@@ -42,22 +47,18 @@ class Records(Protocol):
 
 
 @dataclass(frozen=True)
-class LocalTurn:
-    """A site's training in one round, as a half sees it.
+class TurnStart:
+    """A site's training in one round, before a sample is chosen. seed: the experiment's.
 
-    flat: the model as it was received. seed: the experiment's. records: what this site keeps in this run.
+    records: what this site keeps in this run.
     """
 
     site: str
     seed: int
-    learner: LearnerConfig
     request: TrainRequest
-    flat: FlatParameters
-    input_shape: tuple[int, ...]
-    device: torch.device
     records: Records
 
-    def read_settings(self, key: str, kind: type[Part]) -> Part | None:
+    def read_settings(self, key: str, kind: "type[Part] | TypeAdapter[Part]") -> Part | None:
         """Read the request's settings under a key, validated as `kind`; None without that key.
 
         Raises:
@@ -66,19 +67,97 @@ class LocalTurn:
         return part_of_settings(self.request, key, kind)
 
 
+@dataclass(frozen=True)
+class LocalTurn(TurnStart):
+    """The same once the model is there. flat: the model as it was received."""
+
+    learner: LearnerConfig
+    flat: FlatParameters
+    input_shape: tuple[int, ...]
+    device: torch.device
+
+
+class PlannedRun(Protocol):
+    """The requests of an approved experiment, as a half sees them."""
+
+    @property
+    def experiment(self) -> "Experiment": ...
+
+    @property
+    def last_rounds(self) -> list[int]:
+        """Number of each task's last round."""
+        ...
+
+    def most(self, kind: str, number: int) -> int:
+        """Most requests of a kind that a site gets in round `number`."""
+        ...
+
+
 class SiteMethod:
     """The site half of a method; each default does nothing. One object lives for one turn.
 
     pull, shift: a half that changes every gradient by shift + pull * (parameters - received) sets them in
     `open`, and then works for sites that train in one pass too. shift: (T,).
+    answers: what the half does for requests of kinds that are the method's own.
+    frozen: names of tensors that training leaves as they are. stays: of tensors that are no part of the
+    reply. alone: whether the site cannot train in one pass with others. batch_ids: further ids of the stream
+    that draws batches. claim: facts about the turn that a privacy claim depends on (learning/privacy_claim).
     """
 
+    answers: ClassVar[Answers] = {}
     pull: float = 0.0
     shift: Tensor | None = None
+    frozen: tuple[str, ...] = ()
+    stays: tuple[str, ...] = ()
+    alone: bool = False
+    batch_ids: tuple[int, ...] = ()
+    claim: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, keys: Mapping[str, Any]) -> None:
         """Begin a turn. keys: the strategy's, from the approved experiment."""
         self.keys = keys
+
+    # the requests that the approved experiment makes
+
+    def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
+        """Count the requests of a kind in round `number` that the method adds to the usual ones."""
+        return 0
+
+    def extra_questions(self, plan: PlannedRun) -> tuple[int, int]:
+        """(requests, models) of a whole run that a site answers with counts of held-out samples.
+
+        Evaluations are not among them.
+        """
+        return 0, 0
+
+    def check(self, request: Stamp, plan: PlannedRun) -> None:
+        """Check a request against the approved experiment.
+
+        Raises:
+            PolicyRefusal: the experiment does not make it.
+        """
+
+    # one turn of training
+
+    def begin(self, start: TurnStart) -> None:
+        """Read the request's settings, before samples are chosen.
+
+        Raises:
+            ProtocolError: the request's settings are not allowed.
+        """
+
+    def choose(self, rows: Tensor, exemplars: int) -> tuple[Tensor, int]:
+        """Return the samples to train on, and how many of them are exemplars, which come last.
+
+        Args:
+            rows: (n,) indices of the task's samples at this site.
+            exemplars: how many of them are exemplars.
+        """
+        return rows, exemplars
+
+    def receive(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the model that training starts from. arrays: as received."""
+        return arrays
 
     def open(self, turn: LocalTurn) -> None:
         """Prepare before the first step.
@@ -96,8 +175,20 @@ class SiteMethod:
     def make_extra(self) -> Extra | None:
         """Return a term on inputs of its own, begun anew for each training; None: no term."""
 
+    def finish(self, trained: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> None:
+        """Take what stays at the site out of the update, in place, before the update is protected."""
+
     def close(self, update: Tensor, steps: int) -> None:
         """Remember what later rounds need. update: (P,), as released. steps: of the optimiser."""
+
+    # the models that a site keeps
+
+    def sees_model(self, site: Any, model: IncrementalModel) -> None:
+        """Take note of the global model, which is about to be judged on this site's test samples."""
+
+    def owns_model(self, records: Records, before: int) -> bool:
+        """Whether the site's model is another one than the global one since a round before `before`."""
+        return False
 
 
 class FedProx(SiteMethod):
@@ -139,21 +230,63 @@ class SiteMethods:
         """Build the halves that an approved experiment names: its learner's, and its strategies'."""
         correction = experiment.learner.correction
         proximal = [] if correction is None else [FedProx(correction.model_dump())]
-        strategy = experiment.strategy
-        halves = [
-            site_half_of(name)(keys)
-            for name, keys in nested(strategy.name, strategy.parameters)
-            if asks_of(name, keys).site_half
-        ]
-        return cls([*proximal, *halves])
+        return cls([*proximal, *_halves(experiment)])
+
+    @classmethod
+    def planned(cls, experiment: "Experiment") -> "SiteMethods":
+        """Build those that may add requests: of our own strategies, since a plug-in may not be here yet."""
+        return cls(_halves(experiment, STRATEGIES))
+
+    def begin(self, start: TurnStart) -> None:
+        for method in self.methods:
+            method.begin(start)
+
+    def choose(self, rows: Tensor, exemplars: int) -> tuple[Tensor, int]:
+        for method in self.methods:
+            rows, exemplars = method.choose(rows, exemplars)
+        return rows, exemplars
+
+    def receive(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        for method in self.methods:
+            arrays = method.receive(arrays)
+        return arrays
 
     def open(self, turn: LocalTurn) -> None:
         for method in self.methods:
             method.open(turn)
 
+    def finish(self, flat: FlatParameters, update: Tensor) -> None:
+        """update: (P,), changed in place."""
+        for method in self.methods:
+            if _overrides(method, "finish"):
+                method.finish(flat.views(flat.vector), flat.views(update))
+
     def close(self, update: Tensor, steps: int) -> None:
         for method in self.methods:
             method.close(update, steps)
+
+    def owns_model(self, records: Records, before: int) -> bool:
+        return any(method.owns_model(records, before) for method in self.methods)
+
+    def answer_to(self, kind: type) -> Callable[[Any, Any], Any] | None:
+        """Return what answers a request of this kind; None: no half does."""
+        return next((method.answers[kind] for method in self.methods if kind in method.answers), None)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        return tuple(name for method in self.methods for name in method.frozen)
+
+    @property
+    def stays(self) -> tuple[str, ...]:
+        return tuple(name for method in self.methods for name in method.stays)
+
+    @property
+    def batch_ids(self) -> tuple[int, ...]:
+        return tuple(number for method in self.methods for number in method.batch_ids)
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        return {name: fact for method in self.methods for name, fact in method.claim.items()}
 
     @property
     def correction(self) -> GradientCorrection | None:
@@ -178,23 +311,35 @@ class SiteMethods:
     @property
     def one_site_alone(self) -> bool:
         """Whether some half has no form for several sites that train in one pass."""
-        return any(_overrides(method, name) for method in self.methods for name in ("correct", "extra_loss"))
+        return any(
+            method.alone or _overrides(method, "correct") or _overrides(method, "extra_loss")
+            for method in self.methods
+        )
 
 
 def _overrides(method: SiteMethod, name: str) -> bool:
     return getattr(type(method), name) != getattr(SiteMethod, name)
 
 
+def _halves(experiment: "Experiment", among: Container[str] | None = None) -> list[SiteMethod]:
+    strategy = experiment.strategy
+    return [
+        site_half_of(name)(keys)
+        for name, keys in nested(strategy.name, strategy.parameters)
+        if (name in SITE_HALVES or asks_of(name, keys).site_half) and (among is None or name in among)
+    ]
+
+
 def site_half_of(name: str) -> type[SiteMethod]:
-    """Return the site half of a strategy, which is the attribute `site_half` of its class.
+    """Return the site half of a strategy: by the registry, or the attribute `site_half` of a plug-in's class.
 
     Raises:
         ConfigError: the strategy has none, or is a plug-in that this site does not name.
     """
     where = "strategy.name"
-    ours = name in STRATEGIES
-    strategy = plugins.load_ours(STRATEGIES[name]) if ours else plugins.load("strategy", name, where)
-    half = getattr(strategy, "site_half", None)
+    if name in SITE_HALVES:
+        return plugins.load_ours(SITE_HALVES[name])
+    half = getattr(plugins.load("strategy", name, where), "site_half", None)
     if not (isinstance(half, type) and issubclass(half, SiteMethod)):
         raise ConfigError(
             f"{where}: {name}: its asks say site_half, and its class has {half!r:.60} there; allowed: a "

@@ -184,7 +184,7 @@ class OperatorPages:
             forgotten, status = number(summary.get("forgetting")), "finished"
         else:
             state, _ = self.watch(name)
-            status, accuracy, forgotten = state.status, state.accuracy, state.worst_forgetting
+            status, accuracy, forgotten = state.status, state.accuracy, state.mean_forgetting
             left = state.seconds_left
             progress = f"round {state.round} of {state.rounds_planned}" if state.rounds_planned else "begins"
             if left is not None and status == "running":
@@ -261,10 +261,11 @@ def draw_accuracy(state: RunState) -> str:
         for place, (task, rounds) in enumerate(tasks.items())
     ]
     curve = Curve("accuracy", points, [percent(accuracy) for _, accuracy in points], dots=False, bridged=True)
-    across = Axis("round", points[0][0], points[-1][0], "{:.0f}".format, whole=True, grid=False)
+    ends = points[0][0] - 0.5, points[-1][0] + 0.5
+    across = Axis("round", *ends, "{:.0f}".format, whole=True, grid=False)
     up = Axis(low=0.0, high=1.0, words=lambda share: f"{100 * share:.0f}")
     words = f"Accuracy on all classes seen so far, in percent; the newest is {percent(state.accuracy)}."
-    return Curves([curve], across, up, 200, spans if len(tasks) > 1 else ()).drawn(440, words)
+    return Curves([curve], across, up, 240, spans if len(tasks) > 1 else ()).drawn(1000, words)
 
 
 def in_words(epsilon: float | None) -> str:

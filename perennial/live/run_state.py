@@ -176,6 +176,12 @@ class RunState:
         return found
 
     @property
+    def mean_forgetting(self) -> float | None:
+        """The mean over tasks, as summary.json has it; None where a task was not measured."""
+        found = [value for value in self.forgetting() if value is not None]
+        return statistics.fmean(found) if found and len(found) == len(self.forgetting()) else None
+
+    @property
     def worst_forgetting(self) -> float | None:
         """Of the task that is forgotten most; None before the second task."""
         return max((lost for lost in self.forgetting() if lost is not None), default=None)

@@ -19,7 +19,6 @@ def refuse_false_claims(
     balanced_replay: bool = False,
     coupled_terms: Sequence[str] = (),
     segments: int = 1,
-    feature_noise: bool = False,
     normalisation_from_data: bool = False,
     weights_use_metrics: bool = False,
     clear_uploads: Sequence[str] = (),
@@ -34,7 +33,7 @@ def refuse_false_claims(
     samples, so that one more displaces another; balanced_replay: batches drawn by class.
     normalisation_from_data: inputs are scaled by figures of the training data, such as its mean.
     coupled_terms: names of the terms of the loss in which a sample's value depends on other samples.
-    segments: of a site's data, one a turn; feature_noise: on what a module gives on; both in a ring.
+    segments: of a site's data, one a turn of a ring.
     weights_use_metrics: aggregation weights depend on loss or accuracy that sites report.
     clear_uploads: names of arrays or figures that a reply carries beside the protected update.
     digest, sparsity: the unit that the release's own noise protects, "none" without a proven guarantee; None
@@ -73,7 +72,6 @@ def refuse_false_claims(
             "which samples a segment holds depends on the others, and every turn is a release of its own "
             "while the run's account counts one in a round; use 1 segment",
         ),
-        (feature_noise, "noise on features is in no account; leave it out"),
         (
             norm == "batch" and of_samples,
             "BatchNorm normalises a sample with the others of its batch, so there is no gradient of one "

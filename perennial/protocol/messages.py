@@ -83,10 +83,8 @@ class TrainRequest(Maskable, NeedsPrevious):
     clip_norm: float | None = bounded(0, default=None)
     """L2 norm to clip the update to in this round; with adaptive clipping alone."""
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
-    """The strategy's settings for this round, a JSON object."""
-    personal: list[str] | None = None
-    """Layers of which the site uses and trains its own values; they stay at the site and are not
-    part of the update."""
+    """The strategy's settings for this round, a JSON object. `personal` names layers of which the site uses
+    and trains its own values; they stay at the site and are not part of the update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +191,7 @@ class DigestRequest(Stamp):
     """Server to site: lend digests of your new data of this task."""
 
     message_type = "query.digest"
+    own_record = True
     encoder: str = hexadecimal(SHA256)
     """SHA-256 of the fixed encoder that the server's model reads digests with."""
 
@@ -283,6 +282,7 @@ class StatisticsRequest(Maskable):
     """Server to site: add up the features of your training samples of one task's classes."""
 
     message_type = "query.statistics"
+    own_record = True
     of_task: int = bounded(1, MAX_TASKS)
     """The task whose classes are meant: this one, or an earlier one in which the site was away."""
     features: str = hexadecimal(SHA256)
@@ -349,6 +349,10 @@ class CompareHeadsRequest(Maskable):
     heads: Tensors
     """`weight` and `bias` of every head, one for each shrinkage that is tried."""
 
+    @property
+    def models(self) -> int:
+        return max(len(self.heads["bias"]) if "bias" in self.heads else 1, 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareHeadsReply(Stamp):
@@ -372,3 +376,9 @@ class Refusal(WireMessage):
     """policy, privacy, data, state, protocol or error."""
     reason: str = at_most(LONGEST_REASON)
     """One sentence for the operator. It names settings and limits, never samples."""
+
+
+REQUESTS: tuple[type[WireMessage], ...] = tuple(
+    kind for name, kind in list(globals().items()) if name.endswith("Request")
+)
+"""Every kind of request here, of the methods too."""

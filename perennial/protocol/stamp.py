@@ -34,8 +34,12 @@ STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round"
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp(WireMessage):
-    """Fields that every request and reply about training repeats: run, experiment, task and round."""
+    """Fields that every request and reply about training repeats: run, experiment, task and round.
 
+    own_record: the site answers from a record of its own, once for a task.
+    """
+
+    own_record = False
     run: str = hexadecimal(RUN_TOKEN)
     """Token of the run, drawn when it was first started; a resumed run keeps it."""
     experiment: str = hexadecimal(SHA256)
@@ -59,6 +63,11 @@ class Stamp(WireMessage):
             if theirs[name] != value:
                 return f"{name}: found {theirs[name]!r:.20}, expected {value!r:.20}"
         return ""
+
+    @property
+    def models(self) -> int:
+        """Number of models whose right answers a request asks for, if it asks for any."""
+        return 1
 
     @property
     def stamp_fields(self) -> dict[str, Any]:

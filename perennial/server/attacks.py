@@ -27,7 +27,7 @@ from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.privacy.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noise import SeededNoise
+from perennial.privacy.noise import Noise
 from perennial.privacy.protection import protect_update
 from perennial.server.report.write import write_report
 
@@ -114,7 +114,7 @@ def inversion(
         gradient = gradient_of(model, image, label)
         for kind, found in rebuilt.items():
             if kind == "protected":
-                gradient = protected(gradient, privacy, experiment.seed, number)
+                gradient = protected(gradient, privacy)
             generator = torch.Generator().manual_seed(
                 torch_seed(stream(experiment.seed, "attack-start", number))
             )
@@ -146,14 +146,11 @@ def gradient_of(model: torch.nn.Module, images: Tensor, labels: Tensor) -> dict[
     return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
-def protected(
-    gradient: dict[str, Tensor], privacy: PrivacyConfig, seed: int, number: int
-) -> dict[str, Tensor]:
-    """The gradient, clipped and noised as a site's update is, with seeded noise for figures that repeat."""
+def protected(gradient: dict[str, Tensor], privacy: PrivacyConfig) -> dict[str, Tensor]:
+    """The gradient, clipped and noised as a site's update is."""
     assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
     vector = torch.cat([part.reshape(-1) for part in gradient.values()])
-    source = SeededNoise(stream(seed, "attack-noise", number))
-    protect_update(vector, privacy.clip_norm, privacy.noise_multiplier, source)
+    protect_update(vector, privacy.clip_norm, privacy.noise_multiplier, Noise())
     parts = vector.split([part.numel() for part in gradient.values()])
     return {name: part.view_as(old) for (name, old), part in zip(gradient.items(), parts, strict=True)}
 

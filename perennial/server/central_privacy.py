@@ -18,8 +18,8 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.protection import central_noise_std
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, Observer
 
 # Above this a norm is not that of a clipped update, whatever the order in which its squares were added.

@@ -30,9 +30,8 @@ from perennial.server.run_states import State
 from perennial.server.stopped import what_to_try
 from perennial.server.task_end import TaskEnd
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.run_context import RunContext
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 
@@ -134,6 +133,7 @@ class Curriculum:
             releases=self.releases if experiment.privacy.enabled else None,
             secret=int(position.progress.secret, 16) if position.progress.secret else None,
             sums=sums,
+            signers=self.attendance.roster.signers,
         )
         return self._evaluation.lent(run)
 

@@ -18,7 +18,7 @@ from perennial.learning.worth import Scores
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 from perennial.server.position import Position
-from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.context import RunContext
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""

@@ -7,7 +7,7 @@ from perennial.server.evaluation import Counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible
 from perennial.server.stopped import LossCourse, signs_of_stopping
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
 
 MEASURED = (
     *("central", "average", "balanced", "class_accuracy"),

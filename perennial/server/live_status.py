@@ -21,7 +21,7 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import Refusal
 from perennial.protocol.parcel import is_parcel, opened, parcelled
 from perennial.protocol.stack import answers, stack_of
-from perennial.strategies.round.queries import describe_error
+from perennial.strategies.round.exchange import describe_error
 
 
 class ForwardingGrid(Grid):

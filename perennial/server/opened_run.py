@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.client.personal_head import keep_personal_head
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.simulation import simulated_federation
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
@@ -27,11 +26,12 @@ from perennial.server.checkpoint import (
     save_previous,
 )
 from perennial.server.run_folder import CHECKPOINT
-from perennial.strategies.analytic import Analytic
+from perennial.strategies.analytic.cross_site import block_of
+from perennial.strategies.analytic.kept import FOLDER, KeptSums
+from perennial.strategies.analytic.method import Analytic
+from perennial.strategies.analytic.personal_head import keep_personal_head
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.statistics.cross_site import block_of
-from perennial.strategies.statistics.kept import FOLDER, KeptSums
 
 
 @dataclass
@@ -239,7 +239,7 @@ class OpenedRun:
 
 
 def cross_site_of(folder: Path) -> dict[str, Any]:
-    """The cross-site table of a finished run, as strategies/statistics/cross_site.py makes it.
+    """The cross-site table of a finished run, as strategies/analytic/cross_site.py makes it.
 
     Raises ConfigError, StateError or DataError saying why there can be none.
     """

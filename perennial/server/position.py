@@ -23,8 +23,8 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_previous, save_previous
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_states import Progress
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.previous import PreviousModel
+from perennial.strategies.round.context import RoundOutcome
+from perennial.strategies.round.request import PreviousModel
 
 
 class GlobalModel:

@@ -21,8 +21,8 @@ from perennial.server.continuation import registry_of
 from perennial.server.position import GlobalModel
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.run_context import RunContext
 
 
 @dataclass(frozen=True)

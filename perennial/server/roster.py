@@ -25,8 +25,7 @@ from perennial.protocol.messages import DescribeReply, DescribeRequest
 from perennial.protocol.stamp import VERSION
 from perennial.server.faults import WRONG_NAME
 from perennial.server.journal import Journal
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask
+from perennial.strategies.round.exchange import Exchange, ask
 
 DESCRIBE_DEADLINE = 120.0
 WAIT_POLL = 0.5

@@ -13,9 +13,9 @@ from perennial.server.releases import Releases
 from perennial.server.roster import Attendance
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
+from perennial.strategies.round.gate import RunningBounds
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.secure.masked_round import MaskedRound
 
 
@@ -37,7 +37,7 @@ class Rounds:
         self._grid, self._position, self._strategy = grid, position, strategy
         self._attendance, self._history, self._releases = attendance, history, releases
         self._experiment = experiment = position.experiment
-        self._averaging = FedAvg(strategy.max_update_norm)
+        self._averaging = FedAvg()
         self._failed = self._attempt = 0
         # pre-training takes a few samples of each site, so its medians say nothing of the rounds after it
         medians = position.progress.bounds
@@ -98,7 +98,6 @@ class Rounds:
                 sums=experiment.sums,
                 running=running,
                 max_update_norm=central.max_update_norm if central else None,
-                signers=self._attendance.roster.signers,
                 observers=central.observers if central else (),
             ),
         )

@@ -21,8 +21,7 @@ from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import content_sha256
 from perennial.server.evaluation import ReportedCounts, pooled, reported_counts
 from perennial.server.measures.figure import wilson
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import answers, check_counts
+from perennial.strategies.round.exchange import Exchange, answers, check_counts
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 LARGEST = 2**62

@@ -108,6 +108,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     stopped_learning: tasks after which the model had learnt nothing, with the signs, and what
     to try; or null.
     bounds: site -> in how many rounds `bounds` scaled its update down or left it out, or capped its claim.
+    bounds_set: the bounds in words; '' where none is set.
     bytes_up, bytes_down: of the rounds' tensors.
     cohort: sites that trained in one pass.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
@@ -152,6 +153,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         if history["stopped"]
         else None,
         "bounds": curriculum.rounds.bounds_met,
+        "bounds_set": position.experiment.bounds.in_words,
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
         "tasks": [

@@ -26,10 +26,9 @@ from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.measures.calibration import chosen_temperature
 from perennial.server.releases import Releases
 from perennial.server.site_counts import Note, Requests, SiteCounts, ask_for_counts, model_asked_about
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask
+from perennial.strategies.analytic.checks import check_exact, read_statistics
+from perennial.strategies.round.exchange import Exchange, ask
 from perennial.strategies.secure.masked_sums import MaskedSums
-from perennial.strategies.statistics.checks import check_exact, read_statistics
 
 Request = TypeVar("Request", FinishTaskRequest, EvaluateRequest)
 

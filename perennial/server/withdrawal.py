@@ -22,7 +22,7 @@ from perennial.server.opened_run import OpenedRun, forget_own_heads, has_own_hea
 from perennial.server.run_folder import CHECKPOINT
 from perennial.server.run_record import read_run
 from perennial.server.verification import write_statements
-from perennial.strategies.statistics.kept import FOLDER
+from perennial.strategies.analytic.kept import FOLDER
 
 HOLDS_MODELS = {".safetensors", ".onnx", ".pt", ".html"}
 

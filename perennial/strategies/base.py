@@ -15,25 +15,17 @@ from perennial.config.asks import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.protocol.measurements import asking
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.round.context import RoundContext
-from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.context import RoundContext, RoundOutcome, RunContext
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.flower_rounds import FlowerRounds
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.parallel import parallel_round
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.parallel import FlowerRounds, parallel_round
+from perennial.strategies.round.request import Arrays, Disclosures, RoundRequest, TaskStart, Traits
 
 Kind = TypeVar("Kind", bound="IncrementalStrategy")
 
 
 class IncrementalStrategy(FlowerRounds):
-    """Base of all strategies; flower: keywords of Flower's FedAvg, for use under start().
-
-    max_update_norm: L2 norm above which an update is dropped; None: no bound.
-    """
+    """Base of all strategies; flower: keywords of Flower's FedAvg, for use under start()."""
 
     traits = Traits()
     asks = Asks()
@@ -41,9 +33,8 @@ class IncrementalStrategy(FlowerRounds):
     inner: "tuple[IncrementalStrategy, ...]" = ()
     """The strategies that this one works around; they see every hook of the run, state apart."""
 
-    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
+    def __init__(self, **flower: Any) -> None:
         super().__init__(**flower)
-        self.max_update_norm = max_update_norm
         self.exchange = Exchange()
         self._run: RunContext | None = None
 
@@ -121,11 +112,7 @@ class IncrementalStrategy(FlowerRounds):
 
     def context(self, grid: Grid, request: RoundRequest) -> RoundContext:
         """The context of a round of this strategy, before any site is asked."""
-        return RoundContext(grid, request, request.arrays, max_update_norm=self.norm_bound(request))
-
-    def norm_bound(self, request: RoundRequest) -> float | None:
-        """L2 norm above which an update of this round is dropped: the request's, else the strategy's own."""
-        return self.max_update_norm if request.max_update_norm is None else request.max_update_norm
+        return RoundContext(grid, request, request.arrays, max_update_norm=request.max_update_norm)
 
     def weight(self, reply: Admitted) -> float:
         """The weight of one update relative to others; default: its number of samples."""

@@ -22,26 +22,33 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.analytic import Analytic
+from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Weighing
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.round.traits import Traits
-from perennial.strategies.serial_ring import SerialRing
-from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
-from perennial.strategies.valuation.null_updates import NULL_UPDATE, NullUpdates
-from perennial.strategies.valuation.rollback import Rollback
-from perennial.strategies.valuation.shapley import MOST_EXACT, Sampling, Value, over_judges, shares_by_site
-from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Traits
+from perennial.strategies.serial_ring.method import SerialRing, Weighing
+from perennial.strategies.valuation.coalitions import Reconstructed
+from perennial.strategies.valuation.shapley import (
+    Sampling,
+    Value,
+    over_judges,
+    shares_by_site,
+    sweep_marginals,
+)
+from perennial.strategies.valuation.site_utility import (
+    NULL_UPDATE,
+    NullUpdates,
+    Rollback,
+    SiteJudge,
+    site_judge,
+)
 from perennial.strategies.valuation.solved import (
     JudgedBySites,
     leave_one_out,
     require_affordable,
     require_closed_form,
 )
-from perennial.strategies.valuation.sweeps import sweep_marginals
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
@@ -58,15 +65,12 @@ class Contribution(Wrapper):
     cross-site table marks it; a flag excludes nobody.
 
     estimator: "online" takes each sweep of a ring as one permutation of the sites; "reconstruct" builds
-    models from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
-    names; "solve" solves for each coalition of a closed form (valuation/solved.py).
+    models from the sites' updates; "solve" solves for each coalition of a closed form (valuation/solved.py).
     held_out: with "solve": "server" for its samples, "sites" for the other sites' sums; None: the server's
     where it has any.
     utility: the worth of an answer: the probability of the true class, or 1 if it is right. None:
     probability, or accuracy if the sites measure or the model is a closed form.
     samples: number of held-out samples, as many of each class as of the others.
-    permutations: most permutations drawn; None: the larger of 30 and three times the sites.
-    exact: value all coalitions instead.
     every: value one of so many rounds, or with "online" sweeps, drawn in secret.
     """
 
@@ -75,11 +79,9 @@ class Contribution(Wrapper):
     def __init__(
         self,
         base: IncrementalStrategy,
-        estimator: Literal["online", "reconstruct", "replay", "solve"] = "online",
+        estimator: Literal["online", "reconstruct", "solve"] = "online",
         utility: Utility | None = None,
         samples: int = 200,
-        permutations: int | None = None,
-        exact: bool = False,
         every: int = 1,
         held_out: Literal["server", "sites"] | None = None,
     ) -> None:
@@ -100,11 +102,8 @@ class Contribution(Wrapper):
                 "estimator: found 'reconstruct' with base.relabel 'permute'; allowed with relabel 'none', "
                 "because updates of differently named neurons cannot be added"
             )
-        if estimator == "online" and (exact or permutations is not None):
-            raise ValueError("estimator 'online' takes the sweeps as they are: no exact or permutations")
-        limits = {"samples": samples, "permutations": permutations or 1, "every": every}
-        for name, found in limits.items():
-            if found < 1 or permutations == 0:
+        for name, found in {"samples": samples, "every": every}.items():
+            if found < 1:
                 raise ValueError(f"{name}: found {found}, allowed 1 and more")
         if held_out is not None and estimator != "solve":
             raise ValueError(
@@ -113,7 +112,7 @@ class Contribution(Wrapper):
         self.estimator, self.samples = estimator, samples
         self._asked_utility = utility
         self.utility: Utility = utility or "probability"
-        self.sampling = Sampling(exact, permutations, cheap=estimator == "solve")
+        self.sampling = Sampling(cheap=estimator == "solve")
         self.every = every
         self.held_out = held_out
         self._nulls = NullUpdates()
@@ -140,14 +139,6 @@ class Contribution(Wrapper):
             if self._asked_utility is None:
                 self.utility = "accuracy"
             self._site_judge = site_judge(run, self.estimator, self.utility)
-        sites = run.experiment.data.sites or 0
-        if self.sampling.exact and sites > MOST_EXACT:
-            raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
-        if self.estimator == "replay" and run.experiment.privacy.mode != "none":
-            raise ConfigError(
-                "strategy.estimator: found 'replay' under privacy; allowed online and reconstruct, because "
-                "every repeated turn would be a release that no account covers"
-            )
         super().attach(run)
 
     def begin_task(self, task: TaskStart) -> None:
@@ -165,13 +156,15 @@ class Contribution(Wrapper):
         request = replace(
             request,
             observers=(*request.observers, self._watch),
-            max_update_norm=self.norm_bound(request),
+            max_update_norm=request.max_update_norm,
         )
-        outcome = self.base.train_round(grid, replace(request, weighing=self._weighing(grid, request)))
+        if self.ring is not None:
+            self.ring.weighing = self._weighing(self.ring, grid, request)
+        outcome = self.base.train_round(grid, request)
         self._count_measuring(outcome)
         if not outcome.skipped:
             valuing = clock()
-            self._value_round(grid, request, outcome)
+            self._value_round(request, outcome)
             if self.closed_form is None:  # which says itself whom it marks
                 outcome.warnings += self._nulls.newly_flagged(before)
                 self._roll_back(request, outcome)
@@ -180,11 +173,11 @@ class Contribution(Wrapper):
         self._seconds["rounds"] += clock() - start
         return outcome
 
-    def _weighing(self, grid: Grid, request: RoundRequest) -> Weighing | None:
+    def _weighing(self, ring: SerialRing, grid: Grid, request: RoundRequest) -> Weighing | None:
         """Which models of a ring are measured in this round; None where turns are not valued as they come."""
-        if self.ring is None or self.estimator != "online":
+        if self.estimator != "online":
             return None
-        before, segments = (request.stamp.round - 1) * self.ring.segments, self.ring.segments
+        before, segments = (request.stamp.round - 1) * ring.segments, ring.segments
         self._weighed = frozenset(s for s in range(1, segments + 1) if self._valued(before + s))
         return Weighing(
             lambda arrays: self._weigh(grid, request, arrays),
@@ -244,7 +237,7 @@ class Contribution(Wrapper):
             return {site: row["marked"] for site, row in rows.items() if row["marked"]}
         return self._nulls.flags
 
-    def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+    def _value_round(self, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
         for turn in turns:
             self._nulls.count(turn["site"], turn["null"])
@@ -260,17 +253,13 @@ class Contribution(Wrapper):
             if self._valued(request.stamp.round):
                 self._value_sums(self.closed_form, request)
         elif self._valued(request.stamp.round):
-            games: list[Reconstructed | Replayed] = []
-            if self.estimator == "replay" and self.ring is not None:
-                games = [Replayed(self.ring, grid, request, outcome)]
-            else:
-                # of a round that went on after a stop, the sweeps whose updates are lost are left out
-                turns_of = Counter(turn["sweep"] for turn in turns)
-                games = [
-                    game
-                    for sweep, game in sorted(self._updates.items())
-                    if len(game.sites) == turns_of.get(sweep, len(game.sites))
-                ]
+            # of a round that went on after a stop, the sweeps whose updates are lost are left out
+            turns_of = Counter(turn["sweep"] for turn in turns)
+            games = [
+                game
+                for sweep, game in sorted(self._updates.items())
+                if len(game.sites) == turns_of.get(sweep, len(game.sites))
+            ]
             for number, game in enumerate(games):
                 value = game.value(lambda arrays: balanced(self.worth_of(arrays)))
                 phi = self._shapley(len(game.sites), value, request.stamp.round, number)

@@ -19,10 +19,16 @@ from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, with_settings
-from perennial.strategies.round.traits import Traits
-from perennial.strategies.sums.parameters import parameter_zeros
+from perennial.strategies.round.request import (
+    Arrays,
+    RoundRequest,
+    TaskStart,
+    Traits,
+    nested,
+    part,
+    with_settings,
+)
+from perennial.strategies.sums.exact_sum import parameter_zeros
 
 
 class Corrected(FedAvg):
@@ -35,8 +41,8 @@ class Corrected(FedAvg):
 
     traits = Traits(accepts_scaled_updates=False)
 
-    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, **flower: Any) -> None:
+        super().__init__(**flower)
         self.memory: dict[str, Tensor] = {}
         self.population: set[str] = set()
         self.folded: dict[str, int] = {}
@@ -115,6 +121,11 @@ IN_CLUSTER = "correction-in-cluster"
 """Each task's clusters begin with a server vector of their own, to which a site's memory must belong."""
 
 
+def personal_layers(turn: LocalTurn) -> list[str] | None:
+    """Read which layers are the site's own; None in rounds of a global model."""
+    return turn.read_settings("personal", list[str])
+
+
 class CorrectionOrder(FiniteBlock):
     """`correction` of a request's settings.
 
@@ -167,7 +178,8 @@ class CorrectedSite(SiteMethod):
             return
         request = self.turn.request
         named = self.turn.flat.trained_views(self.moved(update[: len(self.own)], steps))
-        shared = {name: tensor for name, tensor in named.items() if name not in (request.personal or ())}
+        own = personal_layers(self.turn) or ()
+        shared = {name: tensor for name, tensor in named.items() if name not in own}
         facts = {"name": self.name, "round": request.round, "task": request.task}
         self.turn.records.forget(self._record, after=self.order.folded, before=request.round)
         self.turn.records.put(self._record, request.round, shared, facts)
@@ -186,4 +198,4 @@ class CorrectedSite(SiteMethod):
 
     @property
     def _record(self) -> str:
-        return RECORD if self.turn.request.personal is None else IN_CLUSTER
+        return RECORD if personal_layers(self.turn) is None else IN_CLUSTER

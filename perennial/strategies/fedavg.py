@@ -6,10 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.sums.exact_sum import ExactSum
 
 
@@ -47,18 +46,6 @@ class FedAvg(IncrementalStrategy):
         """The largest value that weight() can have."""
         return 1.0 if self.fixed_weights else float(request.bounds.max_samples)
 
-    def take_sum(self, ctx: RoundContext, total: Arrays, weight: float) -> dict[str, Tensor]:
-        """The new global model from a sum of all updates that was made elsewhere.
-
-        total: sum of the weighted updates, float64.
-        weight: sum of their weights.
-        """
-        scale = 1.0 / (ctx.asked if self.fixed_weights else weight)
-        return {
-            name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
-            for name, tensor in ctx.reference.items()
-        }
-
     def largest_weight(self, asked: int) -> float:
         return 1.0 / asked
 
@@ -84,3 +71,13 @@ class WeightedMean(Aggregator):
 
     def result(self) -> dict[str, Tensor]:
         return self.sum.added_to(self.ctx.reference, self.ctx.asked if self.method.fixed_weights else None)
+
+
+class UniformMean(FedAvg):
+    """theta + sum_k update_k / K."""
+
+    def weight(self, reply: Admitted) -> float:
+        return 1.0
+
+    def largest_sum_weight(self, request: RoundRequest) -> float:
+        return 1.0

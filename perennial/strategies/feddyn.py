@@ -13,8 +13,7 @@ from perennial.learning.site_method import LocalTurn
 from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.parameters import is_statistic
+from perennial.strategies.sums.exact_sum import ExactSum, is_statistic
 
 ALPHA = 0.1
 
@@ -43,12 +42,11 @@ class FedDyn(Corrected):
     """
 
     asks = ASKS["feddyn"]
-    site_half = FedDynSite
     name = FedDynSite.name
     traits = replace(Corrected.traits, requires="the dynamic regulariser in the sites' steps")
 
-    def __init__(self, alpha: float = ALPHA, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, alpha: float = ALPHA, **flower: Any) -> None:
+        super().__init__(**flower)
         if not alpha > 0:
             raise ValueError(f"alpha: found {alpha}, allowed above 0")
         self.alpha = alpha

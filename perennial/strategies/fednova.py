@@ -12,10 +12,9 @@ from torch import Tensor
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.fedavg import FedAvg, WeightedMean
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.sums.parameters import is_statistic
+from perennial.strategies.sums.exact_sum import is_statistic
 
 MAX_STEPS = 1_000_000
 

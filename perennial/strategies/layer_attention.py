@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
+from perennial.models.sum_grid import SumGrid
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.softmax_sum import LARGEST, SoftmaxSum
 from perennial.strategies.sums.threads import deal, on_threads
 from perennial.strategies.sums.update_file import UpdateFile
 
@@ -29,7 +28,6 @@ DOMINANT = 0.9
 HEAD = "head."
 WORTH_THREADS = 1 << 22
 """Values in a model from which handing work to threads pays."""
-Granularity = Literal["tensor", "module", "model"]
 T = TypeVar("T")
 
 
@@ -38,9 +36,8 @@ class LayerAttention(IncrementalStrategy):
 
     alpha: step towards the weighted mean, 0 to 2. sign: 1 favours the far, -1 the near. order: p of the norm.
     temperature: distances are divided by it. scale: "mean" divides each layer's distances by their mean over
-    the sites first, because a norm grows with the square root of the layer's size. granularity: one weight
-    for each tensor, each module or the whole model. head_query: distances of the head from the server's own
-    grown head, or as printed from the sites' mean. times_samples: multiply the weights by sample counts.
+    the sites first, because a norm grows with the square root of the tensor's size. head_query: distances of
+    the head from the server's own grown head, or as printed from the sites' mean.
     """
 
     def __init__(
@@ -50,10 +47,7 @@ class LayerAttention(IncrementalStrategy):
         order: float = 2.0,
         temperature: float = 1.0,
         scale: Literal["none", "mean"] = "none",
-        granularity: Granularity = "tensor",
         head_query: Literal["grown", "client_mean"] = "grown",
-        times_samples: bool = False,
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
         if not 0 <= alpha <= 2:
@@ -62,19 +56,15 @@ class LayerAttention(IncrementalStrategy):
             raise ValueError(f"order: found {order}, allowed 1 or more")
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature: found {temperature}, allowed a finite number above 0")
-        if granularity == "model" and head_query == "client_mean":
-            raise ValueError("head_query: client_mean treats the head alone; not with granularity model")
-        super().__init__(max_update_norm, **flower)
+        super().__init__(**flower)
         self.alpha, self.sign, self.order, self.temperature = alpha, sign, order, temperature
         self.scale, self.head_query = scale, head_query
-        self.granularity: Granularity = granularity
-        self.times_samples = times_samples
         self._rounds = 0
         self._totals: dict[str, dict[str, float]] = {}
         self._told = False
 
     def check_layers(self, arrays: Arrays) -> None:
-        if self.head_query == "client_mean" and not _heads(layers_of(arrays, self.granularity)):
+        if self.head_query == "client_mean" and not _heads(arrays):
             raise ConfigError(
                 "strategy.head_query: found client_mean, but no shared tensor's name starts with "
                 f"{HEAD!r}; allowed: grown"
@@ -135,7 +125,7 @@ class AttendedLayers(Aggregator):
     def __init__(self, ctx: RoundContext, method: LayerAttention) -> None:
         super().__init__(ctx)
         self._method, self._reference = method, ctx.reference
-        self._layers = layers_of(self._reference, self._method.granularity)
+        self._layers = {name: {name: tensor} for name, tensor in self._reference.items()}
         size = sum(tensor.numel() for tensor in self._reference.values())
         grid = self.ctx.sum_grid(LARGEST)
         self._sums = {layer: SoftmaxSum(like, grid, size) for layer, like in self._layers.items()}
@@ -144,7 +134,6 @@ class AttendedLayers(Aggregator):
         }
         self._groups = layer_groups(sizes)
         self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
-        self._samples: dict[str, int] = {}
         self._norms: dict[str, float] = {}
         self._grid = grid
         self._head_mean = ExactSum({}, grid)
@@ -170,13 +159,13 @@ class AttendedLayers(Aggregator):
         # asked once, for the largest weight of all: an update is in the sums of all layers or of none
         if not self._grid.holds(LARGEST, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
-        self._samples[site], self._norms[site] = reply.num_examples, reply.norm
+        self._norms[site] = reply.norm
         for layer, distance in distances.items():
             self._distances[layer][site] = distance
 
         def add(layer: str) -> None:
             if layer not in self._late:
-                score = self._score(distances[layer], reply.num_examples)
+                score = self._score(distances[layer])
                 self._sums[layer].add(site, reply.update, score, reply.norm)
 
         of_each(self._groups, add)
@@ -208,10 +197,8 @@ class AttendedLayers(Aggregator):
         """Bytes of the accumulators."""
         return sum(total.nbytes for total in self._sums.values())
 
-    def _score(self, distance: float, samples: int) -> float:
-        method = self._method
-        shift = math.log(samples) if method.times_samples else 0.0
-        return method.sign * distance / method.temperature + shift
+    def _score(self, distance: float) -> float:
+        return self._method.sign * distance / self._method.temperature
 
     def _second_pass(self) -> Arrays:
         """Fold the layers whose weights need a mean over all sites first; returns the mean head update."""
@@ -233,7 +220,7 @@ class AttendedLayers(Aggregator):
 
             def add(layer: str, site: str = site, update: Arrays = update) -> None:
                 if layer in self._late:
-                    score = self._score(self._distances[layer][site], self._samples[site])
+                    score = self._score(self._distances[layer][site])
                     self._sums[layer].add(site, update, score, self._norms[site])
 
             of_each(self._groups, add)
@@ -260,15 +247,6 @@ def _heads(layers: Iterable[str]) -> list[str]:
     return [layer for layer in layers if layer.startswith(HEAD) or layer == HEAD.rstrip(".")]
 
 
-def layers_of(arrays: Arrays, granularity: Granularity) -> dict[str, Arrays]:
-    """layer -> its tensors. A module's own parameters and float buffers are one layer under "module"."""
-    layers: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in arrays.items():
-        layer = {"tensor": name, "module": name.rpartition(".")[0] or name, "model": "model"}[granularity]
-        layers.setdefault(layer, {})[name] = tensor
-    return dict(layers)
-
-
 def dominance(weights: dict[str, dict[str, float]]) -> list[str]:
     """A sentence for each site that decides some layer alone; [] with two sites, where it is usual."""
     sentences = []
@@ -280,7 +258,7 @@ def dominance(weights: dict[str, dict[str, float]]) -> list[str]:
             sentences.append(
                 f"attention: site {site} has more than {DOMINANT:.0%} of the weight in {len(over)} of "
                 f"{len(rows)} layers ({over[worst]:.4f} in {worst}); its update may be poisoned or diverged: "
-                "see max_update_norm, scale and sign"
+                "see scale and sign"
             )
     return sentences
 
@@ -289,3 +267,79 @@ def _norm(update: Arrays, like: Arrays, order: float) -> float:
     """p-norm of the flattened layer."""
     norms = [torch.linalg.vector_norm(update[name], order) for name in like]
     return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), order))
+
+
+BAND_BITS = 8
+KEPT_BANDS = 5
+"""A weight below 2^-32 of the largest counts as none: it could not change a float32 number."""
+LARGEST = 2.0**BAND_BITS
+"""Weight that an update may have inside its band at most."""
+
+
+class SoftmaxSum:
+    """sum_k softmax_k(score) update_k over the updates of a round, in the memory of at most KEPT_BANDS sums.
+
+    Scores that differ by less than 5.5, the usual case, need one or two of them. like: name -> tensor; the
+    shapes and device of every update to come; grid, for weights up to LARGEST, and
+    model_size: as in ExactSum.
+    """
+
+    def __init__(self, like: Mapping[str, Tensor], grid: SumGrid, model_size: int = 0) -> None:
+        self._like, self._grid, self._model_size = like, grid, model_size
+        self._bands: dict[int, ExactSum] = {}
+        self._band_of: dict[str, tuple[int, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._band_of)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the accumulators that are held now."""
+        return sum(band.nbytes for band in self._bands.values())
+
+    def add(self, site: str, update: Mapping[str, Tensor], score: float, norm: float) -> None:
+        """Add one site's update. score: of its softmax weight. norm: its L2 norm.
+
+        Raises OverflowError when sums of such sizes do not fit; nothing is added then.
+        """
+        band, weight = _place(score)
+        if band > self._top - KEPT_BANDS:
+            if band not in self._bands:
+                self._bands[band] = ExactSum(self._like, self._grid, self._model_size)
+            self._bands[band].add({name: update[name] for name in self._like}, weight, norm)
+            for low in [held for held in self._bands if held <= self._top - KEPT_BANDS]:
+                del self._bands[low]
+        self._band_of[site] = band, weight
+
+    def weights(self) -> dict[str, float]:
+        """site -> softmax weight, in the order of names; they add up to one."""
+        relative = {
+            site: math.ldexp(weight, BAND_BITS * (band - self._top)) if band in self._bands else 0.0
+            for site, (band, weight) in sorted(self._band_of.items())
+        }
+        total = math.fsum(relative.values())
+        return {site: weight / total for site, weight in relative.items()}
+
+    def value(self) -> dict[str, Tensor]:
+        """The weighted sum, float64, in the updates' shapes. Raises ValueError without any update."""
+        if not self._band_of:
+            raise ValueError("softmax over no site at all")
+        bands = sorted(self._bands.items(), reverse=True)
+        scales = [math.ldexp(1.0, BAND_BITS * (band - self._top)) for band, _ in bands]
+        total = math.fsum(scale * band.weight for scale, (_, band) in zip(scales, bands, strict=True))
+        result: dict[str, Tensor] = {}
+        for scale, (_, band) in zip(scales, bands, strict=True):
+            for name, tensor in band.value().items():
+                result[name] = torch.add(result[name], tensor, alpha=scale) if name in result else tensor
+        return {name: tensor.div_(total) for name, tensor in result.items()}
+
+    @property
+    def _top(self) -> int:
+        return max(self._bands, default=-(2**62))
+
+
+def _place(score: float) -> tuple[int, float]:
+    """(band, weight inside it, from 1 to 2^8) of exp(score)."""
+    bits = score * math.log2(math.e)
+    band = math.floor(bits / BAND_BITS)
+    return band, 2.0 ** (bits - BAND_BITS * band)

@@ -8,7 +8,7 @@ from torch import Tensor
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Traits
 from perennial.strategies.sums.update_file import UpdateFile
 
 

@@ -6,7 +6,8 @@ undefined, is the timeliness of Xiao, Tang and Lu 2024 (doi 10.1109/TMLCN.2023.3
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
@@ -21,15 +22,14 @@ from perennial.protocol.measurements import (
 )
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Disclosures, Traits
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.factors import mixed, share, water_fill
-from perennial.strategies.sums.largest_weights import LargestWeights
 
 LEAST = 1e-3
 """No value of a factor counts below this, so that a share never magnifies the grid of the exact sum much."""
+KAPPA = 0.5
+"""Recency is exp(-KAPPA * rounds late)."""
 LOSS_FLOOR = 1e-3
 """Added to a loss before it is inverted."""
 
@@ -37,12 +37,12 @@ Values = dict[str, float | None]
 
 
 class MultiFactor(IncrementalStrategy):
-    """theta + sum_k w_k update_k, w_k of strategies/sums/factors.py.
+    """theta + sum_k w_k update_k, the weights w_k of mixed().
 
     alpha, beta, gamma, delta: of size, recency, quality and inverse loss; only their proportions count. By
     default size counts alone, which is FedAvg with a cap: the others gained nothing. Accuracy and inverse
     loss favour sites with few classes, so keep them small.
-    kappa: recency is exp(-kappa * rounds late). staleness: rounds by which a reply may be late and still
+    staleness: rounds by which a reply may be late and still
     count. timeliness: "coverage" weighs the share of seen classes that a site holds in the place of recency.
     quality: accuracy on samples held out from training, or "train" as the paper's abstract has it.
     max_weight: cap on one site's weight in rounds of three sites or more, because all factors are the sites'
@@ -60,15 +60,13 @@ class MultiFactor(IncrementalStrategy):
         beta: float = 0.0,
         gamma: float = 0.0,
         delta: float = 0.0,
-        kappa: float = 0.5,
         timeliness: Literal["recency", "coverage"] = "recency",
         quality: Literal["held_out", "train"] = "held_out",
         max_weight: float = 0.5,
         staleness: int = 2,
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
-        super().__init__(max_update_norm, **flower)
+        super().__init__(**flower)
         given = {"size": alpha, "timeliness": beta, "quality": gamma, "inverse_loss": delta}
         if not all(0 <= value < math.inf for value in given.values()) or not any(given.values()):
             raise ValueError(
@@ -76,14 +74,13 @@ class MultiFactor(IncrementalStrategy):
                 "allowed: finite numbers, none negative and not all 0"
             )
         for name, value, allowed in (
-            ("kappa", kappa, 0 <= kappa < math.inf),
             ("max_weight", max_weight, 0 < max_weight <= 1),
             ("staleness", staleness, staleness >= 0),
         ):
             if not allowed:
                 raise ValueError(f"{name}: found {value}, which is out of range")
         self.coefficients = {name: value for name, value in given.items() if value}
-        self.kappa, self.max_weight = kappa, max_weight
+        self.max_weight = max_weight
         self.timeliness, self.quality = timeliness, quality
         measured = ", ".join(sorted(self.measurements)).replace("_", " ")
         requires = f"{measured}, measured at the sites" if measured else ""
@@ -161,7 +158,7 @@ class WeightedFactors(Aggregator):
                     value = float(reply.num_examples)
                 case "timeliness" if self._method.timeliness == "recency":
                     now = self.ctx.number if self.ctx.by_curriculum else reply.base_round
-                    value = math.exp(-self._method.kappa * (now - reply.base_round))
+                    value = math.exp(-KAPPA * (now - reply.base_round))
                 case "timeliness":
                     value = _figure(reply, CLASS_COVERAGE, 1.0)
                 case "quality":
@@ -203,3 +200,132 @@ def _moved(tensor: Tensor, name: str, terms: list[tuple[float, Mapping[str, Tens
     for factor, term in others:
         total.add_(term[name].to(total.device), alpha=factor)
     return total.add_(tensor).to(tensor.dtype)
+
+
+UNCAPPED_SITES = 2
+"""Two sites could only be capped to equal weights, whatever they hold."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """How the values of one factor become shares: value * scale + constant, or `unreported` if there is none.
+
+    A site that reports nothing counts as the mean of those that do, so that silence neither pays nor costs.
+    """
+
+    scale: float
+    constant: float
+    unreported: float
+
+    def of(self, value: float | None) -> float:
+        return self.unreported if value is None else value * self.scale + self.constant
+
+
+def share(values: Sequence[float | None]) -> Share:
+    """How one factor's values become shares, over m > 0 sites; all equal if no value is above 0.
+
+    values: (m,) finite and not negative; None if a site reported nothing.
+    """
+    sites = len(values)
+    reported = [value for value in values if value is not None]
+    total = math.fsum(reported)
+    # below the least normal number the reciprocal would be infinite
+    if total < sys.float_info.min:
+        return Share(0.0, 1 / sites, 1 / sites)
+    return Share(1 / (total * (sites / len(reported))), 0.0, 1 / sites)
+
+
+def mixed(
+    coefficients: Mapping[str, float], shares: Mapping[str, Share], values: Mapping[str, float | None]
+) -> float:
+    """One site's weight before the cap. coefficients, shares, values: of each factor, by name."""
+    whole = math.fsum(coefficients.values())
+    return math.fsum(
+        coefficient / whole * shares[name].of(values[name]) for name, coefficient in coefficients.items()
+    )
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Weights after the cap: `fixed` by position, and every other weight times `rest`."""
+
+    fixed: Mapping[int, float]
+    rest: float = 1.0
+
+    def weight(self, position: int, weight: float) -> float:
+        return self.fixed[position] if position in self.fixed else weight * self.rest
+
+
+def water_fill(weights: Sequence[float], largest: float) -> Filled:
+    """Cap each weight at `largest`, and give the excess to the others in proportion, until none is above.
+
+    weights: (m,) not negative, sum 1. If m * largest <= 1 all weights become 1 / m. One or two sites are
+    not capped. At most 1 / largest sites are fixed, and they have the largest weights.
+    """
+    sites = len(weights)
+    if sites <= UNCAPPED_SITES:
+        return Filled({})
+    if largest * sites <= 1:
+        return Filled(dict.fromkeys(range(sites), 1 / sites))
+    fixed: dict[int, float] = {}
+    rest = 1.0
+    while above := [k for k, weight in enumerate(weights) if k not in fixed and weight * rest > largest]:
+        fixed |= dict.fromkeys(above, largest)
+        others = [k for k in range(sites) if k not in fixed]
+        free = math.fsum(weights[k] for k in others)
+        left = 1 - largest * len(fixed)
+        if free == 0:
+            # there is no proportion to hand the rest out in
+            return Filled(fixed | dict.fromkeys(others, left / len(others)))
+        rest = left / free
+    return Filled(fixed, rest)
+
+
+Factors = tuple[float | None, ...]
+
+
+class LargestWeights:
+    """The updates that can be among the `count` with the largest weights, whatever replies are still to come.
+
+    A weight grows with each factor, so a site that is below `count` others in every factor is out for good.
+    What is kept grows with a power of the logarithm of the number of sites for unrelated factors, and is
+    `count` for one factor.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._kept: dict[str, tuple[Factors, Mapping[str, Tensor]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def update(self, site: str) -> Mapping[str, Tensor]:
+        return self._kept[site][1]
+
+    def offer(self, site: str, factors: Factors, update: Mapping[str, Tensor]) -> None:
+        """Note one site's factors, and keep its update while it may be among the largest.
+
+        factors: of equal length for all sites; None, which only the whole round can value, compares with
+        nothing else.
+        """
+        if self._above(factors) >= self._count:
+            return
+        self._kept[site] = factors, update
+        outdone = [
+            name
+            for name, (own, _) in self._kept.items()
+            if name != site and _below(own, factors) and self._above(own) > self._count
+        ]
+        for name in outdone:
+            del self._kept[name]
+
+    def _above(self, factors: Factors) -> int:
+        return sum(_below(factors, others) for others, _ in self._kept.values())
+
+
+def _below(factors: Factors, others: Factors) -> bool:
+    """Whether no factor is above the other's; a site is below itself."""
+    return all(
+        own == other if own is None or other is None else own <= other
+        for own, other in zip(factors, others, strict=True)
+    )

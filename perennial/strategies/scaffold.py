@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 
 from perennial.config.strategies import ASKS
-from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.errors import ProtocolError
 from perennial.learning.site_method import LocalTurn
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite, personal_layers
+from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.run_context import RunContext
-from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.parameters import is_statistic, parameter_zeros
+from perennial.strategies.round.request import nested, part
+from perennial.strategies.sums.exact_sum import ExactSum, is_statistic, parameter_zeros
 
 PER_STEP = "per step"
 CONTROL = "control"
@@ -43,8 +41,8 @@ class ScaffoldSite(CorrectedSite):
 def _read_control(turn: LocalTurn) -> Tensor:
     """Read c, (T,), from a request. Personal layers have none there, and 0 here."""
     flat, request = turn.flat, turn.request
-    given = part(CONTROL, request.method or {})
-    given |= {name: torch.zeros(flat.shapes[name]) for name in request.personal or () if name in flat.shapes}
+    given, own = part(CONTROL, request.method or {}), personal_layers(turn) or ()
+    given |= {name: torch.zeros(flat.shapes[name]) for name in own if name in flat.shapes}
     for name in flat.trainable_keys:
         if name not in given or given[name].shape != flat.shapes[name]:
             found = tuple(given[name].shape) if name in given else "nothing"
@@ -64,12 +62,11 @@ class Scaffold(Corrected):
     """
 
     asks = ASKS["scaffold"]
-    site_half = ScaffoldSite
     name = ScaffoldSite.name
     traits = replace(Corrected.traits, requires="control variates in the sites' steps")
 
-    def __init__(self, server_lr: float = 1.0, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, server_lr: float = 1.0, **flower: Any) -> None:
+        super().__init__(**flower)
         if not server_lr > 0:
             raise ValueError(f"server_lr: found {server_lr}, allowed above 0")
         self.server_lr = server_lr
@@ -77,16 +74,8 @@ class Scaffold(Corrected):
         """Size of a local step; None under Flower's own start()."""
 
     def attach(self, run: RunContext) -> None:
-        """Begin a run. Raises ConfigError unless local steps are plain SGD of one size, for option II."""
         super().attach(run)
-        optimizer = run.experiment.learner.optimizer
-        for key, needed in (("name", "sgd"), ("momentum", 0.0), ("schedule", "constant")):
-            found = getattr(optimizer, key)
-            if found != needed:
-                raise ConfigError(
-                    f"learner.optimizer.{key}: found {found!r}; scaffold's control variates allow {needed!r}"
-                )
-        self.local_lr = optimizer.lr
+        self.local_lr = run.experiment.learner.optimizer.lr
 
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
         tensors = {**(request.method or {}), **nested(CONTROL, self.memory)}

@@ -1,7 +1,6 @@
 """The base of strategies around another one, which change requests, the aggregator or the whole round."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -9,12 +8,9 @@ from flwr.serverapp import Grid
 
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.context import Aggregator, RoundContext
+from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import RoundRequest, Traits, nested, part
 
 INSIDE = "base"
 """Where a wrapper's state keeps the state of the strategy inside it."""
@@ -27,8 +23,8 @@ class Wrapper(IncrementalStrategy):
     traits: the base's, and what both require; a subclass may replace some of them.
     """
 
-    def __init__(self, base: IncrementalStrategy, max_update_norm: float | None = None) -> None:
-        super().__init__(max_update_norm=max_update_norm or base.max_update_norm)
+    def __init__(self, base: IncrementalStrategy) -> None:
+        super().__init__()
         self.base, self.inner = base, (base,)
         self.traits = self.adapted(base.traits)
 
@@ -40,7 +36,7 @@ class Wrapper(IncrementalStrategy):
         """Run one exchange around the base's aggregator, or the base's own kind of round."""
         if self.base.traits.aggregates_in_parallel:
             return super().train_round(grid, request)
-        return self.base.train_round(grid, replace(request, max_update_norm=self.norm_bound(request)))
+        return self.base.train_round(grid, request)
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         """The base's requests, with what this strategy measures added."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
 from perennial.cli.check import check_command
 from perennial.cli.export import export_command
@@ -166,3 +167,9 @@ def test_an_absence_of_a_site_that_data_name_is_checked_with_the_data(tmp_path: 
     # where every hospital brings its own data, the server knows no names
     apart = {"source": "npz", "classes": ["a", "b"], "sites": 2}
     assert load_experiment(write(tmp_path, data=apart, absence=away)).absence[0].site == "group-0-site-x"
+
+
+@pytest.mark.parametrize(("words", "nearest"), [(["chekc"], "check"), (["site", "aprove"], "approve")])
+def test_a_mistyped_command_is_answered_with_one_suggestion(words: list[str], nearest: str) -> None:
+    said = CliRunner().invoke(app, words).output
+    assert f"'{nearest}'" in said and said.lower().count("did you mean") == 1

@@ -12,7 +12,6 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
-from perennial.client.digests import answer_digest
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment
@@ -25,6 +24,7 @@ from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import DigestRequest
 from perennial.server.app import serve
 from perennial.server.preflight import check_privacy
+from perennial.strategies.digest_synthesis.site import answer_digest
 from perennial.strategies.fedavg import FedAvg
 
 EXPERIMENT: dict[str, Any] = {

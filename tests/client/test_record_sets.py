@@ -18,7 +18,6 @@ from perennial.client.record_sets import (
     book_of,
     choose,
 )
-from perennial.client.statistics import collected
 from perennial.config import charges
 from perennial.foundation.record_key import record_key
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
@@ -28,6 +27,7 @@ from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
 from perennial.privacy.record_book import RecordBook
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.analytic.site import collected
 from tests.privacy.budgets import budget_for
 from tests.privacy.test_record_book import DELTA, gaussian, ids
 from tests.redteam.attacked_hospital import Hospital

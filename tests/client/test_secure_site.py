@@ -11,8 +11,7 @@ import yaml
 
 from perennial.cli.check import check_command
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
-from perennial.client.secure_state import SecureState, own_identity
-from perennial.client.signing import own_key
+from perennial.client.secure_state import SecureState, own_identity, own_key
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError

@@ -12,13 +12,10 @@ import yaml
 
 from perennial.cli.check import check_command
 from perennial.client.class_means import released_class_sums
-from perennial.client.digests import answer_digest
 from perennial.client.handlers import answer_evaluate, answer_train
 from perennial.client.identity import Identity
-from perennial.client.own_model import answer_personal_model
 from perennial.client.release import leave
 from perennial.client.site import Site, open_site
-from perennial.client.sparsity import answer_sparsity
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, PolicyRefusal, PrivacyError
@@ -39,6 +36,8 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.clustered_personalisation.site import answer_personal_model, answer_sparsity
+from perennial.strategies.digest_synthesis.site import answer_digest
 
 EXPERIMENT: dict[str, Any] = {
     "name": "demands",
@@ -182,18 +181,11 @@ def test_a_claim_that_settings_make_false_is_refused_here_too(
 
 
 @pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
-@pytest.mark.parametrize(
-    ("part", "reason"),
-    [
-        ({"segments": 4}, "use 1 segment"),
-        ({"features": {"module": "head", "clip": 1.0, "std": 1.0}}, "noise on features"),
-    ],
-)
-def test_parts_of_a_ring_turn_that_no_account_covers_are_refused(
-    tmp_path: Path, kind: str, part: dict[str, Any], reason: str
-) -> None:
-    site = hospital(tmp_path / "protected", {}, privacy=OF_MODE[kind])
-    refused(lambda site: train(site, settings=json.dumps({"turn": TURN | part})), site, PrivacyError, reason)
+def test_segments_of_a_ring_turn_that_no_account_covers_are_refused(tmp_path: Path, kind: str) -> None:
+    ring = {"name": "serial_ring", "segments": 1}
+    site = hospital(tmp_path / "protected", {}, privacy=OF_MODE[kind], strategy=ring)
+    cut = json.dumps({"turn": TURN | {"segments": 4}})
+    refused(lambda site: train(site, settings=cut), site, PrivacyError, "use 1 segment")
     train(site, settings=json.dumps({"turn": TURN}))
 
 

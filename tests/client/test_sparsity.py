@@ -13,7 +13,7 @@ from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
 from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
 from perennial.protocol.messages import SparsityReply
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.clusters.site_vectors import check_vector
+from perennial.strategies.clustered_personalisation.grouping import check_vector
 
 STAMP = {
     "run": "0" * 16,

@@ -160,6 +160,5 @@ def test_a_file_that_is_no_table_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a workbook or an archive; save the sheet as CSV"):
         read(tmp_path / "table.csv")
     (tmp_path / "table.csv").write_bytes("a,label\n1,x\n".encode("utf-16-be"))
-    with pytest.raises(DataError, match=r"null characters.*set data\.encoding"):
+    with pytest.raises(DataError, match=r"null characters.*save it so"):
         read(tmp_path / "table.csv")
-    assert read(tmp_path / "table.csv", encoding="utf-16-be").train.x.tolist() == [[1, 0]]

@@ -216,11 +216,12 @@ def test_unreadable_files_are_left_out_where_the_site_says_so(tmp_path: Path) ->
     (tmp_path / "a" / "bad.png").write_text("no image")
     with pytest.raises(DataError, match=r"bad\.png"):
         read(tmp_path)
-    with pytest.raises(DataError, match=r"bad\.png"):
-        read(tmp_path, unreadable={"action": "skip", "at_most": 0.05})
     for _ in range(2):
-        source = read(tmp_path, tmp_path / "cache", unreadable={"action": "skip", "at_most": 1})
+        source = read(tmp_path, tmp_path / "cache", unreadable="skip")
         assert source.train.x[:, 0, 0, 0].tolist() == [0, 20, 40, 60, 80, 10, 30, 50, 70]
         assert source.train.y.tolist() == [0] * 5 + [1] * 4
         assert source.train.keys is not None and "a/bad.png" not in source.train.keys
         assert "1 of 10" in source.notes[0] and "bad.png" in source.notes[0]
+    (tmp_path / "a" / "worse.png").write_text("no image")
+    with pytest.raises(DataError, match=r"worse\.png"):
+        read(tmp_path, unreadable="skip")

@@ -108,7 +108,7 @@ def digits_at_hospitals(seed: int, fault: str) -> dict[str, Sums]:
     pixels, targets = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels).float().reshape(-1, 8, 8), torch.tensor(targets)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    features = RandomReLU(400, (64,), seed, unit_length=False)
+    features = RandomReLU(400, (64,), seed)
     found = {}
     for number, part in enumerate(order.chunk(5)):
         own, known = images[part], labels[part].clone()

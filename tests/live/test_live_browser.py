@@ -66,7 +66,7 @@ def text(driver: Any, part: str = "main") -> str:
 
 def test_a_run_is_watched_from_its_first_round_to_its_last(tmp_path: Path, driver: Any) -> None:
     run = SwitchedRun(tmp_path)
-    run.grid.delay = 0.4
+    run.grid.delay = 1.5
     run.folder.parent.mkdir(parents=True)
     with operator_pages(run.folder.parent) as address:
         driver.get(address)

@@ -70,9 +70,9 @@ def test_stored_pixels_come_back_whatever_the_constants() -> None:
 
 def test_patches_are_those_of_the_plain_formula() -> None:
     """Every patch by itself, in float64: centred, divided by its deviation, multiplied with a filter."""
-    filters = drawn_filters(5, 3, 3, 0)
+    filters = drawn_filters(5, 3, 3)
     x = images(2).float()
-    found = Patches(filters, 2, 0.5)(x)
+    found = Patches(filters, 2)(x)
     patches = F.unfold(x.double(), 3).transpose(1, 2)
     patches = patches - patches.mean(dim=2, keepdim=True)
     patches = patches / (patches.var(dim=2, correction=0, keepdim=True) + SMOOTHING).sqrt()

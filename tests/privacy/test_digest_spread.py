@@ -13,7 +13,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import mix
-from perennial.strategies.digests.spread import spread, spread_factor
+from perennial.strategies.digest_synthesis.store import spread, spread_factor
 
 EXPERIMENT: dict[str, Any] = {
     "name": "spread",

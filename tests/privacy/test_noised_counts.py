@@ -31,7 +31,7 @@ from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samp
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.preflight import open_channels
-from perennial.strategies.round.queries import check_counts
+from perennial.strategies.round.exchange import check_counts
 from tests.privacy.distinguishing import audit
 from tests.redteam.attacked_hospital import BASE, Hospital, template_policy
 from tests.redteam.hostile_server import SAMPLE, counted_pixels

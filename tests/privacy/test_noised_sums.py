@@ -23,7 +23,7 @@ from perennial.privacy.composition import compose
 from perennial.privacy.config import BLOCKS, UNWEIGHTED, Blocks, PrivacyConfig
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
-from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.analytic.kept import KeptSums
 from tests.seeded_noise import SeededNoise
 from tests.strategies.test_analytic_runs import experiment, run
 

@@ -25,9 +25,9 @@ from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.preflight import check_privacy
 from perennial.server.releases import Releases
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Disclosures
 from tests.forks import run_code
 from tests.rounds import begun, context
 from tests.seeded_noise import SeededNoise
@@ -136,7 +136,7 @@ def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
     assert central is not None
     told = context({"w": torch.zeros(1)}).request
     told = replace(told, max_update_norm=central.max_update_norm)
-    assert FedAvg(3.0).context(cast(Any, None), told).max_update_norm == pytest.approx(0.5, rel=1e-4)
+    assert FedAvg().context(cast(Any, None), told).max_update_norm == pytest.approx(0.5, rel=1e-4)
 
 
 def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) -> None:

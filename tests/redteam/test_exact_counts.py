@@ -45,7 +45,7 @@ def test_a_site_tells_no_exact_right_answers_of_heads(
     hospital = Hospital(tmp_path, POLICY, **SUMS)
     # as for an experiment that compares heads, which the document could not say
     monkeypatch.setattr("perennial.client.plan.Plan.most", lambda *_: 9)
-    monkeypatch.setattr("perennial.client.plan.Plan._heads", 60)
+    monkeypatch.setattr("perennial.strategies.analytic.site.SumsSite.check", lambda *_: None)
     features = hospital.site.models.fixed_features().content
     request = CompareHeadsRequest(**hospital.stamp(), features=features, heads=heads(hospital))
     assert hospital.ask(request) is None
@@ -91,7 +91,7 @@ def test_weights_that_the_server_chooses_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hospital = Hospital(tmp_path, POLICY, **SUMS)
-    monkeypatch.setattr("perennial.client.plan.Plan._head", "balanced_ridge")
+    monkeypatch.setattr("perennial.strategies.analytic.site.SumsSite.check", lambda *_: None)
     features, classes = hospital.site.models.fixed_features().content, hospital.stamp()["num_classes"]
     weights = [1 << 20] * classes
     assert (

@@ -67,7 +67,7 @@ def test_a_fault_with_a_forged_message_forges_none_either(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["perennial.client.app", "perennial.client.statistics", "perennial.learning.steps"]
+    "name", ["perennial.client.app", "perennial.strategies.analytic.site", "perennial.learning.steps"]
 )
 def test_every_module_of_a_site_writes_through_the_one_log(name: str) -> None:
     module = __import__(name, fromlist=["log"])

@@ -26,8 +26,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.multi_factor import MultiFactor
-from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
-from perennial.strategies.round.running_bounds import RunningBounds
+from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected, RunningBounds
 from tests.rounds import begun
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=2, round=7, num_classes=2)
@@ -216,7 +215,7 @@ def test_the_largest_claim_counts_as_the_bound_and_is_named() -> None:
 
 def test_a_norm_just_below_the_bound_never_raises_the_bound() -> None:
     """A minority of 2 in 5 that grows by half each round: its bound stays at three honest norms."""
-    bounds = RunningBounds(BoundsConfig(), {})
+    bounds = RunningBounds(BoundsConfig(norm_multiple=3), {})
     honest = [Admitted(f"h{k}", {"w": torch.tensor([1.0])}, 1.0, 10) for k in range(3)]
     bounds.round_done([*honest, Admitted("x", {}, 1.0, 10), Admitted("y", {}, 1.0, 10)])
     length = 2.99

@@ -246,7 +246,7 @@ def requests(hospital: Hospital) -> Iterator[dict[str, Any]]:
         "tell": ["train_accuracy"],
     }
     for request in (
-        TrainRequest(arrays=arrays, personal=["head"], **stamp),
+        TrainRequest(arrays=arrays, settings=json.dumps({"personal": ["head"]}), **stamp),
         EvaluateRequest(arrays=arrays, **stamp),
         SparsityRequest(arrays=arrays, network="model", channels=[0], layers=1, combine="average", **stamp),
         CompareHeadsRequest(features=SHA, heads=arrays, **stamp),

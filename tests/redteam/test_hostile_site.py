@@ -19,8 +19,8 @@ from perennial.server.evaluation import pooled, reported_counts
 from perennial.server.journal import Journal
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
 from perennial.server.roster import Attendance, Roster
+from perennial.strategies.round.exchange import check_withheld
 from perennial.strategies.round.gate import Rejected
-from perennial.strategies.round.queries import check_withheld
 
 
 class Nodes(InProcessGrid):

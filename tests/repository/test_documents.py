@@ -67,10 +67,6 @@ def test_every_link_experiment_and_source_file_exists(document: Path) -> None:
     assert not missing, f"missing: {', '.join(missing)}"
 
 
-def test_the_readme_is_read_in_one_go() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
-
-
 @pytest.mark.parametrize("page", DOCUMENTS[1:], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_opens_with_what_its_reader_can_do_after_it(page: Path) -> None:
     title, nothing, first = page.read_text().splitlines()[:3]

@@ -48,7 +48,9 @@ def test_your_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.slow
 def test_compare_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     out = run("compare_strategies.py", tmp_path, monkeypatch, capsys)
-    found = {name: float(mean) for name, mean in re.findall(r"^(\w+) +([\d.]+) ±", out, re.MULTILINE)}
+    found = {
+        name: float(mean) for name, mean in re.findall(r"^strategy=(\w+) +3 +([\d.]+) ±", out, re.MULTILINE)
+    }
     assert found.keys() == {"fedavg", "scaffold", "fednova", "multi_factor"}
     assert min(found.values()) > 30
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from perennial.config.strategies import SITE_HALVES, STRATEGIES
+from perennial.learning.site_method import site_half_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "perennial"
 FLOORS = [
@@ -14,7 +17,8 @@ FLOORS = [
     ["data", "models", "privacy"],
     ["config", "protocol"],
     ["learning"],
-    ["client", "strategies"],
+    ["client"],
+    ["strategies"],
     ["server", "baselines"],
     ["engine", "deploy", "live", "cli"],
 ]
@@ -130,3 +134,18 @@ def test_rooms_below_the_commands_take_the_version_alone_from_the_face() -> None
             names = {name for name in imports_of(ast.parse(path.read_text())) if name.startswith("perennial")}
             face = {name for name in names if "." in name and name.split(".")[1] not in FLOOR}
             assert not face, f"{path.relative_to(ROOT)} imports {', '.join(face)}"
+
+
+def test_no_file_of_a_site_names_a_method() -> None:
+    of_halves = {kind.__name__ for name in SITE_HALVES for kind in site_half_of(name).answers}
+    classes = {target.rpartition(":")[2] for target in (*STRATEGIES.values(), *SITE_HALVES.values())}
+    forbidden, found = {*STRATEGIES, *of_halves, *classes}, []
+    for path in sorted((PACKAGE / "client").rglob("*.py")):
+        named = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named.add(node.value)
+            elif isinstance(node, ast.ImportFrom):
+                named |= {alias.name for alias in node.names}
+        found += [f"{path.name}: {name}" for name in sorted(named & forbidden)]
+    assert found == []

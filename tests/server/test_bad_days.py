@@ -126,7 +126,6 @@ def test_an_update_that_fits_no_sum_is_dropped_by_name(
         of_norm(norm),
         strategy=strategy,
         tasks={"count": 1, "rounds": 1},
-        bounds={"norm_multiple": None},  # which would scale it down to what fits
     )
     assert len(rounds[0]["participants"]) == taken
     assert len(rounds[0]["dropped"]) == 3 - taken

@@ -32,8 +32,8 @@ from perennial.server.metrics import (
 from perennial.server.run_measures import task_measures
 from perennial.server.site_counts import SiteCounts, check_tables, tables_of
 from perennial.server.summary import measured_rounds
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.outcome import RoundOutcome
 from tests.client.test_site_demands import arrays, hospital, stamp
 from tests.run_folders import Page
 from tests.strategies.test_secure_runs import SMALL, write

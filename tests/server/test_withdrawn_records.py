@@ -13,8 +13,6 @@ from perennial.cli.withdraw import withdraw as site_withdraw
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
 from perennial.client.split_key import keep_split_key, key_of_form
-from perennial.client.statistics import collected
-from perennial.client.withdrawn_records import of_patients, withdrawn
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
@@ -31,6 +29,8 @@ from perennial.server.checkpoint import load_checkpoint
 from perennial.server.opened_run import OpenedRun
 from perennial.server.verification import verify
 from perennial.server.withdrawal import withdraw, withdraw_records, write_form
+from perennial.strategies.analytic.site import collected
+from perennial.strategies.analytic.withdrawn_records import of_patients, withdrawn
 from tests.server.test_withdrawal import DATA, TASKS, summary
 from tests.strategies.test_analytic_runs import run
 
@@ -102,7 +102,7 @@ def test_a_stopped_command_is_completed_and_the_site_can_still_go(
     def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perennial.strategies.statistics.kept.KeptSums.keep_again", stop)
+    monkeypatch.setattr("perennial.strategies.analytic.kept.KeptSums.keep_again", stop)
     with pytest.raises(KeyboardInterrupt):
         withdraw_records(runs / "whole", "site-2", file)
     monkeypatch.undo()

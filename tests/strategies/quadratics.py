@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from perennial.client.state import SiteState
 from perennial.config.learner import LearnerConfig
-from perennial.learning.site_method import FedProx, LocalTurn, SiteMethods
+from perennial.config.strategies import SITE_HALVES
+from perennial.learning.site_method import FedProx, LocalTurn, SiteMethods, site_half_of
 from perennial.models.flat import FlatParameters
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.round.run_context import RunContext
 from tests.rounds import begun
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=1)
@@ -86,12 +87,13 @@ class Federation:
         flat = FlatParameters(model)
         flat.load(request.arrays)
         before = flat.vector.clone()
-        half = getattr(type(self.strategy), "site_half", None)
+        name_of = getattr(self.strategy, "name", "")
+        half = site_half_of(name_of) if name_of in SITE_HALVES else None
         keys = {key: vars(self.strategy)[key] for key in ("alpha", "mu") if key in vars(self.strategy)}
         proximal = [FedProx({"mu": self.mu})] if self.mu else []
         methods = SiteMethods([*proximal, *([half(keys)] if half is not None else [])])
         state, device = SiteState(self.folder / name, name), flat.vector.device
-        methods.open(LocalTurn(name, 1, self.learner, request, flat, (1,), device, state))
+        methods.open(LocalTurn(name, 1, request, state, self.learner, flat, (1,), device))
         correction = methods.correction
         for _ in range(self.steps[name]):
             gradient = flat.vector - self.optima[name]

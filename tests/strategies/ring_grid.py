@@ -18,8 +18,8 @@ from perennial.protocol.measurements import asked
 from perennial.protocol.messages import Refusal, TrainReply, TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.round.run_context import RunContext
 
 Answer = Callable[[TrainRequest], Mapping[str, Tensor] | str | None]
 """From a request to an update, the reason of a refusal, or None for silence."""

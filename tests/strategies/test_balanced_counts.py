@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from perennial.client import statistics
 from perennial.client.site import Site
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import StatisticsRequest
+from perennial.strategies.analytic import site as statistics
 from tests.strategies.test_analytic_runs import own_cache, run, sums_of
 
 __all__ = ["own_cache"]

@@ -17,8 +17,7 @@ from perennial.protocol.messages import TrainReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.running_bounds import RunningBounds
+from perennial.strategies.round.gate import Admitted, Rejected, RunningBounds
 from tests.rounds import context, received
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=2)
@@ -30,7 +29,7 @@ def reply(site: str, norm: float, samples: int = 10) -> Admitted:
 
 def begun(norms: list[float], samples: list[int], **config: Any) -> RunningBounds:
     """After one round of such replies, of sites s0, s1, ..."""
-    bounds = RunningBounds(BoundsConfig(**config), {})
+    bounds = RunningBounds(BoundsConfig(**{"norm_multiple": 3, **config}), {})
     replies = [reply(f"s{k}", n, m) for k, (n, m) in enumerate(zip(norms, samples, strict=True))]
     bounds.see_all(replies)
     bounds.round_done([bounds.bounded(each, True) for each in replies])
@@ -75,7 +74,7 @@ def test_nobody_counts_for_more_than_the_others_together_did_in_the_last_round()
 def test_what_sites_count_as_in_a_first_round(
     claims: list[int], counts: list[int], share: float | None
 ) -> None:
-    bounds = RunningBounds(BoundsConfig(share=share), {})
+    bounds = RunningBounds(BoundsConfig(norm_multiple=3, share=share), {})
     replies = [reply(f"s{k}", 1.0, n) for k, n in enumerate(claims)]
     bounds.see_all(replies)
     assert [bounds.bounded(each, True).num_examples for each in replies] == counts
@@ -88,10 +87,11 @@ def test_the_state_is_a_part_of_the_checkpoint_and_forgets_old_rounds() -> None:
     bounds = begun([5.0], [10], window=2)
     for norm in (1.0, 2.0):
         bounds.round_done([reply("a", norm)])
-    resumed = RunningBounds(BoundsConfig(window=2), json.loads(json.dumps(bounds.state)))
+    resumed = RunningBounds(BoundsConfig(norm_multiple=3, window=2), json.loads(json.dumps(bounds.state)))
     assert resumed.state["norms"] == [1.0, 2.0]
     assert resumed.bounded(reply("x", 9.0), True).norm == 6.0
-    assert not resumed.waiting and RunningBounds(BoundsConfig(), {}).waiting
+    assert not resumed.waiting and RunningBounds(BoundsConfig(norm_multiple=3), {}).waiting
+    assert not RunningBounds(BoundsConfig(), {}).waiting
 
 
 def run(
@@ -99,7 +99,13 @@ def run(
 ) -> tuple[dict[str, Any], list[Any]]:
     settings = RunSettings(
         experiment=str(APP_ROOT / "experiments" / "robust_digits.yaml"),
-        overrides=json.dumps(["tasks.rounds=2", "data.partition.alpha=100", f"bounds={json.dumps(bounds)}"]),
+        overrides=json.dumps(
+            [
+                "tasks.rounds=2",
+                "data.partition.alpha=100",
+                f"bounds={json.dumps({'norm_multiple': 3, **bounds})}",
+            ]
+        ),
         runs=str(tmp_path / name),
         name=name,
         device="cpu",
@@ -140,7 +146,7 @@ def test_the_order_of_arrival_in_a_first_round_changes_no_bit() -> None:
             )
             asked = Message(RecordDict(), k + 1, "train")
             replies.append(Message(content.to_record(), reply_to=asked))
-        ctx = context(reference, stamp=STAMP, running=RunningBounds(BoundsConfig(), {}))
+        ctx = context(reference, stamp=STAMP, running=RunningBounds(BoundsConfig(norm_multiple=3), {}))
         arrays, outcome = received(strategy, ctx, replies)
         found.append(arrays["a"])
         assert len(outcome.warnings) == 2

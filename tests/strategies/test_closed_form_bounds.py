@@ -12,8 +12,8 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.statistics import Statistics
 from perennial.server.verification import verify
 from perennial.server.withdrawal import withdraw
-from perennial.strategies.statistics.counted import parts_of
-from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.analytic.counted import parts_of
+from perennial.strategies.analytic.kept import KeptSums
 from tests.strategies.test_analytic_runs import experiment, own_cache, run
 
 __all__ = ["own_cache"]
@@ -25,7 +25,6 @@ TASKS = {"count": 2, "rounds": 1}
     "bounds",
     [
         {"norm_multiple": 5.0},
-        {"norm_multiple": None},
         {"on_norm": "drop"},
         {"window": 3},
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perennial.foundation.errors import StateError
-from perennial.strategies.clusters.clustering import (
+from perennial.strategies.clustered_personalisation.clustering import (
     adjusted_rand,
     by_threshold,
     has_drifted,

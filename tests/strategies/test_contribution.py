@@ -13,7 +13,7 @@ from perennial.strategies.contribution import Contribution
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.request import Arrays
-from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.serial_ring.method import SerialRing
 from tests.strategies.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
 
 RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
@@ -95,7 +95,7 @@ def test_a_round_that_ruins_the_model_is_rolled_back_and_named() -> None:
 
 
 def test_updates_put_together_in_a_ring_add_up_to_its_model() -> None:
-    strategy = valued(SerialRing(**RING), estimator="reconstruct", exact=True)
+    strategy = valued(SerialRing(**RING), estimator="reconstruct")
     # 2 x + k: what a site adds depends on where it starts, and the sum of all updates is still the whole way
     grid = ScriptedGrid({"a": doubles_and_adds(1), "b": doubles_and_adds(2), "c": doubles_and_adds(3)})
     end = rounds(strategy, grid, 1)
@@ -107,22 +107,11 @@ def test_updates_put_together_in_a_ring_add_up_to_its_model() -> None:
 
 
 def test_updates_put_together_in_averaging_are_averaged() -> None:
-    strategy = valued(FedAvg(), estimator="reconstruct", exact=True)
+    strategy = valued(FedAvg(), estimator="reconstruct")
     grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0)})
     rounds(strategy, grid, 1)
     # v(a) = 3, v(b) = 9, v(ab) = 6: phi_a = (3 + 6 - 9) / 2 = 0, phi_b = (9 + 6 - 3) / 2 = 6
     assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 0, "b": 6}
-
-
-def test_replay_trains_each_coalition_once_in_the_order_of_names() -> None:
-    strategy = valued(estimator="replay", exact=True)
-    grid = ScriptedGrid({"b": doubles_and_adds(0), "a": adds(1.0)})
-    rounds(strategy, grid, 1)
-    # from 3: v(a) = 6, v(b) = 6, v(ab) = 2 * 6 = 12: phi_a = (3 + 6) / 2, phi_b = (3 + 6) / 2
-    assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 4.5, "b": 4.5}
-    assert len(grid.asked) == 2 + 3
-    start = {site: entry["share"] for site, entry in shares(strategy).items()}
-    assert start == {"a": 0.5, "b": 0.5}
 
 
 def test_a_resumed_server_knows_what_it_knew() -> None:
@@ -147,11 +136,6 @@ def test_a_resumed_server_knows_what_it_knew() -> None:
         ({"base": "fedavg"}, "found 'online' with base FedAvg"),
         ({"base": "serial_ring", "on_flag": "exclude"}, "on_flag"),
         ({"base": "serial_ring", "held_out": "sites"}, "held_out: found 'sites' with"),
-        (
-            {"base": "fedavg", "estimator": "reconstruct", "permutations": 0},
-            "permutations: found 0|allowed 1",
-        ),
-        ({"base": "serial_ring", "exact": True}, "takes the sweeps as they are"),
         ({"base": "serial_ring", "every": 0}, "every: found 0, allowed 1"),
         ({"base": "serial_ring", "samples": 0}, "samples: found 0"),
     ],
@@ -161,13 +145,9 @@ def test_settings_that_cannot_be_valued_are_refused(settings: dict[str, Any], re
         build_strategy("contribution", settings)
 
 
-def test_a_server_without_samples_and_games_too_large_are_refused() -> None:
-    for settings in ({"utility": "probability"}, {"estimator": "replay"}):
-        with pytest.raises(ConfigError, match="no held-out samples at the server"):
-            Contribution(SerialRing(), **settings).attach(replace(services(), judge=None))
+def test_a_server_without_samples_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no held-out samples at the server"):
+        Contribution(SerialRing(), utility="probability").attach(replace(services(), judge=None))
     silent = services(evaluation={"federated": False})
     with pytest.raises(ConfigError, match=r"evaluation\.federated false"):
         Contribution(SerialRing()).attach(replace(silent, judge=None))
-    many = services(data={"source": "digits", "sites": 13})
-    with pytest.raises(ConfigError, match="exact: found 13 sites, allowed at most 12"):
-        Contribution(FedAvg(), estimator="reconstruct", exact=True).attach(many)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.client import statistics
 from perennial.client.site import Site
 from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.solve import Sums, ridge
@@ -16,7 +15,8 @@ from perennial.learning.analytic.statistics import Collector, Statistics
 from perennial.models.feature_maps.ball import on_grid
 from perennial.server.verification import verify
 from perennial.server.withdrawal import withdraw
-from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.analytic import site as statistics
+from perennial.strategies.analytic.kept import KeptSums
 from perennial.strategies.valuation.shapley import exact
 from perennial.strategies.valuation.solved import JudgedBySites, Solved, leave_one_out
 from tests.strategies.test_analytic_runs import run

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.client import statistics
 from perennial.client.site import Site
 from perennial.learning.analytic.statistics import Statistics
 from perennial.library import load_run
@@ -15,6 +14,7 @@ from perennial.live.run_state import RunState
 from perennial.server.report.compare import compare
 from perennial.server.report.write import write_report
 from perennial.server.withdrawal import withdraw
+from perennial.strategies.analytic import site as statistics
 from tests.strategies.test_analytic_runs import own_cache, run
 
 __all__ = ["own_cache"]

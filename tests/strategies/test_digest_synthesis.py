@@ -22,9 +22,9 @@ from perennial.protocol.messages import DigestReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.server.summary import hashes_of
-from perennial.strategies.digest_synthesis import DigestSynthesis
-from perennial.strategies.digests.recall import Recall
-from perennial.strategies.digests.store import DigestStore, checked
+from perennial.strategies.digest_synthesis.method import DigestSynthesis
+from perennial.strategies.digest_synthesis.recall import Recall
+from perennial.strategies.digest_synthesis.store import DigestStore, checked
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
 from tests.rounds import begun

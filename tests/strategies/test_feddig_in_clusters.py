@@ -17,8 +17,8 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.server.app import serve
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.digest_synthesis import DigestSynthesis
-from perennial.strategies.digests.networks import ServerNetworks
+from perennial.strategies.digest_synthesis.method import DigestSynthesis
+from perennial.strategies.digest_synthesis.recall import ServerNetworks
 from perennial.strategies.fedavg import FedAvg
 
 SITES = [f"site-{number}" for number in range(4)]

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perennial.strategies.clusters.grouping import Grouping
-from perennial.strategies.clusters.site_vectors import VectorSettings
+from perennial.strategies.clustered_personalisation.grouping import Grouping, VectorSettings
 
 SETTINGS = VectorSettings(2, 1, "average", None, 1e-5)
 APART = {"a": (0.0, 0.0), "b": (0.1, 0.0), "c": (0.8, 0.8), "d": (0.9, 0.8)}

@@ -84,7 +84,6 @@ def test_a_site_that_decides_alone_is_named_in_the_journal_and_over_the_heat_map
                 **SMALL,
                 "strategy": "layer_attention",
                 "tasks": {"count": 1, "rounds": 1},
-                "bounds": {"norm_multiple": None},  # which would leave the site three times a usual update
             }
         )
     )

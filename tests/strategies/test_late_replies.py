@@ -21,8 +21,7 @@ from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainRep
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 from perennial.strategies.round import exchange as exchange_module
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask, describe_error
+from perennial.strategies.round.exchange import Exchange, ask, describe_error
 
 STAMP: dict[str, Any] = {
     "run": 16 * "a",

@@ -1,6 +1,5 @@
 """Layer attention: hand-computed weights, the published rule computed independently, order of arrival."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.strategies import layer_attention as bundle_module
-from perennial.strategies.factory import build_strategy
 from perennial.strategies.layer_attention import LayerAttention, dominance
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.sums import exact_sum
 from tests.rounds import begun
 
@@ -118,10 +116,10 @@ def test_any_order_of_arrival_gives_the_same_bits(
     order: list[int], seed: int, scale: float, sign: int
 ) -> None:
     reference, updates = random_updates(seed, 6, scale)
-    for options in ({}, {"scale": "mean", "head_query": "client_mean"}, {"granularity": "module"}):
+    for options in ({}, {"scale": "mean", "head_query": "client_mean"}):
         results = []
         for sequence in (range(6), order):
-            strategy = LayerAttention(sign=sign, times_samples=True, **options)  # type: ignore[arg-type]
+            strategy = LayerAttention(sign=sign, **options)  # type: ignore[arg-type]
             round_ = begun(strategy, reference, replies=len(updates))
             for index in sequence:
                 round_.add(reply(f"site-{index}", updates[index], 1 + 7 * index))
@@ -157,19 +155,6 @@ def test_the_layers_of_a_large_model_are_summed_by_the_compiled_loop(
         assert torch.equal(compiled[name], shuffled[name])
 
 
-def test_granularity_joins_tensors() -> None:
-    reference, updates = random_updates(9, 3)
-    strategy = LayerAttention(granularity="module")
-    aggregate(strategy, reference, updates)
-    assert list(OUTCOMES[strategy].details["attention"]) == ["body", "head"]
-    distance = [math.hypot(float(u["head.weight"].norm()), float(u["head.bias"].norm())) for u in updates]
-    exponential = np.exp(distance)
-    assert weights(strategy, "head") == pytest.approx((exponential / exponential.sum()).tolist(), abs=1e-6)
-    strategy = LayerAttention(granularity="model")
-    aggregate(strategy, reference, updates)
-    assert list(OUTCOMES[strategy].details["attention"]) == ["model"]
-
-
 def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:
     strategy = LayerAttention()
     value = aggregate(strategy, ZERO, scalars(0.1, 0.1, 21.0))
@@ -195,8 +180,6 @@ def test_an_update_of_no_finite_or_no_possible_size_is_rejected_before_any_sum()
 
 
 def test_the_printed_head_rule_needs_a_head_of_its_own() -> None:
-    with pytest.raises(ConfigError, match="head_query"):
-        build_strategy("layer_attention", {"granularity": "model", "head_query": "client_mean"})
     strategy = LayerAttention(head_query="client_mean")
     with pytest.raises(ConfigError, match=r"starts with 'head\.'"):
         begun(strategy, ZERO)

@@ -74,7 +74,7 @@ def short_run(tmp_path: Path, name: str, strategy: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"name": "contribution", "estimator": "reconstruct", "base": "median", "permutations": 3},
+        {"name": "contribution", "estimator": "reconstruct", "base": "median"},
         {
             "name": "clustered_personalisation",
             "global_rounds": 0,

@@ -13,11 +13,9 @@ from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.multi_factor import MultiFactor
-from perennial.strategies.round.context import Aggregator
+from perennial.strategies.multi_factor import MultiFactor, mixed, share, water_fill
+from perennial.strategies.round.context import Aggregator, RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.sums.factors import mixed, share, water_fill
 from tests import rounds
 
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)
@@ -151,7 +149,7 @@ def test_folding_one_by_one_is_the_weighted_mean_in_any_order(
 
 
 def test_a_late_reply_weighs_less() -> None:
-    strategy = MultiFactor(alpha=0, beta=1, gamma=0, delta=0, kappa=0.5, max_weight=1.0)
+    strategy = MultiFactor(alpha=0, beta=1, gamma=0, delta=0, max_weight=1.0)
     aggregate(strategy, [reply("now", 1), reply("late", 2, base_round=2)])
     weight = OUTCOMES[strategy].details["weights"]
     assert weight["late"] / weight["now"] == pytest.approx(math.exp(-1.0), rel=1e-4)

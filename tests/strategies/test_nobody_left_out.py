@@ -15,7 +15,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import RoundContext
-from perennial.strategies.round.running_bounds import COUNTS, NORMS, RunningBounds
+from perennial.strategies.round.gate import COUNTS, NORMS, RunningBounds
 from tests.rounds import context, received
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=2, num_classes=2)
@@ -30,12 +30,12 @@ def unusual(sites: int = 6) -> Tensor:
 
 
 def round_after(rounds: int, sites: int) -> tuple[FedAvg, RoundContext]:
-    """FedAvg with the default bounds, before the round after so many."""
+    """FedAvg with bounds, before the round after so many."""
     set_task_identity()
     strategy = FedAvg()
     former = {NORMS: [20.0] * rounds, COUNTS: {f"site-{k}": 10 for k in range(sites)} if rounds else {}}
     strategy.exchange.names = {number + 1: f"site-{number}" for number in range(sites)}
-    running = RunningBounds(BoundsConfig(), former)
+    running = RunningBounds(BoundsConfig(norm_multiple=3), former)
     return strategy, context({"a": torch.zeros(400)}, stamp=STAMP, replies=sites, running=running)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from perennial.protocol.tensors import byte_count
-from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.serial_ring.method import SerialRing
 from tests.strategies.ring_grid import START, ScriptedGrid, adds, request, services
 
 

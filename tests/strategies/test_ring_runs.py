@@ -36,7 +36,7 @@ KILLED = """
 import os, sys
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.strategies.ring import hop_log as ring_log
+from perennial.strategies.serial_ring import hop_log as ring_log
 ring_log.SAVE_EVERY = 0.0
 add, left = ring_log.RingLog.add, [int(sys.argv[3])]
 def killing(log, hop):

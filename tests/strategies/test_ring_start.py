@@ -5,7 +5,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.serial_ring.method import SerialRing
 
 
 def doubling(message: Message, context: Context) -> Message:

@@ -6,11 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.client.ring_turn import segment_of, segment_sizes, turn_of
-from perennial.config.turn import Turn
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.serial_ring.site import Turn, segment_of, segment_sizes, turn_of
 
 
 def request(settings: str = "{}", round: int = 1, task: int = 1) -> TrainRequest:
@@ -26,14 +25,11 @@ def request(settings: str = "{}", round: int = 1, task: int = 1) -> TrainRequest
     )
 
 
-def cut(
-    indices: torch.Tensor, exemplars: int, round: int, labels: torch.Tensor | None = None, **turn: object
-) -> list[tuple[torch.Tensor, int]]:
+def cut(indices: torch.Tensor, exemplars: int, round: int, **turn: object) -> list[tuple[torch.Tensor, int]]:
     """All segments of one round, in the order of its sweeps."""
-    labels = torch.zeros(len(indices), dtype=torch.int64) if labels is None else labels
     segments = int(str(turn["segments"]))
     turns = [Turn.model_validate({**turn, "sweep": sweep}) for sweep in range(1, segments + 1)]
-    return [segment_of(each, indices, labels, exemplars, request(round=round), 3, "site-1") for each in turns]
+    return [segment_of(each, indices, exemplars, request(round=round), 3, "site-1") for each in turns]
 
 
 @given(
@@ -57,25 +53,6 @@ def test_segments_stay_the_same_in_a_task_and_come_in_another_order_each_round()
     rounds = [[tuple(part.tolist()) for part, _ in cut(indices, 0, r, segments=4)] for r in range(1, 9)]
     assert all(set(one) == set(rounds[0]) for one in rounds)
     assert len(set(map(tuple, rounds))) > 1
-
-
-@given(
-    counts=st.lists(st.integers(0, 60), min_size=1, max_size=5).filter(lambda counts: sum(counts) >= 16),
-    segments=st.integers(2, 4),
-    sizes=st.sampled_from(["variable", "equal"]),
-)
-def test_stratified_segments_have_their_part_of_each_class(
-    counts: list[int], segments: int, sizes: str
-) -> None:
-    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    indices = torch.arange(len(labels))
-    parts = cut(indices, 0, 1, labels, segments=segments, sizes=sizes, stratify=True)
-    assert torch.equal(torch.cat([part for part, _ in parts]).sort().values, indices)
-    for part, _ in parts:
-        found = torch.bincount(labels[part], minlength=len(counts))
-        expected = torch.tensor(counts) * len(part) / len(labels)
-        # its own samples, and those of the other segments, are each off by less than one at either end
-        assert float((found - expected).abs().max()) <= segments
 
 
 def test_a_site_that_cannot_fill_its_segments_refuses_without_telling_its_size() -> None:

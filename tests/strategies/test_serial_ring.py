@@ -10,10 +10,10 @@ import torch
 from perennial.config.bounds import BoundsConfig
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.ring import hop_log as ring_log
+from perennial.strategies.round.gate import RunningBounds
 from perennial.strategies.round.request import RoundRequest, TaskStart
-from perennial.strategies.round.running_bounds import RunningBounds
-from perennial.strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
+from perennial.strategies.serial_ring import hop_log as ring_log
+from perennial.strategies.serial_ring.method import SerialRing, frozen_names, layer_names, perturbed
 from tests.strategies.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
 
 
@@ -44,7 +44,7 @@ def test_with_segments_the_model_goes_round_once_for_each() -> None:
 
 
 def bounded(grid: ScriptedGrid) -> RoundRequest:
-    return replace(request(grid), running=RunningBounds(BoundsConfig(), {}))
+    return replace(request(grid), running=RunningBounds(BoundsConfig(norm_multiple=3), {}))
 
 
 @pytest.mark.parametrize("boosted", ["a", "b", "c", "d"])

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from perennial.foundation.streams import stream
-from perennial.strategies.valuation.shapley import exact, over_permutations, shares
-from perennial.strategies.valuation.sweeps import sweep_marginals
+from perennial.strategies.valuation.shapley import exact, over_permutations, shares, sweep_marginals
 
 TOY = {(): 0, (0,): 10, (1,): 20, (2,): 30, (0, 1): 40, (0, 2): 50, (1, 2): 60, (0, 1, 2): 90}
 

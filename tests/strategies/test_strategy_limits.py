@@ -16,7 +16,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.privacy.config import PrivacyConfig
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fednova import FedNova
-from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.context import RunContext
 
 BASES: dict[str, dict[str, Any]] = {
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
@@ -39,7 +39,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("clustered_personalisation", "sparsity_epsilon", [1e-6], [0.0, -1.0]),
     ("contribution", "samples", [1], [0]),
     ("contribution", "every", [1], [0]),
-    ("digest_synthesis", "recall_epochs", [0, 1], [-1]),
     ("digest_synthesis", "server_epochs", [0, 1], [-1]),
     ("digest_synthesis", "server_lr", [1e-9], [0.0, math.inf]),
     ("digest_synthesis", "guidance_lr", [1e-9], [0.0, math.inf]),
@@ -51,7 +50,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("layer_attention", "order", [1.0], [0.9, math.nan]),
     ("layer_attention", "temperature", [1e-9], [0.0, math.inf]),
     ("multi_factor", "alpha", [0.0], [-0.1, math.inf]),
-    ("multi_factor", "kappa", [0.0], [-0.1, math.inf]),
     ("multi_factor", "max_weight", [1e-9, 1.0], [0.0, 1.1]),
     ("multi_factor", "staleness", [0], [-1]),
     ("pfa", "layer", [1], [0]),
@@ -103,16 +101,6 @@ def test_shares_as_shrinkage_and_a_prior_go_with_a_gaussian_head_alone() -> None
             built("analytic", {"head": "gaussian"} | changes)
     with pytest.raises(ConfigError, match="allowed with head gaussian"):
         built("analytic", {"head": "ridge", "prior": 0.5})
-
-
-def test_values_of_a_ring_count_permutations_only_where_the_estimator_draws_some() -> None:
-    sums = {"base": "fedavg", "estimator": "reconstruct"}
-    built("contribution", sums | {"permutations": 1})
-    with pytest.raises(ConfigError, match="allowed 1 and more"):
-        built("contribution", sums | {"permutations": 0})
-    for changes in ({"permutations": 5}, {"exact": True}):
-        with pytest.raises(ConfigError, match="online"):
-            built("contribution", changes)
 
 
 @pytest.mark.parametrize(("optimizer", "momentum", "pull"), [("sgd", 0.9, 0.05), ("adam", 0.0, 0.0)])

@@ -9,9 +9,8 @@ from perennial.config.asks import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.traits import Traits
+from perennial.strategies.round.request import Disclosures, Traits
 from perennial.strategies.wrapper import Wrapper
 
 
@@ -22,7 +21,7 @@ class Noted(FedAvg):
     asks = Asks(clear_uploads=("steps",))
 
     def __init__(self) -> None:
-        super().__init__(max_update_norm=3.0)
+        super().__init__()
         self.called: list[Any] = []
 
     def attach(self, run: Any) -> None:
@@ -65,7 +64,7 @@ def test_a_hook_of_the_run_reaches_the_innermost_strategy(hook: str) -> None:
 def test_what_stays_and_what_is_said_is_the_bases() -> None:
     inner = Noted()
     outer = Wrapper(Wrapper(inner))
-    assert outer.traits == inner.traits and outer.max_update_norm == 3.0
+    assert outer.traits == inner.traits
     assert outer.disclosures() == Disclosures(clear_uploads=("steps",))
     assert outer.group_models() == {"0": {}} and outer.summary_blocks() == {"own": 1}
     assert outer.weight(Admitted("a", {}, 0.0, 5)) == 5.0

@@ -77,7 +77,6 @@ class RandomMapConfig(Block):
 
     name: Literal["random"]
     width: Size = 1500
-    seed: int = Field(default=0, ge=0)
 
 
 class InputsConfig(Block):
@@ -104,11 +103,10 @@ class PatchesConfig(Block):
 
     image_size: what larger images are averaged down to first; null keeps theirs.
 
-    filters: K, of which come 2 K grid^2 features. size: side of a patch. threshold: what a response must
-    exceed to count. power: to which features are raised; 0.5 takes roots, by which a response that a cell
-    has everywhere outweighs a rare one less. symmetry: averages features over so many images of an image.
-    tiles: averages features over so many parts of a large image, or over a case's images (data.pool).
-    seed: of which patches of two public photographs become filters.
+    filters: K, of which come 2 K grid^2 features. size: side of a patch. power: to which features are raised;
+    0.5 takes roots, by which a response that a cell has everywhere outweighs a rare one less. symmetry:
+    averages features over so many images of an image. tiles: averages features over so many parts of a large
+    image, or over a case's images (data.pool).
     """
 
     name: Literal["patches"]
@@ -116,11 +114,9 @@ class PatchesConfig(Block):
     image_size: Size | tuple[Size, Size] | None = None
     size: int = Field(default=6, ge=2)
     grid: Size = 3
-    threshold: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     power: float = Field(default=1.0, gt=0, le=1, exclude_if=_is_one)
     symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
     tiles: Tiles = Field(default=1, exclude_if=_is_one)
-    seed: int = Field(default=0, ge=0)
 
 
 class PretrainedConfig(Block):
@@ -179,8 +175,17 @@ class ModelMapConfig(Block):
         return self
 
 
+FORMER = {"seed": 0, "threshold": 0.5}
+"""Keys of maps that 0.2.0 had, and their only values now."""
+
+
 def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+    """A map's name as a block; a block without the keys that are gone, where they had the usual values."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, dict):
+        return value
+    return {key: found for key, found in value.items() if key not in FORMER or found != FORMER[key]}
 
 
 Alternative = Annotated[
@@ -270,9 +275,9 @@ def map_in_words(config: OneMap | Choice) -> str:
     if isinstance(config, PairsConfig):
         return "the inputs and the product of each two of them"
     if isinstance(config, RandomMapConfig):
-        return f"a random projection of the public seed {config.seed}"
+        return "a random projection, drawn from a public seed"
     if isinstance(config, PatchesConfig):
-        return f"patches of two public photographs (CC BY 2.0), of the public seed {config.seed}"
+        return "patches of two public photographs (CC BY 2.0), drawn from a public seed"
     if isinstance(config, ModelMapConfig):
         name = None if config.layout is None else config.layout["name"]
         return (

@@ -237,8 +237,7 @@ def _build(
     if isinstance(config, PairsConfig):
         return Pairs(shape), {"weights": "none"}
     if isinstance(config, RandomMapConfig):
-        drawn = f"drawn from the public seed {config.seed}"
-        return RandomReLU(config.width, shape, config.seed), {"weights": drawn}
+        return RandomReLU(config.width, shape), {"weights": "drawn from a public seed"}
     if isinstance(config, ModelMapConfig):
         assert network_of is not None
         return build_finished_run(config, shape, with_weights, network_of)
@@ -257,9 +256,9 @@ def _build(
                 f"model.features: patches of size {config.size} fit {max(cells, 0)} times along images of "
                 f"{height}x{width} pixels; allowed {config.grid} (grid) or more: a smaller size or grid"
             )
-        filters = drawn_filters(config.filters, config.size, shape[0], config.seed)
-        taken = f"patches of two public photographs (CC BY 2.0), drawn from the public seed {config.seed}"
-        patches = Patches(filters, config.grid, config.threshold, sides, config.power)
+        filters = drawn_filters(config.filters, config.size, shape[0])
+        taken = "patches of two public photographs (CC BY 2.0), drawn from a public seed"
+        patches = Patches(filters, config.grid, sides, config.power)
         return _symmetric(patches, config, (height, width)), {"weights": taken}
     from perennial.models.feature_maps.pretrained import build_pretrained
 

@@ -55,6 +55,8 @@ def photographs(channels: int) -> tuple[np.ndarray, ...]:
     raise ConfigError(f"model.features: patches: found images of {channels} channels; allowed 1 or 3")
 
 
+THRESHOLD = 0.5
+"""What a response must exceed to count."""
 SMOOTHING = 10.0
 """Added to a patch's variance, in 0..255 units: flat patches stay small."""
 WHITENING = 0.1
@@ -82,12 +84,12 @@ class Filters:
 
 
 @lru_cache(maxsize=4)
-def drawn_filters(count: int, size: int, channels: int, seed: int) -> Filters:
-    """Filters from patches of public photographs, drawn with the seed.
+def drawn_filters(count: int, size: int, channels: int) -> Filters:
+    """Filters from patches of public photographs, drawn from a public seed.
 
     Raises ConfigError if there are no photographs of so many channels.
     """
-    return filters_of(photographs(channels), count, size, seed)
+    return filters_of(photographs(channels), count, size, seed=0)
 
 
 def filters_of(images: Sequence[np.ndarray], count: int, size: int, seed: int) -> Filters:
@@ -125,7 +127,6 @@ class Patches(nn.Module):
         self,
         filters: Filters,
         grid: int,
-        threshold: float,
         sides: tuple[int, int] | None = None,
         power: float = 1.0,
     ) -> None:
@@ -134,10 +135,10 @@ class Patches(nn.Module):
         self.sides = sides
         self.weight = nn.Parameter(filters.weight, requires_grad=False)
         self.offset = nn.Parameter(filters.offset, requires_grad=False)
-        self.grid, self.threshold, self.power = grid, threshold, power
+        self.grid, self.power = grid, power
         self.width = 2 * len(filters.weight) * grid * grid
         raised = "" if power == 1 else f" to the power {power}"
-        self.about = f"patches {grid} {threshold} {sides}{raised}"
+        self.about = f"patches {grid} {THRESHOLD} {sides}{raised}"
 
     def forward(self, pixels: Tensor) -> Tensor:
         # an exported network has one graph for any number of images
@@ -156,8 +157,8 @@ class Patches(nn.Module):
         parts = []
         for weight, offset in zip(self.weight.split(TOGETHER), self.offset.split(TOGETHER), strict=True):
             response = F.conv2d(x, weight) * scale - offset[:, None, None]
-            parts.append(self._averaged(F.relu(response - self.threshold)))
-            parts.append(self._averaged(F.relu(-response - self.threshold)))
+            parts.append(self._averaged(F.relu(response - THRESHOLD)))
+            parts.append(self._averaged(F.relu(-response - THRESHOLD)))
         features = torch.cat(parts, dim=1)
         return features if self.power == 1 else features.pow(self.power)
 

@@ -101,7 +101,7 @@ class RandomReLU(nn.Module):
 
     about = "random ReLU"
 
-    def __init__(self, width: int, input_shape: tuple[int, ...], seed: int) -> None:
+    def __init__(self, width: int, input_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__()
         inputs = prod(input_shape)
         generator = stream(seed, "random-map", width, inputs)

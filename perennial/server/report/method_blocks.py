@@ -274,11 +274,14 @@ def _embedded(image: str, run: Run) -> Markup:
 
 def show_bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
     """The section on bounds. met: site -> kind of bound -> rounds in which it changed the site's update."""
-    rows = [
-        [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "capped"))] for site, counts in met.items()
-    ]
+    found = {site: [counts.get(kind, 0) for kind in ("scaled", "capped")] for site, counts in met.items()}
+    rows = [[site, *map(str, counts)] for site, counts in found.items() if any(counts)]
     columns = ["site", "rounds with a shortened update", "rounds with a capped count"]
-    note = (
+    said = str(run.blocks.get("bounds_set") or "")
+    note = f"The experiment sets: {said}. " if said else ""
+    if not rows:
+        return Section("Bounds on sites", [], f"{note}No site met a bound.")
+    note += (
         "An update longer than the experiment's bound is shortened to it, and a site with more samples "
         "than its share allows counts as fewer; both still take part. Most often the site has more records "
         "than the others, classes or images unlike theirs, or training that jumps. A fault at the site, or "

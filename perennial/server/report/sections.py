@@ -262,7 +262,16 @@ def _sites_table(run: Run, names: Sequence[str]) -> Markup:
                 site.refused,
             ]
         )
-    columns = ["site", "samples", "share", "rounds taken part in", "absent", "rejected updates", "refusals"]
+    columns = [
+        "site",
+        # with memory they are the newest task's and what is kept of earlier ones
+        "samples in its last round",
+        "share of these",
+        "rounds taken part in",
+        "absent",
+        "rejected updates",
+        "refusals",
+    ]
     return table(columns, rows, "lrrrrrr", "Participation")
 
 

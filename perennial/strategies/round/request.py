@@ -1,24 +1,22 @@
 """What the curriculum passes to a strategy: the start of a task, and the request of one round."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.rounds import SumsConfig
-from perennial.learning.worth import Worth
-from perennial.privacy.signed_sums import Signer
+from perennial.privacy.combinations import ReleaseProtection
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.round.previous import PreviousModel
 
 if TYPE_CHECKING:
-    from perennial.strategies.round.gate import Admitted
-    from perennial.strategies.round.running_bounds import RunningBounds
+    from perennial.strategies.round.gate import Admitted, RunningBounds
+
 
 Arrays = Mapping[str, Tensor]
 """A model's tensors, or an update's, by name."""
@@ -38,16 +36,32 @@ class TaskStart:
 
 
 @dataclass(frozen=True)
-class Weighing:
-    """Which models of a ring's round are measured.
+class PreviousModel:
+    """The previous task's model, and the sites that hold it.
 
-    weigh: from a model to its worth on each class; None if nobody could measure it. sweeps: those whose
-    models are measured, around each turn. first: measure before a site gets the model, not while it works.
+    sha256, read: of the complete model, which stays on the disk; empty in task 1, and if no site needs it.
+    holders: names of the sites that are known to hold it.
     """
 
-    weigh: Callable[[Arrays], Worth | None]
-    sweeps: frozenset[int]
-    first: bool = False
+    sha256: str = ""
+    read: Callable[[], Mapping[str, Tensor] | None] = lambda: None
+    holders: frozenset[str] = frozenset()
+
+    def fields(self, *, held: bool) -> dict[str, Any]:
+        """A request's fields about the model: `previous`, and `previous_arrays` unless the site holds it."""
+        arrays = None if held else self.read()
+        return {"previous": self.sha256, "previous_arrays": None if arrays is None else Tensors(arrays)}
+
+    def fields_of(self, site: str) -> dict[str, Any]:
+        """The fields of a request to this site."""
+        return self.fields(held=site in self.holders)
+
+    def fields_for(self, sites: Iterable[str]) -> list[tuple[list[str], dict[str, Any]]]:
+        """(sites, fields of their requests), for sites that hold the model and for those that do not."""
+        held: dict[bool, list[str]] = {}
+        for site in sites:
+            held.setdefault(not self.sha256 or site in self.holders, []).append(site)
+        return [(held[key], self.fields(held=key)) for key in (True, False) if key in held]
 
 
 @dataclass(frozen=True)
@@ -75,10 +89,6 @@ class RoundRequest:
     """L2 norm above which an update is dropped; None: the strategy's own."""
     observers: tuple[Observer, ...] = ()
     """See each reply that was aggregated, while its update is still there, and change nothing."""
-    signers: Mapping[str, Signer] = field(default_factory=dict)
-    """The signing keys of the sites that sign their sums."""
-    weighing: Weighing | None = None
-    """How the turns of a ring are valued; None: they are not."""
 
     @property
     def most_replies(self) -> int:
@@ -99,3 +109,63 @@ class RoundRequest:
 def with_settings(request: TrainRequest, **settings: Any) -> TrainRequest:
     """The request with more settings for the site, beside those that an outer strategy added."""
     return replace(request, settings=json.dumps({**json.loads(request.settings), **settings}, sort_keys=True))
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a method allows and needs.
+
+    staleness: rounds by which a reply may be late and still be used.
+    waits_for_busy_sites: a round waits for sites that work on an earlier one if too few others are there.
+    accepts_scaled_updates: an update may be scaled down; not if the site remembers the whole of it.
+    runs_per_cluster: a cluster can have a strategy of this kind, beside those of other clusters.
+    aggregates_in_parallel: a round is one exchange with all sites, whose replies go to one aggregator; a ring
+    has hops instead.
+    compares_updates: updates are compared with each other, whole.
+    imputes_absent_sites: it makes updates in place of sites that do not answer.
+    requires: what the method needs and Flower's own start() with other people's ClientApps does not give, in
+    words; without it another method would run under this one's name. "": nothing.
+    """
+
+    staleness: int = 0
+    waits_for_busy_sites: bool = True
+    accepts_scaled_updates: bool = True
+    runs_per_cluster: bool = True
+    aggregates_in_parallel: bool = True
+    compares_updates: bool = False
+    imputes_absent_sites: bool = False
+    requires: str = ""
+
+
+@dataclass(frozen=True)
+class Disclosures:
+    """What a method needs from the sites beside the update.
+
+    weights_use_metrics: a site's weight depends on loss or accuracy that it reports.
+    clear_uploads: names of arrays or figures that replies carry without noise.
+    sparsity: the unit that the release's own noise hides, "none" without a proven guarantee; None when it is
+    not sent.
+    """
+
+    weights_use_metrics: bool = False
+    clear_uploads: tuple[str, ...] = ()
+    sparsity: ReleaseProtection | None = None
+
+    def __or__(self, other: "Disclosures") -> "Disclosures":
+        """What two methods, one around the other, need."""
+        return Disclosures(
+            self.weights_use_metrics or other.weights_use_metrics,
+            tuple(dict.fromkeys((*self.clear_uploads, *other.clear_uploads))),
+            other.sparsity if self.sparsity is None else self.sparsity,
+        )
+
+
+def nested(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with their names prefixed by `prefix/`."""
+    return {f"{prefix}/{name}": value for name, value in state.items()}
+
+
+def part(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that nested() prefixed, under their own names."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}

@@ -32,8 +32,7 @@ from perennial.protocol.secure_messages import (
     VoteRequest,
 )
 from perennial.protocol.stamp import Maskable, Stamp
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import answers, ask
+from perennial.strategies.round.exchange import Exchange, answers, ask
 from perennial.strategies.secure.store import Opened, SumStore
 
 Sites = Mapping[str, int]

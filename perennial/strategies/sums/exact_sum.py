@@ -223,3 +223,20 @@ def _row(tensors: list[Tensor]) -> Tensor:
 def _wrapped(value: int) -> int:
     """value modulo 2^64, as a signed 64-bit integer."""
     return (value + 2**63) % 2**64 - 2**63
+
+
+STATISTICS = ("running_mean", "running_var")
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a tensor is a running mean or variance.
+
+    Statistics are averaged, and never extrapolated or corrected, because a variance below
+    zero is no variance.
+    """
+    return name.rsplit(".", 1)[-1] in STATISTICS
+
+
+def parameter_zeros(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Zeros in the shapes of the parameters among arrays."""
+    return {name: torch.zeros_like(tensor) for name, tensor in arrays.items() if not is_statistic(name)}

@@ -2,23 +2,15 @@
 
 reconstruct: the sites' updates of one round, added (a ring, whose updates telescope) or averaged (all others;
 Song et al. 2019, "Profit Allocation for Federated Learning"; Liu et al. 2022, arXiv 2109.02053). A heuristic:
-a site's update depends on the model that it was given. replay: the members really train again,
-one after the other.
+a site's update depends on the model that it was given.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.protocol.tensors import byte_count
-from perennial.strategies.ring.chain import Silent
-from perennial.strategies.round.gate import Refused, Rejected
-from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import Arrays, RoundRequest
-from perennial.strategies.serial_ring import SerialRing, frozen_names, moved
+from perennial.strategies.round.request import Arrays
 from perennial.strategies.valuation.shapley import Value
 
 Utility = Callable[[Arrays], float]
@@ -65,35 +57,3 @@ class Reconstructed:
             name: part.view(tensor.shape)
             for (name, tensor), part in zip(self._start.items(), parts, strict=True)
         }
-
-
-class Replayed:
-    """A game in which coalitions train a ring's first sweep again: in order of names, on the same batches.
-
-    Every coalition's model is trained once, from the one without its last member: 2^N - 1 turns for all of
-    them. A member that does not answer passes the model on unchanged. The bytes of the turns
-    are added to outcome.
-    """
-
-    def __init__(self, ring: SerialRing, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
-        self.sites = sorted(outcome.participants)
-        self._ring, self._grid, self._request, self._outcome = ring, grid, request, outcome
-        self._models: dict[tuple[int, ...], Arrays] = {(): request.arrays}
-
-    def value(self, utility: Utility) -> Value:
-        return lambda members: utility(self._model(tuple(sorted(members))))
-
-    def _model(self, members: tuple[int, ...]) -> Arrays:
-        if members not in self._models:
-            self._models[members] = self._trained(self._model(members[:-1]), self.sites[members[-1]])
-        return self._models[members]
-
-    def _trained(self, arrays: Arrays, site: str) -> Arrays:
-        try:
-            reply, sent = self._ring.turn(self._grid, self._request, site, arrays, 1, holds_previous=True)
-        except (Refused, Rejected, Silent):
-            return arrays
-        self._outcome.bytes_down += sent
-        self._outcome.bytes_up += byte_count(reply.update)
-        changed: dict[str, Any] = moved(arrays, reply.update, frozen_names(arrays, self._ring.freeze))
-        return changed

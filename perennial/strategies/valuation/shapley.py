@@ -5,11 +5,15 @@ truncation: Ghorbani and Zou 2019 (arXiv 1904.02868).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from typing import Any
 
 import numpy as np
+
+from perennial.learning.worth import Worth, balanced, difference
 
 Value = Callable[[frozenset[int]], float]
 
@@ -80,35 +84,30 @@ def over_permutations(
 class Sampling:
     """The choice between all coalitions and drawn orders, for a game of any number of players.
 
-    exact: all coalitions, whatever they cost.
-    permutations: orders drawn at most; None: the larger of 30 and three times the players.
-    cheap: values cost little, so that without `permutations` all coalitions are taken up to 12 players.
+    All coalitions are taken where they are fewer than those that orders would ask for. cheap: values cost
+    little, so that they are taken up to 12 players.
     """
 
-    exact: bool
-    permutations: int | None
     cheap: bool
 
     def takes_all(self, players: int) -> bool:
         """Whether all coalitions are valued, and not sampled orders."""
-        return self.exact or (self.cheap and self.permutations is None and players <= MOST_EXACT)
+        fewer = 2**players <= players * self._orders(players)
+        return players <= MOST_EXACT and (self.cheap or fewer)
 
     def coalitions(self, players: int) -> int:
         """The largest number of coalitions whose value a game asks for."""
         return 2**players if self.takes_all(players) else players * self._orders(players)
 
     def values(self, players: int, value: Value, generator: np.random.Generator) -> np.ndarray:
-        """(N,) Shapley value of each player. generator: draws the orders.
-
-        Raises ValueError for more than 12 players of an exact game, or none.
-        """
+        """(N,) Shapley value of each player. generator: draws the orders. Raises ValueError for none."""
         if self.takes_all(players):
             return exact(players, value)
         drawn = (generator.permutation(players) for _ in range(self._orders(players)))
         return over_permutations(players, value, drawn, truncation=1e-3, stop=0.05)
 
     def _orders(self, players: int) -> int:
-        return self.permutations or max(30, 3 * players)
+        return max(30, 3 * players)
 
 
 def shares(marginals: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -161,3 +160,24 @@ def shares_by_site(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float
         return {}
     found = np.stack(shares(np.array([[row.get(site, 0.0) for site in sites] for row in rows])), axis=1)
     return {site: (share, low, high) for site, (share, low, high) in zip(sites, found.tolist(), strict=True)}
+
+
+def sweep_marginals(
+    turns: Sequence[dict[str, Any]], end: Worth | None, weighed: Container[int]
+) -> list[dict[str, float]]:
+    """For each measured sweep: site -> change of the model's worth by its turn, as a mean over classes.
+
+    turns: of one round, in order, each with "site", "sweep" and "worth", that of the model before, if known.
+    end: worth of the model after the last turn. weighed: sweeps to return. Turns without a known worth before
+    and after them are left out.
+    """
+    worths = [*(turn.get("worth") for turn in turns), end]
+    measured = [
+        (turn, difference(after, before))
+        for turn, before, after in zip(turns, worths, worths[1:], strict=False)
+        if turn["sweep"] in weighed and before is not None and after is not None
+    ]
+    return [
+        {turn["site"]: balanced(change) for turn, change in sweep}
+        for _, sweep in groupby(measured, key=lambda found: found[0]["sweep"])
+    ]

@@ -15,9 +15,9 @@ from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.cross_site import LAMBDAS, added, error_of_all
 from perennial.learning.analytic.solve import LinearHead, Sums, best_by_gcv, ridge, solve
 from perennial.learning.analytic.statistics import Statistics
+from perennial.strategies.analytic.cross_site import sums_by_site
+from perennial.strategies.analytic.kept import KeptSums
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.statistics.cross_site import sums_by_site
-from perennial.strategies.statistics.kept import KeptSums
 from perennial.strategies.valuation.shapley import Value
 
 MOST_SECONDS = 3600.0

@@ -1,0 +1,379 @@
+"""Several settings over several seeds: runs in parallel processes, and one table of means and intervals."""
+
+import csv
+import io
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import yaml
+
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.run import RunSettings, runs_folder
+from perennial.config.yaml_file import read_yaml
+from perennial.engine.run_folders import has_finished_round, is_held
+from perennial.foundation.errors import ConfigError, PerennialError, StateError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.plugins import InUse, Named, in_use, restored, using
+
+LEVEL = 0.95
+MEASURES: Mapping[str, str] = {
+    "final accuracy": "final_accuracy",
+    "average incremental accuracy": "average_incremental_accuracy",
+    "forgetting": "forgetting",
+}
+"""Column of the table -> key of summary.json; shares, shown in per cent. Balanced accuracy stands in place of
+accuracy where class sizes differ much."""
+MOST_RUNS = 1000
+TABLES = ("table.txt", "table.csv", "table.tex")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep. changes: what the sweep sets, KEY=VALUE. folder: of the run."""
+
+    changes: tuple[str, ...]
+    seed: int
+    overrides: tuple[str, ...]
+    experiment: Experiment
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The results of a sweep, one row for each setting.
+
+    rows: label -> seed -> summary.json of the run. folder: holds the table as text, CSV and LaTeX, and
+    compare.html with its charts. runs: the folders of all runs.
+
+    >>> run_sweep("experiments/quickstart.yaml", seeds="1:3", sweep={"strategy": ["fedavg", "fednova"]})
+    """
+
+    rows: Mapping[str, Mapping[int, Mapping[str, Any]]]
+    folder: Path
+    runs: tuple[Path, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the measures; the first is the one to report."""
+        unbalanced = any(one.get("unbalanced") for runs in self.rows.values() for one in runs.values())
+        names = [*MEASURES]
+        return ["final balanced accuracy", *names[1:]] if unbalanced else names
+
+    def values(self, label: str, column: str) -> list[float]:
+        """One measure of all runs of a row, in per cent or points, in the order of the seeds."""
+        found = []
+        for _, summary in sorted(self.rows[label].items()):
+            if column == "final balanced accuracy":
+                value = (summary.get("balanced_accuracy") or [None])[-1]
+            else:
+                value = summary[MEASURES[column]]
+            if value is not None:
+                found.append(100 * value)
+        return found
+
+    def cells(self) -> Iterator[tuple[str, int, list[tuple[float | None, float | None]]]]:
+        """(label, number of seeds, (mean, half its 95 % t-interval) of each measure); None: not measured."""
+        for label, runs in self.rows.items():
+            yield label, len(runs), [mean_and_half(self.values(label, column)) for column in self.columns]
+
+    def __str__(self) -> str:
+        """The table in aligned columns, as table.txt has it."""
+        lines = [["setting", "seeds", *self.columns]]
+        lines += [[label, str(seeds), *map(_shown, found)] for label, seeds, found in self.cells()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [
+            "  ".join(
+                cell.ljust(width) if place == 0 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        text.insert(1, "-" * len(text[0]))
+        note = "Per cent, forgetting in points; mean and half its 95 % t-interval over seeds."
+        return "\n".join([*text, note])
+
+    def to_csv(self) -> str:
+        """A line for each row and measure: setting, measure, seeds, mean, half_interval."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["setting", "measure", "seeds", "mean", "half_interval"])
+        for label, seeds, found in self.cells():
+            for column, figures in zip(self.columns, found, strict=True):
+                numbers = ["" if figure is None else f"{figure:.4f}" for figure in figures]
+                writer.writerow([label, column, seeds, *numbers])
+        return out.getvalue()
+
+    def to_latex(self) -> str:
+        """A tabular, without packages."""
+        head = " & ".join(["setting", "seeds", *self.columns])
+        lines = [
+            " & ".join([_latex(label), str(seeds), *(_shown(f).replace("±", r"$\pm$") for f in found)])
+            for label, seeds, found in self.cells()
+        ]
+        body = " \\\\\n".join(lines)
+        columns = "lr" + "r" * len(self.columns)
+        parts = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", rf"{head} \\", r"\hline", rf"{body} \\"]
+        return "\n".join([*parts, r"\hline", r"\end{tabular}", ""])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("setting", "seeds", *self.columns))
+        rows = [
+            "".join(f"<td>{escape(cell)}</td>" for cell in (label, str(seeds), *map(_shown, found)))
+            for label, seeds, found in self.cells()
+        ]
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def run_sweep(
+    experiment: Experiment | Mapping[str, Any] | Path | str,
+    *,
+    seeds: Sequence[int] | str = (1,),
+    sweep: Mapping[str, Sequence[Any]] | Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    name: str = "",
+    runs: Path | str = "runs",
+    workers: int | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    plugins: Sequence[Named] = (),
+    say: Callable[[str], None] | None = None,
+) -> Sweep:
+    """Run every setting of a sweep with every seed, and put the results into one table.
+
+    What has finished already is taken as it is, and what was stopped goes on, so the same call can be made
+    again. All settings are read before the first run starts. A run's model does not depend on `workers`.
+
+    Args:
+        experiment: an object, a mapping with the keys of a file, or the path of a file.
+        seeds: numbers, or text: `1:5` for 1 to 5, `1,3`.
+        sweep: key of the experiment -> its values; or texts `KEY=VALUE,VALUE`. Several keys: each with each.
+        overrides: KEY=VALUE of all runs.
+        name: begins the names of the run folders; default: the experiment's.
+        runs: the folder of the run folders.
+        workers: runs at the same time, each in a process of its own; None: one a processor.
+        device: auto, cpu, cuda or cuda:N.
+        overwrite: make runs again that are there.
+        plugins: as for run(); what the processes of the runs can import.
+        say: told a line about each run that ends.
+
+    Raises:
+        ConfigError: a setting is wrong, or a run folder holds a run of other settings.
+        StateError: some runs failed; the others are kept.
+    """
+    with using(plugins), tempfile.TemporaryDirectory(prefix="perennial-sweep-") as scratch:
+        path = _as_path(experiment, Path(scratch))
+        planned = plan_sweep(path, parse_seeds(seeds), _axes(sweep), overrides, name, runs)
+        if overwrite:
+            for each in planned:
+                if is_held(each.folder):
+                    raise StateError(f"{each.folder}: in use by another process; wait for it to end")
+                shutil.rmtree(each.folder, ignore_errors=True)
+        found = _run_all(path, planned, workers, device, say)
+        return _collected(planned, found, name or planned[0].experiment.name, runs)
+
+
+def plan_sweep(
+    path: Path,
+    seeds: Sequence[int],
+    axes: Mapping[str, Sequence[str]],
+    overrides: Sequence[str],
+    name: str,
+    runs: Path | str,
+) -> list[Planned]:
+    """Every run of a sweep, read and checked.
+
+    Raises ConfigError where a setting is wrong, or a folder holds a run of other settings.
+    """
+    many = math.prod(map(len, axes.values())) * len(seeds)
+    if many > MOST_RUNS:
+        raise ConfigError(f"--sweep, --seeds: found {many} runs, allowed up to {MOST_RUNS}")
+    planned: list[Planned] = []
+    for values in itertools.product(*axes.values()):
+        changes = tuple(f"{key}={value}" for key, value in zip(axes, values, strict=True))
+        for seed in seeds:
+            all_changes = (*overrides, *changes, f"seed={seed}")
+            experiment = load_experiment(path, [*all_changes])
+            slug = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(values)).strip("-.")[:60]
+            parts = [name or experiment.name, *([slug] if slug else []), f"s{seed}"]
+            folder = runs_folder(runs) / "-".join(parts)
+            planned.append(Planned(changes, seed, all_changes, experiment, folder))
+    names = [each.folder.name for each in planned]
+    if twice := {each for each in names if names.count(each) > 1}:
+        raise ConfigError(f"--sweep: two settings would have the run folder {min(twice)}; allowed: one")
+    for each in planned:
+        there = each.folder / "experiment.yaml"
+        if has_finished_round(each.folder) and read_yaml(there) != yaml.safe_load(each.experiment.to_yaml()):
+            raise ConfigError(
+                f"{each.folder}: holds a run of other settings; allowed: another --name, or --overwrite"
+            )
+    return planned
+
+
+def parse_seeds(seeds: Sequence[int] | str) -> list[int]:
+    """Seeds from numbers, or from text such as `1:5` (1 to 5) and `1,3,7`. Raises ConfigError."""
+    if not isinstance(seeds, str):
+        found = [int(seed) for seed in seeds]
+    else:
+        found = []
+        for part in seeds.split(","):
+            ends = part.strip().split(":")
+            if not 1 <= len(ends) <= 2 or not all(end.isascii() and end.isdigit() for end in ends):
+                raise ConfigError(f"--seeds: found {seeds!r}, allowed for example 1:5 or 1,3,7")
+            if int(ends[-1]) - int(ends[0]) >= MOST_RUNS:
+                raise ConfigError(f"--seeds: found {seeds!r}, allowed up to {MOST_RUNS} seeds")
+            found += range(int(ends[0]), int(ends[-1]) + 1)
+    if not found or len(set(found)) < len(found) or min(found) < 0:
+        raise ConfigError(f"--seeds: found {seeds!r}, allowed different numbers from 0 on, for example 1:5")
+    return found
+
+
+def parse_sweep(text: str) -> tuple[str, list[str]]:
+    """(key, values) of KEY=VALUE,VALUE; a comma inside brackets or quotes belongs to a value."""
+    key, sign, rest = text.partition("=")
+    values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", rest)]
+    if not key.strip() or not sign or not all(values) or len(set(values)) < len(values):
+        raise ConfigError(f"--sweep: found {text!r}, allowed for example strategy=fedavg,scaffold")
+    return key.strip(), values
+
+
+def mean_and_half(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """(mean, half its 95 % t-interval); the second is None for fewer than two values."""
+    if not values:
+        return None, None
+    if len(values) == 1:
+        return values[0], None
+    from scipy.special import stdtrit
+
+    quantile = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2))
+    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
+
+
+def _axes(sweep: Mapping[str, Sequence[Any]] | Sequence[str]) -> dict[str, list[str]]:
+    if isinstance(sweep, Mapping):
+        return {
+            key: [value if isinstance(value, str) else json.dumps(value) for value in values]
+            for key, values in sweep.items()
+        }
+    axes: dict[str, list[str]] = {}
+    for text in sweep:
+        key, values = parse_sweep(text)
+        if key in axes:
+            raise ConfigError(f"--sweep: {key} is there twice; allowed once, with all its values")
+        axes[key] = values
+    return axes
+
+
+def _as_path(experiment: Experiment | Mapping[str, Any] | Path | str, scratch: Path) -> Path:
+    if isinstance(experiment, Path | str):
+        return Path(experiment).resolve()
+    path = scratch / "experiment.yaml"
+    try:
+        text = experiment.to_yaml() if isinstance(experiment, Experiment) else yaml.safe_dump({**experiment})
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"run_sweep: experiment: {error}; allowed: values that a file can hold, for runs are processes "
+            "of their own"
+        ) from None
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _run_all(
+    path: Path,
+    planned: Sequence[Planned],
+    workers: int | None,
+    device: str,
+    say: Callable[[str], None] | None,
+) -> dict[Path, dict[str, Any]]:
+    """Folder -> summary of each run that there is in the end. Raises StateError if one failed."""
+    found, waiting, failed = dict[Path, dict[str, Any]](), list[Planned](), list[str]()
+    for each in planned:
+        summary = each.folder / "summary.json"
+        if summary.exists():
+            found[each.folder] = json.loads(summary.read_text(encoding="utf-8"))
+        else:
+            waiting.append(each)
+    make_folder(planned[0].folder.parent)
+    count = min(workers or os.cpu_count() or 1, max(1, len(waiting)))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context) as pool:
+        futures = {
+            pool.submit(_run_one, str(path), each.overrides, str(each.folder), device, in_use()): each
+            for each in waiting
+        }
+        try:
+            for future in as_completed(futures):
+                each = futures[future]
+                try:
+                    found[each.folder] = future.result()
+                    told = f"{100 * (found[each.folder]['final_accuracy'] or math.nan):.1f} %"
+                except PerennialError as error:
+                    failed.append(f"{each.folder.name}: {error}")
+                    told = str(error)
+                if say is not None:
+                    say(f"{len(found) + len(failed)} of {len(planned)}: {each.folder.name}: {told}")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    if failed:
+        raise StateError(
+            f"{len(failed)} of {len(planned)} runs failed; the others are kept, and the same command goes on "
+            f"with these: {'; '.join(failed)}"
+        )
+    return found
+
+
+def _run_one(path: str, overrides: Sequence[str], folder: str, device: str, plugins: InUse) -> dict[str, Any]:
+    """One run in a process of its own, from its checkpoint if it was stopped."""
+    from perennial.engine.run import resumed_settings, run_in_process
+
+    where = Path(folder)
+    with restored(plugins):
+        if has_finished_round(where):
+            return run_in_process(resumed_settings(None, [], None, where, device))
+        shutil.rmtree(where, ignore_errors=True)
+        return run_in_process(
+            RunSettings(path, json.dumps([*overrides]), where.name, str(where.parent), device=device)
+        )
+
+
+def _collected(
+    planned: Sequence[Planned], found: Mapping[Path, dict[str, Any]], name: str, runs: Path | str
+) -> Sweep:
+    from perennial.server.report.compare import compare
+
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    for each in planned:
+        label = ", ".join(each.changes) or each.experiment.name
+        rows.setdefault(label, {})[each.seed] = found[each.folder]
+    folder = runs_folder(runs) / f"{name}-table"
+    make_folder(folder)
+    sweep = Sweep(rows, folder, tuple(each.folder for each in planned))
+    for file, text in zip(TABLES, (f"{sweep}\n", sweep.to_csv(), sweep.to_latex()), strict=True):
+        replace_file(folder / file, text.encode(), mode=0o644)
+    compare(sweep.runs, folder / "compare.html")
+    return sweep
+
+
+def _shown(figures: tuple[float | None, float | None]) -> str:
+    mean, half = figures
+    if mean is None:
+        return "-"
+    return f"{mean:z.1f}" if half is None else f"{mean:z.1f} ± {half:.1f}"
+
+
+def _latex(text: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", text)

@@ -1,0 +1,286 @@
+"""Chooses a head among many of the same sums, by sites' validation samples.
+
+Maps that stand side by side share one matrix of products, whose parts are the sums of each map alone. So one
+exchange of sums and one of counts compare every map and all of them together, each under a Gaussian head, a
+ridge head and a ridge head to which all classes are alike, at several shrinkages.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perennial.config.analytic import DEFAULT_SHRINKAGE, MOST_CANDIDATES
+from perennial.config.analytic import LAMBDAS as FINE_LAMBDAS
+from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.cross_site import Judge
+from perennial.learning.analytic.solve import (
+    LEAST_VARIANCE,
+    NEVER,
+    LinearHead,
+    Sums,
+    gaussian,
+    gcv,
+    oracle_shrinkage,
+    ridge,
+    within_class,
+)
+from perennial.models.feature_maps.fixed import places_of
+from perennial.strategies.analytic.heads import HeadSettings
+from perennial.strategies.analytic.statistics_round import StatisticsRound
+
+GAMMAS = (0.001, 0.01, 0.1, 0.3, 0.7)
+LAMBDAS = (1e-5, 1e-3, 1e-2, 1e-1, 1.0)
+KINDS = {"gaussian": GAMMAS, "ridge": LAMBDAS, "ridge, classes alike": LAMBDAS}
+"""The shrinkages that are tried with each head."""
+FROM_SUMS = 0.0
+"""In place of a Gaussian head's shrinkage: the one that its sums give."""
+OF_ROWS = {"gaussian": (FROM_SUMS,), "ridge": FINE_LAMBDAS, "ridge, classes alike": FINE_LAMBDAS}
+MOST_MAPS = 3
+SELDOM = 0.5
+"""Share of the mean number of a class's records below which a class is rare, so that classes count alike."""
+CLEARLY = 0.1
+"""By so much the cross-validated error must fall with a wider map for the sums to speak for it."""
+Z = 1.96
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One head that is compared. maps: indices of those it sees. kind: one of KINDS."""
+
+    maps: tuple[int, ...]
+    kind: str
+    shrinkage: float
+
+
+@dataclass(frozen=True)
+class AutomaticHead(HeadSettings):
+    """The settings of `head: auto`. A shrinkage is a candidate's number. widths, names: of the maps."""
+
+    widths: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    rows: bool = False
+    """Whether samples are rows of a table: then the sums alone shrink each head, and first() is taken unless
+    another is clearly better."""
+
+    def over(self, widths: Sequence[int], names: Sequence[str], rows: bool = False) -> "AutomaticHead":
+        """The settings for these maps. rows: of tables. Raises ConfigError if they give too many heads."""
+        found = replace(self, widths=tuple(widths), names=tuple(names), rows=rows, tried=[])
+        found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
+        if len(widths) > MOST_MAPS:
+            raise ConfigError(
+                f"model.features: found {len(widths)} maps, of which head auto would compare more than "
+                f"{MOST_CANDIDATES} heads; allowed three maps or fewer"
+            )
+        return found
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Every head that is compared."""
+        alone = [(place,) for place in range(len(self.widths))]
+        sets = alone if len(alone) == 1 else [tuple(range(len(alone))), *alone]
+        kinds = OF_ROWS if self.rows else KINDS
+        return [Candidate(maps, kind, value) for maps in sets for kind in kinds for value in kinds[kind]]
+
+    def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
+        """Solve candidate number `shrinkage`; its weights on features that it does not see are 0."""
+        candidate = self.candidates[int(shrinkage)]
+        places = self._places(sums, candidate.maps)
+        solve = {"gaussian": gaussian, "ridge": _ridge, "ridge, classes alike": _alike}[candidate.kind]
+        seen = sums.of_features(places)
+        head = solve(seen, candidate.shrinkage or oracle_shrinkage(seen))
+        weight = torch.zeros(len(head.bias), len(sums.gram) - 1, dtype=torch.float64)
+        weight[:, places] = head.weight
+        return LinearHead(weight, head.bias)
+
+    def judge(self, shrinkage: float | None) -> Judge:
+        """The ridge head of the maps that the chosen candidate sees."""
+        if shrinkage is None or not self.widths:
+            return Judge()
+        # standardised, a column that is rare at the others outweighs all of them at a site that has it
+        return Judge(places_of(self.widths, self.candidates[int(shrinkage)].maps))
+
+    def _places(self, sums: Sums, maps: tuple[int, ...]) -> Tensor:
+        """Indices of the features of these maps; of rows without those that are the same in every record.
+
+        They get no weight anyway, and half of a row's values are so where nothing is missing.
+        """
+        places = places_of(self.widths, maps)
+        if not self.rows or not sums.total:
+            return places
+        inside = places.to(sums.gram.device)
+        mean = sums.gram[-1, inside] / (sums.constant * sums.total)
+        varies = sums.gram.diagonal()[inside] / sums.total - mean.square() > LEAST_VARIANCE
+        return places[varies.cpu()] if varies.any() else places
+
+    def first(self, sums: Sums) -> int:
+        """The number of the head that the sums alone give: ridge on the first map, shrunk as gcv prefers.
+
+        Raises DataError where the sums have no ridge solution.
+        """
+        return self._by_gcv(sums, (0,))[1]
+
+    def _by_gcv(self, sums: Sums, maps: tuple[int, ...]) -> tuple[float, int]:
+        """(cross-validated error, number) of the best ridge head on these maps."""
+        errors = gcv(sums.of_features(self._places(sums, maps)), FINE_LAMBDAS, standardise=True)
+        error, _, best = min(
+            (error, -value, value) for error, value in zip(errors, FINE_LAMBDAS, strict=True)
+        )
+        counts = sums.counts[sums.counts > 0]
+        rare = self.criterion == "balanced" and float(counts.min()) < SELDOM * float(counts.mean())
+        kind = "ridge, classes alike" if rare else "ridge"
+        return error, self.candidates.index(Candidate(maps, kind, best))
+
+    def _shrunk_by_sums(self, sums: Sums) -> tuple[list[int], dict[int, float]]:
+        """(numbers of a table's heads to compare, cross-validated error of the ridge heads among them)."""
+        numbers = [n for n, each in enumerate(self.candidates) if each.shrinkage == FROM_SUMS]
+        errors = dict[int, float]()
+        for maps in {each.maps: None for each in self.candidates}:
+            with suppress(DataError):
+                error, number = self._by_gcv(sums, maps)
+                errors[number] = error
+        return sorted([*numbers, *errors]), errors
+
+    def _of_rows(
+        self,
+        ranked: list[tuple[float, int]],
+        values: dict[int, tuple[float, float]],
+        errors: dict[int, float],
+    ) -> list[tuple[float, int]]:
+        """`ranked` with first() in front, unless a head is better by over one standard error of the gain.
+
+        A few validation rows tell little of a wider map, of which the sums of all training rows tell much.
+        Of wider maps only the ridge head with the least cross-validated error is looked at: it is taken if
+        that error is clearly less than the first one's, unless the rows contradict, not if it is no less.
+        """
+        first = next((number for number in errors if self.candidates[number].maps == (0,)), None)
+        if first is None:
+            return ranked
+        value, doubt = values[first]
+        widest = min(errors, key=lambda number: errors[number])
+        fall = 1 - errors[widest] / errors[first]
+
+        def wins(number: int) -> bool:
+            # the same rows judge both, so that the gain varies less than that
+            gain, about = values[number][0] - value, math.hypot(doubt, values[number][1])
+            if number == widest:
+                return gain > (-about if fall >= CLEARLY else about)
+            return self.candidates[number].maps == (0,) and gain > about
+
+        others = [number for number in (widest, *(own for _, own in ranked)) if number != first]
+        front = next(filter(wins, others), first)
+        return sorted(ranked, key=lambda each: each[1] != front)
+
+    def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
+        """The number of the candidate that validation samples prefer. Raises as ranked() does."""
+        return float(self.ranked(asking, sums)[0][1])
+
+    def ranked(self, asking: StatisticsRound, sums: Sums) -> list[tuple[float, int]]:
+        """(value, number) of the best shrinkage of each head on each set of maps, best first; noted in tried.
+
+        Each is judged with its neighbours in shrinkage, [1, 2, 1] / 4, because few samples choose among many.
+        Of rows first() stays in front unless another is better, as _of_rows() says.
+        Where no site has validation samples nothing is chosen: (0, the default). Raises DataError if no site
+        answers, or no head can be solved.
+        """
+        solved, heads = [], []
+        numbers, errors = self._shrunk_by_sums(sums) if self.rows else (range(len(self.candidates)), {})
+        for number in numbers:
+            try:
+                heads.append(self.solved(sums, number))
+                solved.append(number)
+            except (DataError, RuntimeError):
+                continue
+        if not heads:
+            raise DataError("head auto: no head can be solved from these sums")
+        correct, total = asking.right_answers(heads)
+        if not int(total.sum()):
+            return [(0.0, self._default(asking, solved, sums))]
+        values = {n: self._judged(row, total) for n, row in zip(solved, correct.double(), strict=True)}
+        curves: dict[tuple[tuple[int, ...], str], list[int]] = {}
+        for number in solved:
+            candidate = self.candidates[number]
+            curves.setdefault((candidate.maps, candidate.kind), []).append(number)
+        best: list[tuple[float, int]] = []
+        for curve in curves.values():
+            smooth = _smoothed([values[number][0] for number in curve])
+            best.append(max(zip(smooth, curve, strict=True)))
+        ranked = sorted(best, key=lambda found: -found[0])
+        if self.rows:
+            ranked = self._of_rows(ranked, values, errors)
+        self.tried[:] = [self._told(number, *values[number], sums) for _, number in ranked]
+        return ranked
+
+    def _default(self, asking: StatisticsRound, solved: Sequence[int], sums: Sums) -> int:
+        """Of rows first(); else the Gaussian head on all maps that is the default elsewhere, if solved."""
+        usual = Candidate(tuple(range(len(self.widths))), "gaussian", float(DEFAULT_SHRINKAGE["gaussian"]))
+        number = next((n for n in solved if self.candidates[n] == usual), solved[0])
+        if self.rows and (first := self.first(sums)) in solved:
+            number = first
+        taken = self.candidates[number]
+        note = (
+            "head auto: no site has validation samples of these classes, so nothing was compared; the head "
+            f"is {taken.kind} with shrinkage {taken.shrinkage:g}"
+        )
+        # once, also where there are maps to choose among
+        if note not in asking.outcome.warnings:
+            asking.outcome.warnings.append(note)
+        self.tried.clear()
+        return number
+
+    def _judged(self, correct: Tensor, total: Tensor) -> tuple[float, float]:
+        """(the criterion, its standard error) of one head on the validation samples."""
+        judged = total > 0
+        if self.criterion != "balanced":
+            share = float(correct.sum() / total.sum())
+            return share, math.sqrt(share * (1 - share) / float(total.sum()))
+        # one sample more of either kind, so that a class of few is not taken for certain
+        kept = (correct[judged] + 1) / (total[judged] + 2)
+        error = float((kept * (1 - kept) / total[judged]).sum().sqrt() / int(judged.sum()))
+        return float((correct[judged] / total[judged]).mean()), error
+
+    def _told(self, number: int, value: float, error: float, sums: Sums) -> dict[str, Any]:
+        candidate = self.candidates[number]
+        seen, grid = sums.of_features(self._places(sums, candidate.maps)), KINDS[candidate.kind]
+        shrinkage = candidate.shrinkage or round(oracle_shrinkage(seen), 4)
+        if self.rows:
+            grid = FINE_LAMBDAS
+        return {
+            "maps": [self.names[place] for place in candidate.maps],
+            "head": candidate.kind,
+            "shrinkage": shrinkage,
+            "value": round(value, 4),
+            "interval": [round(max(0.0, value - Z * error), 4), round(min(1.0, value + Z * error), 4)],
+            "end_of_grid": shrinkage in (grid[0], grid[-1]),
+        }
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    padded = [values[0], *values, values[-1]]
+    return [(a + 2 * b + c) / 4 for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
+
+
+def _ridge(sums: Sums, shrinkage: float) -> LinearHead:
+    return ridge(sums, shrinkage, standardise=True)
+
+
+def _alike(sums: Sums, shrinkage: float) -> LinearHead:
+    """Ridge as if every class had as many samples, spread as all classes are on average.
+
+    Sums of each class's products would say how each is spread; they are as many times larger as there are
+    classes. Raises DataError when there are not more samples than classes.
+    """
+    means, covariance, held = within_class(sums)
+    each = sums.total / len(means)
+    rows = torch.cat([means, torch.full_like(means[:, :1], sums.constant)], dim=1)
+    gram = each * rows.T @ rows
+    gram[:-1, :-1] += sums.total * covariance
+    own = torch.zeros_like(sums.sums)
+    own[held] = each * rows
+    counts = torch.where(held, torch.full_like(sums.counts, each), torch.zeros_like(sums.counts))
+    head = ridge(replace(sums, gram=gram, sums=own, counts=counts), shrinkage, standardise=True)
+    return LinearHead(head.weight, torch.where(held.cpu(), head.bias, torch.full_like(head.bias, NEVER)))

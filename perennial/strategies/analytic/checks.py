@@ -1,0 +1,140 @@
+"""Checks whether a site's sums can be true: in whole numbers here, the rest in analytic/possible.py."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from perennial.config.experiment import Experiment
+from perennial.config.secure_words import share_of_noise
+from perennial.foundation.errors import ProtocolError
+from perennial.learning.analytic.compact import read_compact
+from perennial.learning.analytic.noised import NoisedSums
+from perennial.learning.analytic.possible import DEVIATIONS, Deviations, fault_of, fault_under_noise
+from perennial.learning.analytic.statistics import Statistics, SumsForm
+from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID, RADIUS_SQUARED
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noised_sums import SumsNoise
+from perennial.protocol.stamp import MAX_EXAMPLES
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.round.context import RunContext
+
+MOST_NOISED = 1 << 56
+
+
+def read_statistics(tensors: Tensors, form: SumsForm, classes: range) -> Statistics:
+    """Read the statistics in a reply. form: the one that was asked for.
+
+    Raises ProtocolError naming the tensor that is missing, unknown, of another shape or another type.
+    """
+    tensors = Tensors(read_compact(tensors, form, classes))
+    shapes = form.shapes(len(classes))
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != shapes:
+        raise ProtocolError(f"StatisticsReply: statistics: found {found}, expected {shapes}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int64:
+            raise ProtocolError(f"StatisticsReply: statistics: {name}: found {tensor.dtype}, allowed int64")
+    gram, sums, counts = (tensors[name].cpu() for name in shapes)
+    return Statistics(gram, sums, counts, classes)
+
+
+def check_exact(found: Statistics, weight: list[int] | None = None, sites: int = 1) -> None:
+    """Raise ProtocolError if no samples can have these sums; for sums without noise.
+
+    sites: number of sites whose sums they are, added up.
+    weight: of each class, in class-balanced statistics, whose counts are weighted too.
+    """
+    counts = found.counts
+    most = sites * MAX_EXAMPLES * (1 if weight is None else max(weight, default=0))
+    if bool((counts < 0).any()) or bool((counts > most).any()):
+        raise _false("counts", "below 0 or beyond what a site can hold")
+    if weight is not None and any(
+        count % share if share else count for count, share in zip(counts.tolist(), weight, strict=True)
+    ):
+        raise _false("counts", "no multiples of the class weights")
+    reach = counts[:, None] * GRID
+    # abs() of the least integer is itself, and below 0
+    if bool((found.sums > reach).any()) or bool((found.sums < -reach).any()):
+        raise _false("sums", "a sum beyond what its samples can reach")
+    if not torch.equal(found.sums[:, -1], counts * CONSTANT_STEPS):
+        raise _false("sums", "a constant that is not the constant's")
+    last = _diagonal_indices(found.width) + torch.arange(found.width - 1, -1, -1)
+    if not torch.equal(found.gram[last], found.sums.sum(dim=0) * CONSTANT_STEPS):
+        raise _false("gram", "products with the constant that are not the sums times it")
+    if fault := fault_of(found):
+        raise _false("gram, sums, counts", fault)
+
+
+def check_noised(found: Statistics, noise: Deviations, sites: int = 1) -> None:
+    """Raise ProtocolError if no samples can have these sums under noise of these standard deviations.
+
+    sites: number of sites whose sums they are, added up, with the noise of all.
+    """
+    check_range(found)
+    if int(found.counts.max()) > (sites * MAX_EXAMPLES + DEVIATIONS * noise.counts) * GRID:
+        raise _false("counts", "beyond what a site can hold")
+    if fault := fault_under_noise(found, noise):
+        raise _false("gram, sums, counts", fault)
+
+
+def check_range(found: Statistics) -> None:
+    """Raise ProtocolError if a million noised sums like these could leave 64-bit integers."""
+    for name in ("gram", "sums", "counts"):
+        tensor = getattr(found, name)
+        # abs() of the least integer is itself, and below 0
+        if tensor.numel() and (int(tensor.max()) >= MOST_NOISED or int(tensor.min()) <= -MOST_NOISED):
+            raise ProtocolError(f"StatisticsReply: statistics: {name}: found 2^56 steps or more")
+
+
+def _diagonal_indices(width: int) -> torch.Tensor:
+    """Where each row of a packed upper triangle begins."""
+    rows = torch.arange(width)
+    return rows * width - rows * (rows - 1) // 2
+
+
+def _false(name: str, what: str) -> ProtocolError:
+    return ProtocolError(f"StatisticsReply: statistics: {name}: found {what}; no samples have such sums")
+
+
+def sums_form(features: int, privacy: PrivacyConfig) -> SumsForm:
+    """The form of the sums of `features` features; under privacy without constant, maybe without products."""
+    if not privacy.enabled:
+        return SumsForm(features + 1)
+    return SumsForm(features, products=privacy.blocks[0] > 0)
+
+
+def noise_of_one(width: int, experiment: Experiment) -> SumsNoise | None:
+    """The noise on one site's sums of a task; None without privacy. width: of a row of sums."""
+    privacy = experiment.privacy
+    if not privacy.enabled or privacy.noise_multiplier is None:
+        return None
+    multiplier = share_of_noise(experiment, privacy.noise_multiplier)
+    return SumsNoise.of(multiplier, width, privacy.blocks, RADIUS_SQUARED)
+
+
+def noised_total(
+    total: Statistics, contributions: Mapping[int, Mapping[str, Any]], services: RunContext
+) -> tuple[NoisedSums, list[str]]:
+    """(the total with its noise, warnings about classes that may be noise alone).
+
+    Products have the noise of every release, a class's sums that of its task's.
+
+    contributions: task -> the sites whose sums are in the total.
+    """
+    privacy, classes = services.experiment.privacy, total.classes
+    one = noise_of_one(total.width, services.experiment)
+    assert one is not None
+    releases = torch.zeros(len(classes), dtype=torch.float64)
+    for task, sites in contributions.items():
+        of_task = services.schedule.classes_of(task)
+        releases[of_task.start - classes.start : of_task.stop - classes.start] += len(sites)
+    root, every = releases.sqrt(), sum(len(sites) for sites in contributions.values())
+    products = one.gram * every**0.5 if privacy.blocks[0] else 0.0
+    sums = NoisedSums.of(total, products, one.sums * root, one.counts * root)
+    names = [str(classes.start + place) for place in sums.uncertain.nonzero().flatten().tolist()]
+    said = (
+        f"noise may have made all of the samples of classes {', '.join(names[:10])}"
+        f"{', ...' if names[10:] else ''}: fewer than two standard deviations of it were found"
+    )
+    return sums, [said] if names else []

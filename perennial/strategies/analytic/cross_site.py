@@ -1,0 +1,133 @@
+"""The cross-site table of a closed-form run, from the sums that it keeps; no site is asked anything."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from perennial.foundation.errors import DataError
+from perennial.learning.analytic.cross_site import (
+    EVERYTHING,
+    LEAST_RECORDS,
+    WIDEST,
+    Judge,
+    basis_of,
+    class_differences,
+    cross_site,
+    turned,
+)
+from perennial.learning.analytic.solve import LinAlgError, Sums
+from perennial.strategies.analytic.kept import KeptSums
+
+DEAR = 1e11
+"""Multiplications from which on the table is made once, at the end of a run, and not after every task."""
+
+
+def work(sites: int, width: int) -> float:
+    """Approximate number of multiplications that the table takes. width: features with the constant."""
+    used = min(width, WIDEST)
+    return sites * sites * used**3 / 3 + (10 * width**3 if width > WIDEST else 0)
+
+
+def sums_by_site(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Sums]:
+    """site -> its sums of all tasks, of the features that `judge` sees, projected to WIDEST if they are more.
+
+    One site's sums are in memory at a time beside the projected ones. Raises DataError if there are none;
+    StateError if a site's own sums were not kept.
+    """
+    if kept.total is None:
+        raise DataError("cross-site table: no site has sent sums yet")
+    basis = basis_of(judge.seen(Sums.of(kept.total.over(classes))))
+    found: dict[str, Sums] = {}
+    for site in kept.sites:
+        own = kept.of_site(site, classes)
+        if own is not None and own.samples:
+            found[site] = turned(judge.seen(Sums.of(own)), basis)
+    return found
+
+
+def block_of(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
+    """The `cross_site` block of summary.json. Raises DataError if it cannot be made.
+
+    sites: site -> {apart, skill, given, marked, benefit: {other: share}, classes: {label: {t, effect}}}; t
+    and effect are medians over the other sites that have the class.
+    """
+    sites = sums_by_site(kept, classes, judge)
+    assert kept.total is not None
+    width = kept.total.width - 1 if judge.places is None else len(judge.places)
+    # what was projected has neither the run's features nor, so, its shrinkage
+    table = cross_site(sites, judge if width <= WIDEST else EVERYTHING)
+    by_class = _differences(sites)
+    return {
+        "features": table.features,
+        "sites": {
+            name: {
+                "apart": row.apart,
+                "skill": row.skill,
+                "given": table.given.get(name),
+                "marked": table.marked.get(name),
+                "benefit": row.benefit,
+                "classes": by_class.get(name, {}),
+            }
+            for name, row in table.rows.items()
+        },
+    }
+
+
+def block_or_none(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
+    """The `cross_site` block; {} if it cannot be made, as for weighted sums, which are kept elsewhere."""
+    if kept.folder is None:
+        return {}
+    try:
+        return block_of(kept, classes, judge)
+    except (DataError, LinAlgError):
+        return {}
+
+
+def in_short(block: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The table for the journal: site -> {skill, given, marked, benefit}, without the classes."""
+    return {
+        site: {
+            "skill": _rounded(row["skill"]),
+            "given": _rounded(row["given"]),
+            "marked": row["marked"],
+            "benefit": {other: _rounded(value) for other, value in row["benefit"].items()},
+        }
+        for site, row in block["sites"].items()
+    }
+
+
+def marked(block: Mapping[str, Any]) -> set[str]:
+    """Names of the sites that a table marks."""
+    return {site for site, row in block.get("sites", {}).items() if row["marked"]}
+
+
+def sentences(block: dict[str, Any]) -> list[str]:
+    """A sentence for each marked site, for the journal."""
+    return [
+        f"site {name} contradicts the others: {row['marked']}. Other habits of labelling, a mistake "
+        "and false sums look alike here: talk to the site; its sums can be withdrawn at any time"
+        for name, row in block["sites"].items()
+        if row["marked"]
+    ]
+
+
+def _differences(sites: dict[str, Sums]) -> dict[str, dict[str, dict[str, float]]]:
+    try:
+        found = class_differences(sites, LEAST_RECORDS)
+    except DataError:
+        return {}
+    gathered: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for each in found:
+        for site in each.sites:
+            gathered.setdefault(site, {}).setdefault(each.label, []).append((each.t, each.effect))
+    return {
+        site: {
+            str(label): {"t": median(t for t, _ in pairs), "effect": median(e for _, e in pairs)}
+            for label, pairs in sorted(labels.items())
+        }
+        for site, labels in gathered.items()
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")

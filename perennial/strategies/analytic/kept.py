@@ -1,0 +1,199 @@
+"""Stores the sums of a run: one exact total, and what each site sent, so that it can be withdrawn."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.learning.analytic.files import PARTS, read_statistics_file, write_statistics
+from perennial.learning.analytic.statistics import Statistics
+from perennial.privacy.signed_sums import Signer, Statement
+from perennial.strategies.analytic.checks import check_exact
+
+FOLDER = "statistics"
+WITHOUT_ASKING = 1 << 35
+"""Bytes of sites' sums that are kept without being asked to."""
+
+
+@dataclass
+class KeptSums:
+    """The sums of features that a run holds.
+
+    total: over all sites and tasks; None before the first.
+    contributions: task -> site -> {sha256, samples, statement}; for sites that gave theirs together under
+    masks, sha256 is of the sum and samples is 0. statement: what the site signed, if it signed.
+    signers: sites whose keys sign sums, in the order in which they came.
+    folder: where each site's own sums are stored; None: nowhere.
+    """
+
+    folder: Path | None = None
+    total: Statistics | None = None
+    contributions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    signers: list[Signer] = field(default_factory=list)
+
+    def signed_by(self, signers: Mapping[str, Signer]) -> tuple[Signer, ...] | None:
+        """Append new signers to the list, and return it; None if no site signs."""
+        known = {signer.row for signer in self.signers}
+        self.signers += [signer for signer in signers.values() if signer.row not in known]
+        return tuple(self.signers) if signers else None
+
+    def has(self, task: int, site: str) -> bool:
+        return site in self.contributions.get(task, {})
+
+    def add(
+        self, task: int, sites: Sequence[str], statistics: Statistics, statement: Statement | None = None
+    ) -> None:
+        """Add sums of one task to the total. Never call it twice for a site and task: they would count twice.
+
+        sites: one, or those whose sums came as one masked sum, of which nobody knows a single site's.
+        statement: the site's signed statement of these sums, if it signs.
+        """
+        alone = len(sites) == 1
+        if self.folder is not None and alone:
+            facts: dict[str, Any] = {"site": sites[0], "task": task}
+            write_statistics(self.folder / file_name(task, sites[0]), statistics, facts)
+        self.total = statistics if self.total is None else self.total + statistics
+        facts = {"sha256": statistics.sha256, "samples": statistics.samples if alone else 0}
+        if statement is not None:
+            facts["statement"] = asdict(statement)
+        self.contributions.setdefault(task, {}).update(dict.fromkeys(sites, facts))
+
+    def take_back(self, site: str) -> Statistics:
+        """Subtract everything that a site sent, and forget it; returns what was subtracted.
+
+        Raises StateError if its own sums were not kept, or are not those that it gave.
+        """
+        gone = None
+        for task, facts in self.contributions_of(site).items():
+            statistics = self.kept(task, site)
+            if statistics.sha256 != facts["sha256"]:
+                raise StateError(f"{file_name(task, site)}: not the sums that {site} gave in task {task}")
+            gone = statistics if gone is None else gone + statistics
+        if gone is None or self.total is None:
+            raise StateError(f"site {site!r}: its sums are in no task of this run")
+        self.total = self.total - gone
+        self.contributions = {
+            task: {name: facts for name, facts in sites.items() if name != site}
+            for task, sites in self.contributions.items()
+        }
+        return gone
+
+    @property
+    def number(self) -> int:
+        """Number of samples of all sites and tasks."""
+        return 0 if self.total is None else self.total.samples
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of the sites whose sums are there, sorted."""
+        return sorted({site for sites in self.contributions.values() for site in sites})
+
+    def of_site(self, site: str, classes: range) -> Statistics | None:
+        """A site's own sums over all tasks; None if it gave none. Raises StateError as kept() does."""
+        parts = [self.kept(task, site).over(classes) for task in self.contributions_of(site)]
+        return reduce(operator.add, parts) if parts else None
+
+    def contributions_of(self, site: str) -> dict[int, dict[str, Any]]:
+        """task -> {sha256, samples, statement} of the sums that a site gave."""
+        return {task: sites[site] for task, sites in sorted(self.contributions.items()) if site in sites}
+
+    def kept(self, task: int, site: str) -> Statistics:
+        """A site's own sums of one task. Raises StateError if they were not kept."""
+        if self.folder is None:
+            raise StateError("strategy.keep_sites is false: no site's own sums were kept")
+        return read_statistics_file(self.folder / file_name(task, site))[0]
+
+    def without_group(self, site: str, group: Mapping[int, Statistics]) -> dict[int, Statistics]:
+        """task -> a site's own sums without those of `group`, some of its records, by task.
+
+        Raises StateError if the site gave no such sums, or others than were kept; ProtocolError if no
+        samples have the sums of the group, or of what would be left.
+        """
+        remaining = {}
+        for task, part in sorted(group.items()):
+            facts = self.contributions.get(task, {}).get(site)
+            if facts is None:
+                raise StateError(f"site {site!r}: its sums are not in task {task} of this run")
+            own = self.kept(task, site)
+            if own.sha256 != facts["sha256"]:
+                raise StateError(f"{file_name(task, site)}: not the sums that {site} gave in task {task}")
+            if own.classes != part.classes or own.width != part.width:
+                raise StateError(f"task {task}: the group's sums are of other classes or features")
+            check_exact(part)
+            remaining[task] = own - part
+            check_exact(remaining[task])
+        return remaining
+
+    def replace(
+        self, site: str, remaining: Mapping[int, Statistics], statements: Mapping[int, Statement]
+    ) -> None:
+        """Replace a site's sums and statements, by task. The files stay until keep_again."""
+        for task, statistics in remaining.items():
+            assert self.total is not None
+            self.total = self.total - self.kept(task, site) + statistics
+            facts = {"sha256": statistics.sha256, "samples": statistics.samples}
+            self.contributions[task][site] = facts | {"statement": asdict(statements[task])}
+
+    def keep_again(self, site: str, group: Mapping[int, Statistics]) -> None:
+        """Subtract a group's sums from the site's files, unless that was done already."""
+        assert self.folder is not None
+        for task, part in group.items():
+            statistics, facts = read_statistics_file(self.folder / file_name(task, site))
+            if statistics.sha256 != self.contributions[task][site]["sha256"]:
+                write_statistics(self.folder / file_name(task, site), statistics - part, facts)
+
+    def until(self, task: int) -> "KeptSums":
+        """The sums of tasks up to this one: these, or if they include later tasks, from the kept files."""
+        if not any(sites for number, sites in self.contributions.items() if number > task):
+            return self
+        found = KeptSums(self.folder)
+        for number, sites in sorted(self.contributions.items()):
+            for site in sites if number <= task else ():
+                statistics = self.kept(number, site)
+                found.total = statistics if found.total is None else found.total + statistics
+                found.contributions.setdefault(number, {})[site] = sites[site]
+        return found
+
+    def samples(self, site: str) -> int:
+        """Number of the site's samples over all tasks."""
+        return sum(sites[site]["samples"] for sites in self.contributions.values() if site in sites)
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Tensors and JSON-able values with keys that begin with `name`, which load() restores."""
+        state: dict[str, Any] = {
+            f"{name}-given": {str(task): sites for task, sites in self.contributions.items()},
+            f"{name}-signers": [astuple(signer) for signer in self.signers],
+        }
+        if self.total is not None:
+            state |= {f"{name}-{part}": getattr(self.total, part) for part in PARTS}
+            state[f"{name}-classes"] = [self.total.classes.start, self.total.classes.stop]
+        return state
+
+    def load(self, name: str, state: Mapping[str, Any]) -> None:
+        """Restore what state() returned for the same name."""
+        given = state.get(f"{name}-given", {})
+        self.contributions = {int(task): dict(sites) for task, sites in given.items()}
+        self.signers = [Signer(*row) for row in state.get(f"{name}-signers", ())]
+        self.total = None
+        if f"{name}-classes" in state:
+            gram, sums, counts = (state[f"{name}-{part}"].cpu() for part in PARTS)
+            first, end = state[f"{name}-classes"]
+            self.total = Statistics(gram, sums, counts, range(first, end))
+
+
+def require_room(kept: int) -> None:
+    """Raise ConfigError if `kept`, the bytes of all sites' sums, is more than is stored without asking."""
+    if kept > WITHOUT_ASKING:
+        raise ConfigError(
+            f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
+            f"server's disk, more than {WITHOUT_ASKING / 1e9:.0f} GB; set it to false, and no site can be "
+            "withdrawn without its help"
+        )
+
+
+def file_name(task: int, site: str) -> str:
+    """Name of the file with a site's sums of one task, in a run's folder of statistics."""
+    return f"{site}-task-{task:04d}.safetensors"

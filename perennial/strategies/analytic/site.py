@@ -1,0 +1,406 @@
+"""A site's part of a closed-form classifier: sums over its samples' fixed features, and class counts.
+
+The maps are the same at every site and nothing here trains. So a site answers once for each task, in
+whichever round it is connected, and its answer does not depend on the round.
+"""
+
+import json
+from dataclasses import asdict
+from hashlib import sha256
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from perennial.client.floor import check_floor, withheld
+from perennial.client.learnt import note_learnt
+from perennial.client.policy import check_answer, check_compared_heads, check_statistics
+from perennial.client.record_sets import Chosen, choose
+from perennial.client.release import Paid, Typed, leave, paid_before, pay
+from perennial.client.secure_values import is_secure, masked_reply
+from perennial.client.site import Site
+from perennial.config import charges
+from perennial.config.analytic import HEADS_OF_A_MAP, heads_compared, shrinkage_of
+from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
+from perennial.config.site import Release
+from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
+from perennial.foundation.site_log import log
+from perennial.learning.analytic.compact import compact_statistics
+from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, weighted
+from perennial.learning.feature_bank import bank_of
+from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
+from perennial.models.feature_maps.ball import RADIUS_SQUARED
+from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.models.incremental import IncrementalModel
+from perennial.privacy.noise import Noise
+from perennial.privacy.noised_sums import add_noise_to_sums, sensitivity
+from perennial.privacy.released import Mechanism, Public, Released
+from perennial.privacy.secure.masks import Words
+from perennial.protocol.messages import (
+    ClassCountsReply,
+    ClassCountsRequest,
+    CompareHeadsReply,
+    CompareHeadsRequest,
+    StatisticsReply,
+    StatisticsRequest,
+)
+from perennial.protocol.secure_messages import MaskedReply
+from perennial.protocol.stamp import Stamp
+from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.strategies.analytic.personal_head import keep_personal_head
+from perennial.strategies.analytic.statements import kept_statements, signed_sums
+
+STATEMENT = "statement"
+"""In the ledger's note of sums: before the hash of what the site signed of them."""
+
+
+def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply | MaskedReply:
+    """Answer with the sums of features of one task's training samples, masked under `secure`.
+
+    Classes below the policy's floor are left out. Raises PolicyRefusal if sums may not leave, or all classes
+    are below the floor; ProtocolError when the request does not fit the experiment.
+    """
+    policy = site.identity.policy
+    check_answer(policy, "statistics")
+    check_statistics(policy, site.experiment)
+    site.check_experiment(request)
+    backbone = _maps(site, request.features)
+    classes = _classes(site, request)
+    weights = request.weights
+    if weights is not None and site.experiment.privacy.enabled:
+        raise PrivacyError(
+            f"privacy.mode {site.experiment.privacy.mode}: StatisticsRequest: weights: found some; no bound "
+            "on how much one sample moves weighted sums has been worked out"
+        )
+    if weights is not None and len(weights) != len(classes):
+        raise ProtocolError(
+            f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
+        )
+    if not is_secure(site, request):
+        return _reply(site, request, _typed_sums(site, request, backbone, classes))
+    about = statistics_subject(request.features, request.class_order, request.of_task, weights)
+    return masked_reply(
+        site,
+        request,
+        "statistics",
+        about,
+        lambda: _words(request, _typed_sums(site, request, backbone, classes)),
+        # other runs may divide the same classes into other tasks
+        closes=[_of_class(request.features, site.process.registry.classes[label]) for label in classes],
+    )
+
+
+def _of_class(features: str, name: str) -> str:
+    return sha256(json.dumps([features, name]).encode()).hexdigest()
+
+
+def _words(request: StatisticsRequest, typed: Released[Tensors]) -> Released[Words]:
+    """Words of a site's sums. Raises PolicyRefusal if they could leave the range of the words."""
+    sums = typed.value
+    largest = max(int(tensor.abs().max()) for tensor in sums.values() if tensor.numel())
+    if largest * (request.sum_updates or 1) >= MOST_STEPS:
+        raise PolicyRefusal(
+            f"secure: sums of {request.sum_updates} sites as large as this one's do not fit 64-bit words"
+        )
+    return typed.alike(integer_words(sums["gram"], sums["sums"], sums["counts"]))
+
+
+def _typed_sums(
+    site: Site, request: StatisticsRequest, backbone: FixedFeatures, classes: range
+) -> Released[Tensors]:
+    """The sums as they may leave."""
+    if (sent := _sent_before(site, request)) is not None:
+        return sent
+    # under noise, leaving out a class would reveal that it has few samples
+    noised = site.experiment.privacy.enabled
+    counts = training_counts(site, classes) if noised else _reported_counts(site, classes, "statistics")
+    if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
+        log.warning(
+            "statistics of %d samples with %d features leave without noise: they reveal the space in which "
+            "these samples' features lie",
+            sum(counts),
+            backbone.width,
+        )
+    shown = [label for label, count in zip(classes, counts, strict=True) if count]
+    rows = _training_rows(site, classes, shown)
+    mechanism = charges.sums(site.experiment, request.run, request.of_task)
+    chosen = choose(site, mechanism, rows)
+    sums = summed(site, backbone, classes, shown, request.weights, chosen.rows)
+    told = _released(site, request, sums, mechanism, chosen)
+    note_learnt(site, request, rows, request.of_task)
+    return told
+
+
+def _reply(site: Site, request: StatisticsRequest, typed: Released[Tensors]) -> StatisticsReply:
+    fields: dict[str, Typed] = {"of_task": Public(request.of_task), "features": Public(request.features)}
+    if site.experiment.privacy.enabled:
+        return leave(site.identity, request, StatisticsReply, **fields, statistics=typed)
+    tensors = typed.value
+    sums = Statistics(tensors["gram"], tensors["sums"], tensors["counts"], _classes(site, request))
+    fields["statistics"] = typed.alike(Tensors(compact_statistics(sums)))
+    if request.signers is not None:
+        signed = kept_statements(site.state(request.run).folder)[request.of_task][-1]
+        fields["statement"] = typed.alike(json.dumps(asdict(signed)))
+    return leave(site.identity, request, StatisticsReply, **fields)
+
+
+def _released(
+    site: Site, request: StatisticsRequest, sums: Statistics, mechanism: Mechanism, chosen: Chosen
+) -> Released[Tensors]:
+    """The sums as they may leave. Noise is added once: the same bytes are sent when asked again."""
+    privacy = site.experiment.privacy
+    clear = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
+    if not privacy.enabled:
+        signed = signed_sums(site, request, sums.sha256)
+        if signed is not None:
+            mechanism = mechanism.noted(f"{STATEMENT} {signed.sha256}")
+        return Released(clear, mechanism, chosen=chosen)
+    assert privacy.noise_multiplier is not None
+    state, name = site.state(request.run), _record(request.of_task)
+    multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
+    moved = sensitivity(sums.sums.shape[1], privacy.blocks)
+    mechanism = mechanism.within(moved)
+    mechanism.require(privacy.noise_multiplier * moved)
+    gram, rows, counts = add_noise_to_sums(
+        sums.gram,
+        sums.sums,
+        sums.counts,
+        multiplier,
+        Noise(),
+        blocks=privacy.blocks,
+        radius_squared=RADIUS_SQUARED,
+    )
+    noised = Released(Tensors(gram=gram, sums=rows, counts=counts), mechanism, chosen=chosen)
+    paid = pay(site.identity, noised)
+    state.put(name, 0, paid.value, {"features": request.features})
+    return paid
+
+
+def _sent_before(site: Site, request: StatisticsRequest) -> Paid[Tensors] | None:
+    """What left with noise when this was asked for before; None where nothing did."""
+    if not site.experiment.privacy.enabled:
+        return None
+    kept = site.state(request.run).get(_record(request.of_task), before=1)
+    return None if kept is None else paid_before(Tensors(kept[0]))
+
+
+def _record(task: int) -> str:
+    return f"statistics-{task}"
+
+
+def summed(
+    site: Site,
+    backbone: FixedFeatures,
+    classes: range,
+    shown: list[int],
+    weights: list[int] | None,
+    rows: Tensor,
+) -> Statistics:
+    """Exact sums of features, weighted by class if weights are given.
+
+    Without weights: over the samples at rows. With weights, one for each of classes: over all training
+    samples of the classes in `shown`.
+    """
+    if weights is None:
+        return collected(site, backbone, classes, rows)
+    parts = (
+        (
+            collected(site, backbone, range(label, label + 1), _training_rows(site, classes, [label])),
+            weights[label - classes.start],
+        )
+        for label in shown
+    )
+    return weighted(parts, backbone.width + 1, classes)
+
+
+def _training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
+    indices = site.data.task_indices("train", classes.start, classes.stop)
+    return indices[torch.isin(site.data.y[indices], torch.tensor(shown, dtype=torch.int64))]
+
+
+def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
+    """Exact sums of features over the samples at rows, all of which are of these classes.
+
+    A constant is appended to the features unless noise will be added. Samples whose features are all 0, or
+    not all finite, are left out: a refusal would tell of one of them without a charge.
+    """
+    data, constant = site.samples(rows), not site.experiment.privacy.enabled
+    collector = Collector(backbone.width, classes, constant=constant, device=data.x.device)
+    if len(data):
+        empty = 0
+        for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
+            told = features.any(dim=1) & features.isfinite().all(dim=1)
+            empty += int((~told).sum())
+            collector.add(features[told], labels[told])
+        if empty:
+            log.warning("%d samples have no features, or no finite ones, and are left out of the sums", empty)
+    return collector.finish()
+
+
+def _reported_counts(site: Site, classes: range, release: Release) -> list[int]:
+    """Training samples of each class, 0 for those that the policy keeps back.
+
+    A class's sum over one sample is that sample's features.
+    """
+    counts = training_counts(site, classes)
+    stay = withheld(site.identity.policy, release, counts)
+    if len(stay) == len(classes):
+        check_floor(site.identity.policy, release, 0)
+    return [0 if place in stay else count for place, count in enumerate(counts)]
+
+
+def training_counts(site: Site, classes: range) -> list[int]:
+    """Number of this site's training samples of each of these classes, in their order."""
+    indices = site.data.task_indices("train", classes.start, classes.stop)
+    return torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
+
+
+def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsReply:
+    """The number of training samples of each class of one task. Errors as answer_statistics."""
+    policy = site.identity.policy
+    check_answer(policy, "statistics")
+    check_statistics(policy, site.experiment)
+    site.check_experiment(request)
+    if site.experiment.secure is not None:
+        raise ProtocolError("ClassCountsRequest: this experiment has `secure`; counts leave in masked sums")
+    if site.experiment.privacy.enabled:
+        raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: class counts leave without noise")
+    counts = _reported_counts(site, _classes(site, request), "class_counts")
+    mechanism = charges.in_the_clear(site.experiment, request.run, "class_counts")
+    return leave(
+        site.identity,
+        request,
+        ClassCountsReply,
+        of_task=Public(request.of_task),
+        counts=Released(counts, mechanism),
+    )
+
+
+def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHeadsReply | MaskedReply:
+    """Answer with each head's right answers on the site's validation samples of the classes seen so far."""
+    policy = site.identity.policy
+    check_answer(policy, "evaluate")
+    check_compared_heads(policy, site.experiment)
+    site.check_experiment(request)
+    backbone, known = _maps(site, request.features), request.num_classes
+    heads = request.heads
+    count = len(heads["bias"]) if "bias" in heads else 0
+    found = {name: tuple(tensor.shape) for name, tensor in heads.items()}
+    expected = {"weight": (count, known, backbone.width), "bias": (count, known)}
+    if found != expected or not count:
+        raise ProtocolError(f"CompareHeadsRequest: heads: found {found}, expected {expected}")
+    if is_secure(site, request):
+        return masked_reply(
+            site,
+            request,
+            "compare_heads",
+            content_sha256(heads),
+            lambda: (found := _right_answers(site, request, backbone, count)).alike(
+                integer_words(*found.value)
+            ),
+        )
+    counts = _right_answers(site, request, backbone, count)
+    correct, total = counts.value
+    return leave(
+        site.identity,
+        request,
+        CompareHeadsReply,
+        correct=counts.alike(correct.flatten().tolist()),
+        total=counts.alike(total.tolist()),
+    )
+
+
+def _right_answers(
+    site: Site, request: CompareHeadsRequest, backbone: FixedFeatures, count: int
+) -> Released[tuple[Tensor, Tensor]]:
+    """(right answers of each head (K, C), samples (C,)) as they may leave, exact. count: K."""
+    policy, known, heads = site.identity.policy, request.num_classes, request.heads
+    rows = site.data.task_indices("validation", 0, known)
+    mechanism = charges.in_the_clear(site.experiment, request.run, "evaluation")
+    chosen = choose(site, mechanism, rows)
+    data = site.samples(chosen.rows)
+    correct = torch.zeros(count, known, dtype=torch.int64)
+    if len(data):
+        weight = heads["weight"].to(data.x.device)
+        bias = heads["bias"].to(data.x.device)
+        for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
+            for head in range(count):
+                hits = (features @ weight[head].T + bias[head]).argmax(dim=1) == labels
+                correct[head] += torch.bincount(labels[hits], minlength=known).cpu()
+    total = data.counts(known).cpu()
+    stay = sorted(withheld(policy, "compare_heads", total.tolist(), *correct.tolist()))
+    if len(stay) == known:
+        check_floor(policy, "compare_heads", 0)
+    correct[:, stay], total[stay] = 0, 0
+    return Released((correct, total), mechanism, chosen=chosen)
+
+
+def _maps(site: Site, features: str) -> FixedFeatures:
+    """This site's maps. Raises ProtocolError where they are not those of the request."""
+    backbone = site.models.fixed_features()
+    found = backbone.known_by(features)
+    if found is None:
+        raise ProtocolError(
+            f"features: found {features:.12}, this site has {backbone.content:.12}; server and site need "
+            "the same maps, weights and preprocessing"
+        )
+    return found
+
+
+def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> range:
+    if request.of_task > request.task:
+        raise ProtocolError(
+            f"{type(request).__name__}: of_task: found {request.of_task}, allowed 1 to {request.task}"
+        )
+    return site.process.registry.schedule.classes_of(request.of_task)
+
+
+class SumsSite(SiteMethod):
+    """The site half: sums in place of training, compared heads, and a head of the site's own."""
+
+    answers: ClassVar[Answers] = {
+        StatisticsRequest: answer_statistics,
+        ClassCountsRequest: answer_class_counts,
+        CompareHeadsRequest: answer_compare_heads,
+    }
+
+    def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
+        maps = _alternatives(plan)
+        match kind:
+            case "statistics" | "class_counts":
+                if kind == "class_counts" and not self._balanced:
+                    return 0
+                # of this task, and of earlier ones that the site was away for
+                return 1 + sum(number > last for last in plan.last_rounds) + maps
+            case "compare_heads":
+                return int(shrinkage_of(self.keys) == "validation") + maps
+            case _:
+                return 0
+
+    def extra_questions(self, plan: PlannedRun) -> tuple[int, int]:
+        rounds, maps = plan.last_rounds[-1], _alternatives(plan)
+        asked = sum(self.extra_requests("compare_heads", number, plan) for number in range(1, rounds + 1))
+        return asked, heads_compared(self.keys) * rounds + HEADS_OF_A_MAP * maps
+
+    def check(self, request: Stamp, plan: PlannedRun) -> None:
+        """Check compared heads and weights. Raises PolicyRefusal if the experiment has others."""
+        if isinstance(request, CompareHeadsRequest) and request.models > (most := heads_compared(self.keys)):
+            raise PolicyRefusal(
+                f"heads: found {request.models}, the approved experiment compares {most} at most"
+            )
+        if isinstance(request, StatisticsRequest) and (request.weights is not None) != self._balanced:
+            raise PolicyRefusal("weights: the approved experiment has them with head balanced_ridge alone")
+
+    def sees_model(self, site: Site, model: IncrementalModel) -> None:
+        classes = tuple(site.process.registry.classes[: model.num_classes])
+        told = site.experiment.model_dump_json()
+        keep_personal_head(site.data, model, classes, told, site.identity.state_dir)
+
+    @property
+    def _balanced(self) -> bool:
+        return (self.keys.get("head") or "gaussian") == "balanced_ridge"
+
+
+def _alternatives(plan: PlannedRun) -> int:
+    """Maps that are compared before the sums of the chosen ones are asked for."""
+    return sum(len(found.of) for found in plan.experiment.model.choices)
