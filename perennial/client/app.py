@@ -17,7 +17,7 @@ import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify, using_plugins
-from perennial.client.release import leave, refusal, serialise
+from perennial.client.release import begin_request, leave, refusal, serialise
 from perennial.client.time_limit import check_bytes
 from perennial.foundation.errors import PerennialError, PolicyRefusal, ProtocolError, shown
 from perennial.foundation.site_log import log, one_subject, speak_of
@@ -105,6 +105,7 @@ def attempt(
     every error.
     """
     site, deployed = "unknown", True
+    begin_request()
     with one_subject():
         try:
             identity = who(context)

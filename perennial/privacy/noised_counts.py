@@ -24,7 +24,6 @@ from perennial.privacy.discrete_gaussian import LARGEST_STD, Integers, discrete_
 from perennial.privacy.shared_noise_cost import LEAST_STD
 
 if TYPE_CHECKING:
-    # it imports PyTorch, for which no command that reads an experiment should wait
     from perennial.privacy.noise import Noise
 
 STEPS = 1 << 10

@@ -91,7 +91,7 @@ def test_the_attacks_of_the_trial_are_refused_by_name(tmp_path: Path, site: Site
         "perennial/experiments/nested/small.yaml",
     ):
         with pytest.raises(ConfigError, match=f"member '{name}': an app carries an experiment and no code"):
-            read_offer(write(tmp_path, corpus.beside(name)), site)
+            read_offer(write(tmp_path, corpus.packed([corpus.honest()[0], (name, b"code")])), site)
 
 
 def test_no_setting_of_a_stranger_writes_a_line_of_the_review(tmp_path: Path, site: SiteConfig) -> None:
