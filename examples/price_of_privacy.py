@@ -23,7 +23,7 @@ EXPERIMENT: dict[str, Any] = {
 def main(folder: Path) -> None:
     """Print epsilon and accuracy for three amounts of noise on the sum of the sites' updates."""
     for noise in (0.0, 1.0, 4.0):
-        experiment = EXPERIMENT
+        experiment, planned = EXPERIMENT, 0.0
         if noise:
             privacy = {"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": noise, "delta": DELTA}
             experiment = EXPERIMENT | {"privacy": privacy}

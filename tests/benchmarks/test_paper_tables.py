@@ -14,7 +14,7 @@ from benchmarks.decisions import Estimate, read_decisions
 from benchmarks.grid import jobs
 from benchmarks.paper_claims import Claim, judge
 from benchmarks.paper_sheets import PAGE, Value, page, read_sheets, recipe
-from benchmarks.paper_tables import PAPERS, UNTESTED, paper_of, papers_table
+from benchmarks.paper_tables import PAPERS, UNTESTED, paper_of
 from benchmarks.table import EXPERIMENTS, RESULTS, tables
 from perennial.config.experiment import load_experiment
 
@@ -53,26 +53,6 @@ def test_a_table_at_the_papers_size_waits_to_be_asked(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_claim_is_one_line_over_its_tables_and_one_taken_off_says_what_it_would_take() -> None:
-    claim = Claim("parts help (table 4)", "with", "without", "accuracy")
-    runs = [
-        {"row": row, "seed": seed, "measures": {"accuracy": share}}
-        for seed in range(5)
-        for row, share in (("with", 0.9 + seed / 1000), ("without", 0.5))
-    ]
-    [verdict] = judge([(claim, runs)])
-    off = Estimate("pp_fcil_b", claim.text, "undecided", 40.2, 0.2, 5, 77, 1.0)
-    tested = [
-        ("pp_fcil_a", claim, runs, verdict),
-        ("pp_fcil_b", claim, runs, None),
-        ("robust_c", claim, runs, verdict),
-    ]
-    [line] = [line for line in papers_table(tested, {("pp_fcil_b", claim.text): off}) if claim.text in line]
-    assert "**holds** ([pp_fcil_a](../benchmarks/results/pp_fcil_a.md) 90.2 against 50.0, +40.2 (" in line
-    assert "**undecided**, would take 77 seeds ([pp_fcil_b]" in line
-    assert "robust_c" not in line
-
-
 SHEETS = read_sheets()
 
 
@@ -92,12 +72,7 @@ def test_the_page_is_written_from_the_sheets() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        {"paper": 300, "ours": 260},
-        {"paper": "silent"},
-        {"paper": 300, "why": "no difference"},
-    ],
+    "value", [{"paper": 300, "ours": 260}, {"paper": "silent"}, {"paper": 300, "why": "no difference"}]
 )
 def test_a_difference_without_a_reason_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="why|ours"):

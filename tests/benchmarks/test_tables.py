@@ -14,21 +14,8 @@ from benchmarks.controls import controls_of
 from benchmarks.grid import finished, read_results, run_table
 from benchmarks.markdown import age, markdown
 from benchmarks.paper_claims import Claim, judge
-from benchmarks.results_page import (
-    PAGE,
-    PICTURES,
-    Measured,
-    measured,
-    page,
-    pictures,
-)
-from benchmarks.table import (
-    RESULTS,
-    Row,
-    Table,
-    table_called,
-    tables,
-)
+from benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
+from benchmarks.table import RESULTS, Row, Table, table_called, tables
 from perennial.config.experiment import Experiment
 
 SMALL = {

@@ -99,22 +99,3 @@ def test_what_check_accepts_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     check_command(path, None)
     assert "(2 rounds)" in capsys.readouterr().out
     assert run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))["rounds"] == 3
-
-
-def test_rounds_of_pre_training_count_in_both(tmp_path: Path) -> None:
-    from unittest.mock import patch
-
-    from perennial.server import preflight
-
-    path = written(tmp_path, {"pretraining": {"rounds": 3, "samples": 20}})
-    counted: list[int] = []
-    ours = preflight.check_privacy
-
-    def noted(*arguments: Any, rounds: int, **others: Any) -> None:
-        counted.append(rounds)
-        ours(*arguments, rounds=rounds, **others)
-
-    with patch.object(preflight, "check_privacy", noted):
-        check_command(path, None)
-        run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))
-    assert counted == [5, 5]

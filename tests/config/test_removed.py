@@ -37,9 +37,7 @@ def with_keys(**changes: Any) -> dict[str, Any]:
 
 def test_a_key_at_its_default_is_dropped_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
     old = with_keys(
-        echo={"size": 3},
-        data={**EXPERIMENT["data"], "echo": False},
-        strategy={"name": "fedavg", "echo": 1},
+        echo={"size": 3}, data={**EXPERIMENT["data"], "echo": False}, strategy={"name": "fedavg", "echo": 1}
     )
     with caplog.at_level(logging.WARNING, "perennial.config"):
         read = Experiment.of(**old)

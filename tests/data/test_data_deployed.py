@@ -105,11 +105,7 @@ def test_a_site_says_where_its_data_is_and_nothing_else(tmp_path: Path) -> None:
 
 def test_pixels_of_a_site_have_the_scale_of_the_experiment(tmp_path: Path) -> None:
     experiment = configure(
-        source="npz",
-        classes=["0", "1"],
-        image_size=4,
-        color="gray",
-        normalise={"mean": 0.3, "std": 0.2},
+        source="npz", classes=["0", "1"], image_size=4, color="gray", normalise={"mean": 0.3, "std": 0.2}
     )
     pixels = np.random.default_rng(0).integers(0, 256, (20, 1, 6, 6), dtype=np.uint8)
     y = np.arange(20) % 2

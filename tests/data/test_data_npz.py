@@ -83,11 +83,7 @@ PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
             {},
             r"classes: must be a list of names; found shape \(\)",
         ),
-        (
-            {"x": X, "y": Y, "classes": np.array(["a", "b", "a"])},
-            {},
-            "classes: 'a' is listed more than once",
-        ),
+        ({"x": X, "y": Y, "classes": np.array(["a", "b", "a"])}, {}, "classes: 'a' is listed more than once"),
         (
             {"x": X, "y": Y, "site": Y, "site_names": np.array(["w", "g", "w"])},
             {},

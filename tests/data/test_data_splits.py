@@ -217,23 +217,6 @@ def test_copies_of_a_record_go_the_same_way_whatever_their_label() -> None:
     assert len(test) == 2 * len(test[test < 50]) > 0
 
 
-def test_a_class_left_without_a_test_sample_is_named(tmp_path: Path) -> None:
-    x, y = np.arange(42, dtype=np.uint8).reshape(42, 1, 1), np.arange(42) % 2
-    y[0] = 2
-    np.savez(tmp_path / "a.npz", x=x, y=y)
-    block = {"source": "npz", "path": str(tmp_path / "a.npz"), "sites": 2, "validation_fraction": 0}
-    config = DataConfig.model_validate(block)
-    found = []
-    for seed in range(30):
-        federation = build(config, ONE_TASK, seed)
-        assert federation.test is not None
-        lacking = ["test", "training"][int(federation.test.counts("test", 3)[2])]
-        named = [note for note in federation.notes if note.startswith(f"no {lacking} sample of ")]
-        assert len(named) == 1 and "'2'" in named[0]
-        found.append(lacking)
-    assert set(found) == {"test", "training"}
-
-
 def test_an_archive_s_order_decides_nothing(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (40, 2, 2), dtype=np.uint8), np.arange(40) % 2

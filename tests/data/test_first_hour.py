@@ -5,15 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from perennial import load_run
 from perennial.cli.init import init_command
 from perennial.cli.main import app
-from perennial.data.survey import survey
 from perennial.foundation.errors import ConfigError
-from tests.data.test_hospital_images import write_dicom
 
 HEADER = "age,chol,sex,diagnosis,hospital"
 
@@ -93,19 +90,3 @@ def test_init_that_stops_leaves_no_file_and_asks_nothing_where_files_are(tmp_pat
         (tmp_path / "skin" / folder / "1.png").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"experiment\.yaml: exists already"):
         init_command(tmp_path / "skin", tmp_path / "out", "", ask=ask)
-
-
-def test_dicom_images_have_their_own_size_and_files_without_a_window_are_asked_about(tmp_path: Path) -> None:
-    pixels = np.arange(96 * 96, dtype=np.int16).reshape(96, 96)
-    window = {"WindowCenter": 40, "WindowWidth": 400}
-    for label in ("ill", "well"):
-        for index in range(4):
-            write_dicom(
-                tmp_path / "ct" / label / f"{index}.dcm", pixels + index, **window if index % 2 else {}
-            )
-    found = survey(tmp_path / "ct")
-    assert set(found.sizes) == {(96, 96)}
-    assert [each.key for each in found.questions] == ["window"]
-    assert "4 of 8 DICOM files" in found.questions[0].text
-    init_command(tmp_path / "ct", tmp_path / "out", "", ask=lambda question, allowed: "yes")
-    assert yaml.safe_load((tmp_path / "out" / "experiment.yaml").read_text())["data"]["window"] == "full"

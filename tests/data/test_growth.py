@@ -12,7 +12,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.client.learnt import read_noted
 
 MEMORY = {"selection": "random", "per_class": 4}
 
@@ -77,27 +76,6 @@ def test_a_folder_with_a_new_class_goes_on_by_itself_and_again(tmp_path: Path) -
     invoke("run", "--resume", run)
     assert summary(run)["classes"] == [*after["classes"], "f"]
     assert summary(run)["tasks"][-2:] == [["e"], ["f"]]
-
-
-def test_new_records_of_known_classes_are_learnt_with_the_next_new_class(tmp_path: Path) -> None:
-    run = start(tmp_path, memory=MEMORY)
-    folders = sorted(run.glob("sites/*/runs/*"))
-    known = read_noted(folders, 3)
-    assert len(folders) == 2 and len(known) == 120 and 60 < (known.part == 0).sum() < 110
-    images(tmp_path / "images", "a", 20, first=30)
-    text = invoke("check", "--resume", run)
-    alone = (
-        "training records of known classes are new, and there is no new class: nothing is learnt; they are"
-    )
-    assert alone in text and alone in invoke("run", "--resume", run)
-    images(tmp_path / "images", "e", 30)
-    assert "new records of known classes would be learnt with it" in invoke("check", "--resume", run)
-    samples = {site: each["samples"] for site, each in summary(run)["sites"].items()}
-    invoke("run", "--resume", run)
-    grown = {site: each["samples"] for site, each in summary(run)["sites"].items()}
-    # a task has the training records of one class and exemplars; the last one has the new records of `a` too
-    assert sum(grown.values()) > sum(samples.values()) / 2 + 10
-    assert "there is no new class and no new record" in invoke("check", "--resume", run)
 
 
 def closed_form(folder: Path, **strategy: Any) -> Path:

@@ -108,10 +108,7 @@ TABLES: dict[str, tuple[Rows, str]] = {
     ),
     "free text": (column("befund", lambda i, r: f"Befund {i} ohne Nummer"), "too many for categories"),
     "no column for the class": ([["a", "b"], *([1, 2] for _ in range(9))], "which column is the class"),
-    "more classes than classes can be": (
-        changed(ILL, lambda i, r: f"D{i}", 240),
-        "too many for classes",
-    ),
+    "more classes than classes can be": (changed(ILL, lambda i, r: f"D{i}", 240), "too many for classes"),
     # ambiguous
     "spelling of a class": (
         changed(ILL, lambda i, r: "Krank" if i == 3 else r[ILL]),

@@ -17,6 +17,7 @@ def built(folder: str) -> list[dict[str, Any]]:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl, which builds kustomizations, is not installed")
+    assert kubectl
     done = subprocess.run([kubectl, "kustomize", str(ROOT / folder)], capture_output=True, check=True)
     return list(yaml.safe_load_all(done.stdout))
 

@@ -1,5 +1,7 @@
 """Heads in closed form, against cases that were worked out by hand and against direct formulas."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ def sums_of(x: Tensor, labels: list[int], weights: Tensor | None = None, classes
     )
 
 
-def close(found: Tensor, expected: list[float], tolerance: float = 1e-6) -> bool:
+def close(found: Tensor, expected: Any, tolerance: float = 1e-6) -> bool:
     return torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=tolerance)
 
 

@@ -22,7 +22,6 @@ from perennial.learning.analytic.files import (
 from perennial.learning.analytic.solve import Sums, gaussian, gcv, ridge
 from perennial.learning.analytic.statistics import (
     PRODUCT,
-    WEIGHT,
     Collector,
     Statistics,
     SumsForm,
@@ -89,26 +88,6 @@ def test_what_was_subtracted_was_never_there() -> None:
     features, labels = samples()
     a, b = summed(features[:200], labels[:200]), summed(features[200:], labels[200:])
     assert ((a + b) - b).sha256 == a.sha256
-
-
-def test_weighted_sums_divide_like_plain_ones() -> None:
-    features, labels = samples()
-    weights = [round(WEIGHT / int((labels == label).sum())) for label in CLASSES]
-
-    def balanced(which: Tensor) -> Statistics:
-        parts = []
-        for label, weight in zip(CLASSES, weights, strict=True):
-            one = Collector(WIDTH, range(label, label + 1))
-            mine = which & (labels == label)
-            one.add(features[mine], labels[mine])
-            parts.append((one.finish(), weight))
-        return weighted(parts, WIDTH + 1, CLASSES)
-
-    first = torch.arange(SAMPLES) % 3 == 0
-    whole = balanced(torch.ones(SAMPLES, dtype=torch.bool))
-    assert (balanced(first) + balanced(~first)).sha256 == whole.sha256
-    # each class counts about alike, whatever its number of samples
-    assert torch.allclose(whole.counts.double() / WEIGHT, torch.ones(4).double(), rtol=1e-3)
 
 
 def test_features_off_the_grid_or_too_long_are_refused() -> None:

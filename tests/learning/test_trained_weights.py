@@ -35,12 +35,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "cosine": {"lr": 0.2, "schedule": "cosine"},
     "adam": {"name": "adam", "lr": 0.01},
     "adam, weight decay": {"name": "adam", "lr": 0.01, "weight_decay": 0.1},
-    "adam, weight decay, cosine": {
-        "name": "adam",
-        "lr": 0.02,
-        "weight_decay": 0.1,
-        "schedule": "cosine",
-    },
+    "adam, weight decay, cosine": {"name": "adam", "lr": 0.02, "weight_decay": 0.1, "schedule": "cosine"},
 }
 
 

@@ -19,7 +19,7 @@ from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model, network_of
 from perennial.models.feature_maps import finished_run
 from perennial.models.feature_maps.config import ModelMapConfig
-from perennial.models.feature_maps.finished_run import FinishedRun, written_down
+from perennial.models.feature_maps.finished_run import FinishedRun
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
 from perennial.models.incremental import complete_state
 from perennial.models.saved import Inputs, load_saved, save_model
@@ -59,41 +59,6 @@ def saved(path: Path, model: dict[str, Any], shape: tuple[int, ...], stored: Any
     return path
 
 
-def built(file: Path, shape: tuple[int, ...], mean: float, std: float) -> FixedFeatures:
-    keys: dict[str, Any] = {"name": "model", "file": str(file)}
-    written_down(keys)
-    constants = torch.full(shape[:1], mean), torch.full(shape[:1], std)
-    return build_fixed_features(
-        [ModelMapConfig.model_validate(keys)], shape, constants, network_of=network_of
-    )
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "stored", "largest"),
-    [
-        ({"name": "mlp", "hidden": [7]}, (5,), "float32", 1.0),
-        ({"name": "small_cnn", "width": 9}, (3, 8, 8), "uint8", 255.0),
-        ({"name": "resnet18", "norm": "batch"}, (3, 16, 16), "uint8", 255.0),
-    ],
-    ids=["table", "images", "batch normalisation"],
-)
-def test_map_gives_the_networks_features_whatever_this_runs_constants_are(
-    tmp_path: Path, model: dict[str, Any], shape: tuple[int, ...], stored: str, largest: float
-) -> None:
-    file = saved(tmp_path / "model.safetensors", model, shape, stored)
-    values = torch.randint(256, (6, *shape)).float() / (1 if largest > 1 else 100)
-    backbone = built(file, shape, 0.1, 3.0)
-    given = (values / largest - 0.1) / 3.0
-    (module,) = backbone.maps
-    assert isinstance(module, FinishedRun)
-    with torch.no_grad():
-        expected = load_saved(file).model.features((values / largest - 0.4) / 2.0)
-        assert torch.allclose(module(backbone.pixels(given)), expected, atol=1e-5)
-    assert backbone.width == expected.shape[1]
-    assert not any(parameter.requires_grad for parameter in backbone.parameters())
-    assert not module.training and not backbone.train().training
-
-
 def test_runs_on_the_map_are_exact_and_the_saved_model_needs_no_file(tmp_path: Path, learnt: Path) -> None:
     file = tmp_path / "first.safetensors"
     shutil.copy(learnt, file)
@@ -130,7 +95,7 @@ def test_file_is_known_by_its_hash_and_found_in_the_cache_by_it(
     content = LEARNT | {"model": features(Path("first.safetensors")), "strategy": "analytic"}
     path.write_text(yaml.safe_dump({key: value for key, value in content.items() if key != "learner"}))
     experiment = load_experiment(path)
-    found = (experiment.model.features or ())[0]
+    found = (experiment.model.features or [None])[0]
     assert isinstance(found, ModelMapConfig) and found.file == str(file) and found.layout is not None
     # where the file lies is nothing that sites agree to; what it holds is
     moved = tmp_path / "elsewhere" / "first.safetensors"

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import nn
 
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import complete_state
-from perennial.models.networks import SqueezeExcitation
 
 SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (40,), (3, 64, 64)]
 SMALL = [
@@ -38,27 +36,6 @@ def test_features_and_logits_have_the_announced_shapes(config, shape):
     assert model.num_classes == 3
     torch.testing.assert_close(model(x), model.classify(features), rtol=0, atol=0)
     assert model(x).shape == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "width"),
-    [
-        ("resnet18", (1, 8, 8), 512),
-        ("resnet18", (4, 64, 64), 512),
-        ("resnet34", (3, 32, 32), 512),
-        ("resnet20", (3, 32, 32), 64),
-        ("mobilenet_v2", (1, 28, 28), 1280),
-    ],
-)
-def test_residual_networks_lose_their_classifier_and_batch_norms(name, shape, width):
-    model = build_model(ModelConfig(name=name, squeeze_excitation=True), shape, 3, seed=1).eval()
-    assert model.features(torch.rand(2, *shape)).shape == (2, width)
-    kinds = {type(module) for module in model.modules()}
-    assert nn.GroupNorm in kinds and SqueezeExcitation in kinds
-    assert not kinds & {nn.BatchNorm2d, nn.BatchNorm1d}
-    assert not any(getattr(module, "inplace", False) for module in model.modules())
-    linears = [module for module in model.backbone.modules() if isinstance(module, nn.Linear)]
-    assert len(linears) == 2, "only the attention's; the classifier must be gone"
 
 
 def test_resnet_computes_what_torchvisions_does():
@@ -106,10 +83,7 @@ def test_the_seed_alone_decides_the_first_values(config):
         ({"name": "mlp", "width": 32}, ["'width'", "mlp", "small_cnn"]),
         ({"name": "dual_backbone", "backbone": "resnet18", "channels": [8, 8]}, ["'channels'", "resnet18"]),
         ({"name": "mlp", "squeeze_excitation": True}, ["'squeeze_excitation'", "mlp", "resnet18"]),
-        (
-            {"name": "small_cnn", "channels": [1, 8], "squeeze_excitation": True},
-            ["'channels'", "2 or more"],
-        ),
+        ({"name": "small_cnn", "channels": [1, 8], "squeeze_excitation": True}, ["'channels'", "2 or more"]),
         ({"name": "resnet18", "norm": "none"}, ["'norm'", "resnet18", "group, batch"]),
         ({"name": "dual_backbone"}, ["'backbone'", "dual_backbone", "small_cnn"]),
         ({"name": "mlp", "backbone": "small_cnn"}, ["'backbone'", "mlp", "dual_backbone"]),

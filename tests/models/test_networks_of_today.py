@@ -78,12 +78,7 @@ def images_file(folder: Path) -> Path:
 def experiment(keys: dict[str, Any], folder: Path) -> Path:
     content = {
         "name": "networks",
-        "data": {
-            "source": "npz",
-            "path": str(images_file(folder)),
-            "sites": 2,
-            "validation_fraction": 0,
-        },
+        "data": {"source": "npz", "path": str(images_file(folder)), "sites": 2, "validation_fraction": 0},
         "tasks": {"count": 1, "rounds": 1},
         "model": {"name": "features", "features": [keys]},
         "strategy": {"name": "analytic"},

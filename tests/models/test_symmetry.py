@@ -61,11 +61,7 @@ def test_symmetric_images_have_the_same_features(symmetry: Symmetry, count: int)
 
 @pytest.mark.parametrize(
     ("symmetry", "expected"),
-    [
-        ("mirror", [1.5, 1.5, 3.5, 3.5]),
-        ("rectangle", [2.5, 2.5, 2.5, 2.5]),
-        ("square", [2.5, 2.5, 2.5, 2.5]),
-    ],
+    [("mirror", [1.5, 1.5, 3.5, 3.5]), ("rectangle", [2.5, 2.5, 2.5, 2.5]), ("square", [2.5, 2.5, 2.5, 2.5])],
 )
 def test_features_are_averages_over_the_images(symmetry: Symmetry, expected: list[float]) -> None:
     image = torch.tensor([[[[1.0, 0, 2], [0, 9, 0], [3, 0, 4]]]])

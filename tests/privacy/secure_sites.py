@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perennial.privacy.secure.keys import new_secret
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words, new_secret
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Attempt, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
@@ -49,13 +48,7 @@ class MaskedFederation:
         """Sessions of the sites that answer; the peers are all of them."""
         return {
             name: SiteSession.prepare(
-                name,
-                attempt,
-                self.parameters,
-                self.peers,
-                self.cipher[name],
-                self.identity[name],
-                trust_all,
+                name, attempt, self.parameters, self.peers, self.cipher[name], self.identity[name], trust_all
             )
             for name in self.names
             if names is None or name in names
@@ -67,10 +60,7 @@ class MaskedFederation:
 
 
 def run_attempt(
-    federation: MaskedFederation,
-    values: dict[str, Words],
-    number: int,
-    phases: Sequence[Collection[str]],
+    federation: MaskedFederation, values: dict[str, Words], number: int, phases: Sequence[Collection[str]]
 ) -> tuple[Words, list[str]] | str:
     """One attempt in which phases[i] answer phase i (adverts, masked values, signatures, openings).
 

@@ -93,7 +93,7 @@ def test_the_noise_is_as_wide_as_it_says_and_the_sum_of_parts_as_well() -> None:
     noise = CountNoise(3.0, 2.0)
     whole = noise.draw(100_000, Noise()) / STEPS
     assert whole.std() == pytest.approx(6.0, rel=0.02) and abs(whole.mean()) < 0.12
-    parts = sum(noise.share(50_000, 25, Noise()) for _ in range(25)) / STEPS
+    parts = np.sum([noise.share(50_000, 25, Noise()) for _ in range(25)], axis=0) / STEPS
     assert parts.std() == pytest.approx(6.0, rel=0.03)
     with pytest.raises(PrivacyError, match="too little for the grid"):
         CountNoise(0.01).share(5, 10_000, Noise())
@@ -331,7 +331,7 @@ def test_closed_form_sums_are_measured_too_and_the_claim_names_both(tmp_path: Pa
     content = SMALL | changes | {"evaluation": NOISED, "tasks": {"count": 2, "rounds": 1}}
     del content["learner"]
     path.write_text(yaml.safe_dump(content))
-    summary = run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs"), name="run"))
+    summary: Any = run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs"), name="run"))
     assert "beside sums, with noise of their own: evaluation" in summary["epsilon"]["claim"]["mechanism"]
     kinds = [e.kind for e in Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").entries()]
     assert sorted(kinds) == ["evaluation", "evaluation", "statistics", "statistics"]

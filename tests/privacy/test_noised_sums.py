@@ -184,7 +184,7 @@ def test_entries_with_parts_survive_the_ledger_file() -> None:
 
 
 def test_a_run_with_noise_is_charged_once_for_each_sample(tmp_path: Path) -> None:
-    quiet = NOISED | {"privacy": PRIVACY | {"noise_multiplier": 1.0}}
+    quiet: Any = NOISED | {"privacy": PRIVACY | {"noise_multiplier": 1.0}}
     summary = run(tmp_path, "noised", **quiet)
     claim = summary["epsilon"]
     assert claim["unit"] == "sample" and set(claim["per_site"]) == {f"site-{k}" for k in range(4)}
@@ -324,7 +324,7 @@ def test_a_class_of_which_nothing_was_released_is_never_predicted() -> None:
     ],
 )
 def test_what_noise_does_not_cover_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    merged = {key: dict(value) for key, value in NOISED.items()}
+    merged: Any = {key: dict(value) for key, value in NOISED.items()}
     for key, value in changes.items():
         merged[key] = merged.get(key, {}) | value
     with pytest.raises(ConfigError, match=message):

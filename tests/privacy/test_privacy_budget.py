@@ -6,13 +6,13 @@ import pytest
 from scipy.stats import norm
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.accountants import make_accountant
-from perennial.privacy.budget import Budget, Solved
-from perennial.privacy.calibration import (
+from perennial.privacy.accountants import (
     digest_l1_sensitivity,
     digest_l2_sensitivity,
     gaussian_multiplier,
+    make_accountant,
 )
+from perennial.privacy.budget import Budget, Solved
 from perennial.privacy.config import AccountantName
 
 KNOWN = Budget(epsilon=8.0, delta=1e-5, noise_multiplier=None, sample_rate=1.0, steps=50)
@@ -32,8 +32,7 @@ def cost(solved: Solved, accountant: AccountantName) -> float:
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 @pytest.mark.parametrize(
-    ("missing", "stricter"),
-    [("noise_multiplier", 1 / 1.02), ("delta", 1 / 1.2), ("steps", 1.05)],
+    ("missing", "stricter"), [("noise_multiplier", 1 / 1.02), ("delta", 1 / 1.2), ("steps", 1.05)]
 )
 def test_the_answer_holds_and_is_tight(missing: str, stricter: float, accountant: AccountantName) -> None:
     solved = Budget(**(WHOLE | {missing: None})).solve(accountant)  # pyright: ignore[reportArgumentType]

@@ -82,8 +82,7 @@ def updates(privacy: PrivacyConfig, rounds: int) -> list[Entry]:
 
 
 @pytest.mark.parametrize(
-    ("privacy", "rounds", "expected"),
-    [(LOCAL, 50, 8.606), (CENTRAL, 50, 8.606), (SAMPLE, 100, 7.057)],
+    ("privacy", "rounds", "expected"), [(LOCAL, 50, 8.606), (CENTRAL, 50, 8.606), (SAMPLE, 100, 7.057)]
 )
 def test_statement_figures(privacy: PrivacyConfig, rounds: int, expected: float) -> None:
     statement = describe(privacy, updates(privacy, rounds))

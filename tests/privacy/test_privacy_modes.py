@@ -256,12 +256,7 @@ def test_a_batch_norm_model_never_reaches_private_training() -> None:
     )
     from perennial.learning.batches import TrainingSet
 
-    data = TrainingSet(
-        torch.zeros(4, 1, 8, 8),
-        torch.tensor([0, 1, 0, 1]),
-        torch.zeros(1),
-        torch.ones(1),
-    )
+    data = TrainingSet(torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]), torch.zeros(1), torch.ones(1))
     with pytest.raises(PrivacyError, match="BatchNorm"):
         train_privately(
             LearnerConfig(optimizer=Optimizer(lr=0.1)),

@@ -1,6 +1,7 @@
 """Two copies of a site that differ in one record: what differs is charged, or listed."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from perennial.client.app import HANDLERS
 from perennial.client.plan import Plan
 from perennial.config.experiment import Experiment
-from perennial.data.registry import build_registry
+from perennial.data.schedule import build_registry
 from perennial.privacy.covered import UNCOVERED, uncovered_in_words
 from perennial.privacy.statement import describe
 from perennial.protocol import messages, secure_messages
@@ -59,10 +60,10 @@ def test_a_difference_that_nothing_covers_is_an_objection(tmp_path: Path) -> Non
     answers = [*before[0].answers]
     place = next(i for i, answer in enumerate(answers) if answer.kind == "train")
     bare = [type(before[0])([*answers], {})]
-    answers[place] = type(answers[place])(**(vars(answers[place]) | {"charged": ()}))
+    answers[place] = replace(answers[place], charged=())
     other = answers[place].reply
     assert other is not None and "TrainReply.num_examples" in flattened(other)
-    changed = type(answers[place])(**(vars(answers[place]) | {"reply": other.copy()}))
+    changed = replace(answers[place], reply=other.copy())
     changed.reply["fields"] = type(other["fields"])({**other["fields"], "num_examples": 1})  # pyright: ignore[reportOptionalSubscript, reportCallIssue, reportArgumentType]
     bare[0].answers[place] = answers[place]
     twin = [type(before[0])([*answers[:place], changed, *answers[place + 1 :]], {})]

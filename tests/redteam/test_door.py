@@ -89,7 +89,8 @@ def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
 
     def evaluate(value: float, run: str = RUN) -> EvaluateRequest:
         arrays = {name: torch.full_like(tensor, value) for name, tensor in hospital.arrays().items()}
-        return EvaluateRequest(**hospital.stamp(2) | {"run": run}, arrays=Tensors(arrays))
+        stamp: Any = hospital.stamp(2) | {"run": run}
+        return EvaluateRequest(**stamp, arrays=Tensors(arrays))
 
     assert hospital.ask(evaluate(0.1)) is not None and hospital.ask(evaluate(0.2)) is not None
     again = hospital.ask(evaluate(0.1))

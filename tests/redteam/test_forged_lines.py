@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ class Lines(logging.Handler):
 
 
 @pytest.fixture
-def lines() -> Lines:
+def lines() -> Iterator[Lines]:
     handler = Lines()
     log.addHandler(handler)
     yield handler

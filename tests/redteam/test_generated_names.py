@@ -223,12 +223,7 @@ SITE = {
     "connection": {"superlink": "host:9092"},
 }
 MODEL = {
-    "experiment": {
-        **OTHERS[0],
-        "seed": 1,
-        "model": {"name": "mlp", "hidden": [4]},
-        "digests": {},
-    },
+    "experiment": {**OTHERS[0], "seed": 1, "model": {"name": "mlp", "hidden": [4]}, "digests": {}},
     "classes": ["a", "b"],
     "inputs": {"shape": [2], "stored": "float32", "mean": [0, 0], "std": [1, 1], "columns": {"a": "numeric"}},
     "confidence": {"void": "", "points": {"a": [0.9, 0.1]}},

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import yaml
@@ -179,7 +180,7 @@ def site_file(folder: Path, name: str = "north", **keys: object) -> Path:
 
 
 @pytest.mark.parametrize("keys", [{}, {"ledger_tip": "tip/ledger.tip"}], ids=["default", "the template's"])
-def test_a_state_folder_from_a_backup_is_refused_by_default(tmp_path: Path, keys: dict[str, object]) -> None:
+def test_a_state_folder_from_a_backup_is_refused_by_default(tmp_path: Path, keys: dict[str, Any]) -> None:
     ledger = load_site_config(site_file(tmp_path, **keys)).ledger
     ledger.charge(update())
     shutil.copytree(tmp_path / "state", tmp_path / "backup")

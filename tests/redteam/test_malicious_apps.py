@@ -1,6 +1,5 @@
 """Every malicious app and bundle of the corpus is refused, before anything of it is unpacked or imported."""
 
-import hashlib
 import sys
 import warnings
 from pathlib import Path
@@ -79,7 +78,7 @@ def test_an_honest_app_is_read_and_shown_from_the_bytes_that_are_recorded(
     app.fab.write_bytes(corpus.beside("evil.py"))
     approve(offer, tmp_path / "flower", tmp_path / "approvals")
     (record,) = read_approvals(tmp_path / "approvals")
-    assert record.document == offer.document and record.bundle == hashlib.sha256(offer.data).hexdigest()
+    assert record.document == offer.document and record.bundle == app.digest == offer.digest
     assert record.experiment == offer.experiment.digest
     assert yaml.safe_load(record.document) == record.settings
 
@@ -92,7 +91,7 @@ def test_the_attacks_of_the_trial_are_refused_by_name(tmp_path: Path, site: Site
         "perennial/experiments/nested/small.yaml",
     ):
         with pytest.raises(ConfigError, match=f"member '{name}': an app carries an experiment and no code"):
-            read_offer(write(tmp_path, corpus.beside(name)), site)
+            read_offer(write(tmp_path, corpus.packed([corpus.honest()[0], (name, b"code")])), site)
 
 
 def test_no_setting_of_a_stranger_writes_a_line_of_the_review(tmp_path: Path, site: SiteConfig) -> None:

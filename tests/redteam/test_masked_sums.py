@@ -11,7 +11,7 @@ from flwr.app import Message
 from perennial.client import handlers
 from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Subject
 from perennial.protocol.messages import TrainReply, TrainRequest
@@ -47,8 +47,7 @@ def times_fifty(words: Words) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [(enlarge, "the mean update has norm"), (count_more, "the sum of the weights is")],
+    ("change", "reason"), [(enlarge, "the mean update has norm"), (count_more, "the sum of the weights is")]
 )
 def test_a_sum_that_honest_sites_cannot_have_made_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, reason: str
@@ -97,9 +96,7 @@ def test_sites_that_were_asked_about_different_models_open_nothing():
         sessions[victim].enrol(other, members)
 
 
-def test_run_beside_another_opens_nothing_that_the_other_one_opened(
-    tmp_path: Path,
-) -> None:
+def test_run_beside_another_opens_nothing_that_the_other_one_opened(tmp_path: Path) -> None:
     """Both runs have masked the updates of the first model when one of them opens its sum. Were the other one
     to open a sum without one of the sites, the difference would be that site's update."""
     once = {"count": 1, "rounds": 1}

@@ -77,37 +77,6 @@ def test_the_same_seed_twice_with_other_results_is_refused(tmp_path: Path) -> No
         compare([first, again], tmp_path)
 
 
-def test_sites_are_compared_where_they_have_models_of_their_own(tmp_path: Path) -> None:
-    sites = {name: {"samples": 9, "rounds": 1, "rejected": 0, "refused": 0} for name in ("north", "south")}
-    for name, accuracy in (("north", 0.5), ("south", 0.25)):
-        sites[name]["accuracy"] = accuracy  # type: ignore[assignment]
-    own = {"north": [0.1, 0.9], "south": [0.2, 0.75]}
-    runs = [
-        write_run(
-            tmp_path / "own", events=[], yaml="name: own\n", experiment="own", personalised_accuracy=own
-        ),
-        write_run(tmp_path / "plain", events=[], yaml="name: plain\n", experiment="plain", sites=sites),
-    ]
-    compare(runs[1:], tmp_path)
-    assert "accuracy-at-sites" not in (tmp_path / "compare.html").read_text()
-    compare(runs, tmp_path)
-    page = Page(tmp_path / "compare.html")
-    assert "plain, global model" in (tmp_path / "compare.html").read_text()
-    assert page.charts["accuracy-at-sites"].tells == [
-        "north\nown: 90.0 %\nplain, global model: 50.0 %",
-        "south\nown: 75.0 %\nplain, global model: 25.0 %",
-    ]
-    broken = write_run(
-        tmp_path / "bad",
-        events=[],
-        yaml="name: bad\n",
-        experiment="bad",
-        personalised_accuracy={"north": "x"},
-    )
-    with pytest.raises(StateError, match="personalised_accuracy"):
-        compare([broken], tmp_path)
-
-
 def test_nothing_is_claimed_of_runs_that_were_measured_on_other_samples(tmp_path: Path) -> None:
     def run(name: str, seed: int, measured_on: str | None, data: str, **more: object) -> Path:
         yaml = f"name: {name}\nseed: {seed}\ndata: {{{data}}}\n"

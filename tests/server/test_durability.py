@@ -184,7 +184,7 @@ def test_a_site_with_one_sample_and_a_class_that_one_site_lacks(tmp_path: Path, 
         # nine of a batch of eight: the last batch holds one sample
         learner={**SMALL["learner"], "batch_size": 8},
     )
-    summary = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
+    summary: Any = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
     assert summary["sites"]["graz"]["rounds"] == 4
     lines = (tmp_path / "runs" / "small" / "events.jsonl").read_text().splitlines()
     rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]

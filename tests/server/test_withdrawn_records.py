@@ -16,13 +16,7 @@ from perennial.client.split_key import keep_split_key, key_of_form
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
-from perennial.foundation.errors import (
-    ConfigError,
-    DataError,
-    PolicyRefusal,
-    ProtocolError,
-    StateError,
-)
+from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal, ProtocolError, StateError
 from perennial.learning.analytic.files import read_by_task, write_by_task
 from perennial.models.saved import load_saved
 from perennial.server.checkpoint import load_checkpoint

@@ -51,9 +51,7 @@ def test_a_plug_in_never_counts_as_one_whose_sum_is_enough() -> None:
     assert not asks_of("fedavg", {}).single_updates
 
 
-def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(
-    tmp_path: Path,
-) -> None:
+def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(tmp_path: Path) -> None:
     (tmp_path / "curious.py").write_text(
         "from perennial import FedAvg\n"
         "from perennial.config.asks import Asks\n"

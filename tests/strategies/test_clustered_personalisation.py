@@ -11,11 +11,10 @@ from torch import Tensor
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PrivacyError
-from perennial.models.layers import with_rows
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors, content_sha256
-from tests.strategies.personal_runs import EXPERIMENT, GROUPS, Run, equal, go, run
+from tests.strategies.personal_runs import GROUPS, Run, equal, go, run
 
 
 def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path) -> None:
@@ -26,13 +25,7 @@ def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path)
     shared = {name for name in whole if not name.startswith("head")}
     assert [set(update) for update in updates] == 4 * [whole] + 8 * [shared]
     kinds = {read_kind(message.content): message.content for message in done.sent}
-    assert {*kinds} == {
-        "DescribeReply",
-        "SparsityReply",
-        "TrainReply",
-        "PersonalModelReply",
-        "EvaluateReply",
-    }
+    assert {*kinds} == {"DescribeReply", "SparsityReply", "TrainReply", "PersonalModelReply", "EvaluateReply"}
     # tables are counts of answers on held-out samples
     arrays = {name for record in kinds.values() for name in record.array_records}
     assert arrays == {"update", "vector", "tables"}
@@ -76,27 +69,6 @@ def test_one_cluster_that_shares_everything_is_the_base_strategy(tmp_path: Path)
     done = run(tmp_path / "clustered", strategy=everything)
     plain = run(tmp_path / "plain", strategy="fedavg")
     assert content_sha256(done.own("site-0")) == plain.summary["model_sha256"]
-
-
-def test_heads_grow_with_new_classes_and_old_rows_stay_their_own(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        strategy={"global_rounds": [1, 0]},
-        tasks={"count": 2, "rounds": [2, 2]},
-        learner=EXPERIMENT["learner"] | {"memory": {"per_class": 2}},  # type: ignore[operator]
-    )
-    assert all(len(row) == 2 for row in done.summary["personalised_accuracy"].values())
-    assert done.own("site-0")["head.weight"].shape == (10, 8)
-    rounds = done.events("round")
-    assert [event.get("details", {}).get("clusters") is not None for event in rounds] == [
-        False,
-        True,
-        True,
-        True,
-    ]
-    assert len(done.summary["accuracy_matrix"]) == 2
-    own, fresh = torch.ones(2, 3), torch.zeros(4, 3)
-    assert with_rows(own, fresh).tolist() == [[1.0] * 3] * 2 + [[0.0] * 3] * 2
 
 
 def test_an_interrupted_run_goes_on_to_the_same_personal_models(tmp_path: Path) -> None:

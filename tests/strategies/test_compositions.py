@@ -175,11 +175,7 @@ def test_clusters_and_feddig_do_not_go_into_feddig(inner: dict[str, Any]) -> Non
         build_strategy("digest_synthesis", {"base": inner})
 
 
-@pytest.mark.parametrize(
-    "base",
-    ["serial_ring", CLUSTERS | {"base": "fedavg"}],
-    ids=["ring", "clusters"],
-)
+@pytest.mark.parametrize("base", ["serial_ring", CLUSTERS | {"base": "fedavg"}], ids=["ring", "clusters"])
 def test_a_base_that_serves_all_sites_at_once_does_not_go_into_clusters(base: Any) -> None:
     with pytest.raises(ConfigError, match="serves all sites at once.*allowed: .* fedavg"):
         build_strategy("clustered_personalisation", {"base": base, "global_rounds": 1})

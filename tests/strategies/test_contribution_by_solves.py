@@ -37,12 +37,7 @@ def valued(folder: Path, name: str, base: dict[str, Any] = BASE, **settings: Any
         name,
         data=DATA,
         tasks=TASKS,
-        strategy={
-            "name": "contribution",
-            "estimator": "solve",
-            "base": base,
-            **settings,
-        },
+        strategy={"name": "contribution", "estimator": "solve", "base": base, **settings},
     )
 
 

@@ -63,32 +63,6 @@ def test_what_another_site_claims_decides_nothing_about_an_honest_one() -> None:
         assert torch.equal(total.added_to(honest)["a"], torch.full((4,), 1000.0))
 
 
-def test_five_thousand_sites_of_a_million_samples_have_the_same_bits_in_any_order() -> None:
-    """Norm 1,000 each, all in one direction: the worst case that the grid is made for."""
-    sites, width = 5000, 6
-    grid = SumGrid(updates=sites, largest_weight=2.0**20)
-    generator = torch.Generator().manual_seed(11)
-    updates = torch.rand(sites, width, generator=generator) + 0.5
-    updates *= 1000.0 / updates.norm(dim=1, keepdim=True)
-    weights = torch.randint(1, 1_000_001, (sites,), generator=generator)
-    weights[::2] = 1_000_000
-    reference = {"a": torch.zeros(width)}
-    means = []
-    for order in (
-        range(sites),
-        range(sites - 1, -1, -1),
-        torch.randperm(sites, generator=generator).tolist(),
-    ):
-        total = ExactSum(reference, grid)
-        for index in order:
-            total.add({"a": updates[index]}, float(weights[index]), 1000.0)
-        assert len(total) == sites
-        means.append(total.added_to(reference)["a"])
-    assert torch.equal(means[0], means[1]) and torch.equal(means[0], means[2])
-    expected = (updates.double() * weights[:, None]).sum(0) / weights.sum()
-    assert torch.allclose(means[0].double(), expected, rtol=1e-7, atol=0)
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 5000), st.lists(st.floats(1e-6, 2.0**20), min_size=1, max_size=12), st.integers(0, 1000)
@@ -115,7 +89,7 @@ def test_the_error_is_what_the_module_says(sites: int, weights: list[float], see
 
 def test_integers_of_the_sites_add_up_to_the_sum_modulo_the_width() -> None:
     generator = torch.Generator().manual_seed(5)
-    for grid in (SumGrid(updates=4, largest_weight=8.0, largest_norm=4.0, bits=32), SumGrid(4, 8.0, 4.0)):
+    for grid in (SumGrid(updates=4, largest_weight=8.0, largest_norm=4.0), SumGrid(4, 8.0, 4.0e6)):
         updates = [{"a": torch.randn(7, generator=generator)} for _ in range(4)]
         updates = [{"a": u["a"] * (4.0 / u["a"].norm())} for u in updates]
         steps = [grid.integers(update, 7.0) for update in updates]
@@ -128,7 +102,7 @@ def test_integers_of_the_sites_add_up_to_the_sum_modulo_the_width() -> None:
         exact = sum(7.0 * update["a"].double() for update in updates)
         assert torch.allclose(opened, torch.as_tensor(exact), rtol=0, atol=4 * grid.step)
     with pytest.raises(OverflowError, match="grid allows"):
-        SumGrid(4, 8.0, 4.0, bits=32).integers({"a": torch.full((7,), 1e3)}, 8.0)
+        SumGrid(4, 8.0, 4.0).integers({"a": torch.full((7,), 1e18)}, 8.0)
 
 
 def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.MonkeyPatch) -> None:

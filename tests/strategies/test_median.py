@@ -50,6 +50,10 @@ def test_any_order_of_arrival_and_any_size_of_piece_give_the_same_bits(
         assert torch.equal(aggregate(updates, order), found)
     monkeypatch.setattr(update_file, "PIECE_BYTES", 8 * sites * 7)
     assert torch.equal(aggregate(updates), found)
+    # what does not fit in memory waits in a file
+    for kept in (0, 2):
+        monkeypatch.setattr(update_file, "KEPT_BYTES", kept * 4 * 41)
+        assert torch.equal(aggregate(updates), found)
 
 
 def test_one_site_however_far_away_and_however_many_samples_it_claims_does_not_carry_the_others_along() -> (

@@ -38,7 +38,8 @@ def reply(site: str, seed: int, **fields: Any) -> Admitted:
     generator = torch.Generator().manual_seed(seed)
     update = {name: torch.randn(t.shape, generator=generator) for name, t in REFERENCE.items()}
     norm = math.sqrt(sum(float(t.square().sum()) for t in update.values()))
-    return Admitted(site, update, norm, **({"num_examples": 10, "base_round": 4} | fields))
+    known: Any = {"num_examples": 10, "base_round": 4} | fields
+    return Admitted(site, update, norm, **known)
 
 
 def told(accuracy: float, loss: float) -> dict[str, float]:
@@ -73,7 +74,10 @@ def plainly(strategy: MultiFactor, replies: list[Admitted]) -> dict[str, torch.T
 
 def test_by_hand() -> None:
     mix = {"size": 0.5, "inverse_loss": 0.5}
-    values = [{"size": 10.0, "inverse_loss": 1 / 1}, {"size": 30.0, "inverse_loss": 1 / 3}]
+    values: list[dict[str, float | None]] = [
+        {"size": 10.0, "inverse_loss": 1 / 1},
+        {"size": 30.0, "inverse_loss": 1 / 3},
+    ]
     assert share([10.0, 30.0]).of(10.0) == 0.25
     assert share([1.0, 1 / 3]).of(1.0) == pytest.approx(0.75)
     assert weights(mix, values) == pytest.approx([0.5, 0.5])

@@ -44,7 +44,7 @@ def written(folder: Path, name: str = "experiment", **changes: Any) -> Path:
 
 def test_methods_by_name_learn_in_process_and_with_workers(installed: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
-    alone = run_in_process(RunSettings(str(path), runs=str(tmp_path / "alone"), device="cpu"))
+    alone: Any = run_in_process(RunSettings(str(path), runs=str(tmp_path / "alone"), device="cpu"))
     assert alone["final_accuracy"] > 0.5, "four classes; chance is 0.25"
     spread = run_in_process(RunSettings(str(path), runs=str(tmp_path / "two"), device="cpu"), workers=2)
     assert hashes_of(spread) == hashes_of(alone)

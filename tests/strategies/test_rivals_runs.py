@@ -23,15 +23,7 @@ SMALL = {
     "model": {"name": "mlp", "hidden": [16]},
     "learner": {"preset": "none", "batch_size": 16, "optimizer": {"lr": 0.05}, "memory": {"per_class": 3}},
 }
-OURS = [
-    "adabest",
-    "cyclic_weight_transfer",
-    "feddisco",
-    "feddyn",
-    "fednova",
-    "scaffold",
-    "target",
-]
+OURS = ["adabest", "cyclic_weight_transfer", "feddisco", "feddyn", "fednova", "scaffold", "target"]
 
 
 class Killed(Exception):

@@ -10,8 +10,8 @@ from perennial.models.feature_maps.config import PACKAGES
 
 WIDEST_INPUTS = 1100
 """Values of an image up to which they are features themselves; the sums grow with their square."""
-WIDEST_ROW = 2500
-"""The same of a table's row."""
+WIDEST_ROW = 5000
+"""The same of a table's row, half of whose values say whether a number is missing."""
 WIDEST_PAIRED = 44
 """Values of a row up to which products of each two are tried: about a thousand."""
 PATCHES_SIDE = 32

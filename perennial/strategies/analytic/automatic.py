@@ -19,6 +19,7 @@ from perennial.config.analytic import LAMBDAS as FINE_LAMBDAS
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.cross_site import Judge
 from perennial.learning.analytic.solve import (
+    LEAST_VARIANCE,
     NEVER,
     LinearHead,
     Sums,
@@ -66,9 +67,17 @@ class AutomaticHead(HeadSettings):
     """Whether samples are rows of a table: then the sums alone shrink each head, and first() is taken unless
     another is clearly better."""
 
-    def over(self, widths: Sequence[int], names: Sequence[str], rows: bool = False) -> "AutomaticHead":
-        """The settings for these maps. rows: of tables. Raises ConfigError if they give too many heads."""
+    fillers: frozenset[int] = frozenset()
+
+    def over(
+        self, widths: Sequence[int], names: Sequence[str], rows: bool = False, fillers: Sequence[int] = ()
+    ) -> "AutomaticHead":
+        """The settings for these maps. rows: of tables. fillers: features that no head of rows looks at.
+
+        Raises ConfigError if they give too many heads.
+        """
         found = replace(self, widths=tuple(widths), names=tuple(names), rows=rows, tried=[])
+        found = replace(found, fillers=frozenset(fillers))
         found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
         if len(widths) > MOST_MAPS:
             raise ConfigError(
@@ -88,7 +97,7 @@ class AutomaticHead(HeadSettings):
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
         """Solve candidate number `shrinkage`; its weights on features that it does not see are 0."""
         candidate = self.candidates[int(shrinkage)]
-        places = places_of(self.widths, candidate.maps)
+        places = self._places(sums, candidate.maps)
         solve = {"gaussian": gaussian, "ridge": _ridge, "ridge, classes alike": _alike}[candidate.kind]
         seen = sums.of_features(places)
         head = solve(seen, candidate.shrinkage or oracle_shrinkage(seen))
@@ -103,6 +112,20 @@ class AutomaticHead(HeadSettings):
         # standardised, a column that is rare at the others outweighs all of them at a site that has it
         return Judge(places_of(self.widths, self.candidates[int(shrinkage)].maps))
 
+    def _places(self, sums: Sums, maps: tuple[int, ...]) -> Tensor:
+        """Indices of these maps' features; of rows without fillers and what is the same in every record.
+
+        The latter get no weight anyway, and half of a row's values are so where nothing is missing.
+        """
+        places = places_of(self.widths, maps)
+        if not self.rows or not sums.total:
+            return places
+        places = torch.tensor([place for place in places.tolist() if place not in self.fillers])
+        inside = places.to(sums.gram.device)
+        mean = sums.gram[-1, inside] / (sums.constant * sums.total)
+        varies = sums.gram.diagonal()[inside] / sums.total - mean.square() > LEAST_VARIANCE
+        return places[varies.cpu()] if varies.any() else places
+
     def first(self, sums: Sums) -> int:
         """The number of the head that the sums alone give: ridge on the first map, shrunk as gcv prefers.
 
@@ -112,7 +135,7 @@ class AutomaticHead(HeadSettings):
 
     def _by_gcv(self, sums: Sums, maps: tuple[int, ...]) -> tuple[float, int]:
         """(cross-validated error, number) of the best ridge head on these maps."""
-        errors = gcv(sums.of_features(places_of(self.widths, maps)), FINE_LAMBDAS, standardise=True)
+        errors = gcv(sums.of_features(self._places(sums, maps)), FINE_LAMBDAS, standardise=True)
         error, _, best = min(
             (error, -value, value) for error, value in zip(errors, FINE_LAMBDAS, strict=True)
         )
@@ -137,29 +160,28 @@ class AutomaticHead(HeadSettings):
         values: dict[int, tuple[float, float]],
         errors: dict[int, float],
     ) -> list[tuple[float, int]]:
-        """`ranked` with first() in front, unless another head is better by more than one standard error.
+        """`ranked` with first() in front, unless a head is better by over one standard error of the gain.
 
-        A few validation rows tell little of a wider map, of which the sums of all training rows tell much:
-        one that lowers the cross-validated error clearly is taken unless it is worse by more than a standard
-        error, and one that does not lower it is never taken.
+        A few validation rows tell little of a wider map, of which the sums of all training rows tell much.
+        Of wider maps only the ridge head with the least cross-validated error is looked at: it is taken if
+        that error is clearly less than the first one's, unless the rows contradict, not if it is no less.
         """
         first = next((number for number in errors if self.candidates[number].maps == (0,)), None)
         if first is None:
             return ranked
-        of_maps = {self.candidates[number].maps: error for number, error in errors.items()}
         value, doubt = values[first]
+        widest = min(errors, key=lambda number: errors[number])
+        fall = 1 - errors[widest] / errors[first]
 
         def wins(number: int) -> bool:
-            gain, about = values[number][0] - value, max(doubt, values[number][1])
-            fall = 1 - of_maps.get(self.candidates[number].maps, math.inf) / errors[first]
-            wider = self.candidates[number].maps != (0,)
-            clearly = number in errors and fall >= CLEARLY
-            return gain > (-about if clearly else about) and (fall > 0 or not wider)
+            # the same rows judge both, so that the gain varies less than that
+            gain, about = values[number][0] - value, math.hypot(doubt, values[number][1])
+            if number == widest:
+                return gain > (-about if fall >= CLEARLY else about)
+            return self.candidates[number].maps == (0,) and gain > about
 
-        better = sorted(
-            (errors.get(number, math.inf), -own, number) for own, number in ranked if wins(number)
-        )
-        front = better[0][2] if better else first
+        others = [number for number in (widest, *(own for _, own in ranked)) if number != first]
+        front = next(filter(wins, others), first)
         return sorted(ranked, key=lambda each: each[1] != front)
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
@@ -232,7 +254,7 @@ class AutomaticHead(HeadSettings):
 
     def _told(self, number: int, value: float, error: float, sums: Sums) -> dict[str, Any]:
         candidate = self.candidates[number]
-        seen, grid = sums.of_features(places_of(self.widths, candidate.maps)), KINDS[candidate.kind]
+        seen, grid = sums.of_features(self._places(sums, candidate.maps)), KINDS[candidate.kind]
         shrinkage = candidate.shrinkage or round(oracle_shrinkage(seen), 4)
         if self.rows:
             grid = FINE_LAMBDAS

@@ -84,10 +84,7 @@ class Records:
         """Without the records of one class."""
         kept = self.y != name
         return replace(
-            self,
-            x=self.x[kept],
-            y=self.y[kept],
-            patient=None if self.patient is None else self.patient[kept],
+            self, x=self.x[kept], y=self.y[kept], patient=None if self.patient is None else self.patient[kept]
         )
 
 
