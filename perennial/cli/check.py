@@ -170,7 +170,8 @@ def _choices(experiment: Experiment, checked: "Checked") -> Iterator[str]:
         sums = 1e-6 * sum(SumsForm(width + 1).bytes(schedule.num_classes(1)) for width in alone)
         heads, minutes = of(alone, HEADS_OF_A_MAP)
         for choice in experiment.model.choices:
-            yield f"  one of these maps is chosen in task 1, for the whole run: {', '.join(choice_names(choice))}"
+            names = ", ".join(choice_names(choice))
+            yield f"  one of these maps is chosen in task 1, for the whole run: {names}"
         yield (
             f"  to choose, {len(alone)} more messages of sums from each site, {sums:,.1f} MB together, and "
             f"{len(alone)} of heads to it, {heads:,.1f} MB together; about {minutes} min at the server"
