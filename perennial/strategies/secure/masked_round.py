@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor
 
+from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.secure_words import UpdateWords
+from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.context import RoundContext, RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import Arrays, RoundRequest
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 
@@ -81,23 +82,13 @@ class MaskedRound:
         except (NotEnough, ValueError) as missing:
             outcome.warnings.append(f"no sum was opened: {missing}")
         else:
-            outcome.arrays = self.take_sum(strategy, ctx, total, weight)
+            outcome.arrays = strategy.take_sum(ctx, total, weight)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
             outcome.details["secure"] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
         outcome.absent = outcome.without_answer(request.sites)
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         outcome.asked, outcome.seconds = ctx.asked, time.monotonic() - start
         return outcome
-
-    def take_sum(
-        self, strategy: FedAvg, ctx: RoundContext, total: Arrays, weight: float
-    ) -> dict[str, Tensor]:
-        """Make the new global model. total: sum of weighted updates, float64. weight: of their weights."""
-        scale = 1.0 / (ctx.asked if strategy.fixed_weights else weight)
-        return {
-            name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
-            for name, tensor in ctx.reference.items()
-        }
 
     def _check(
         self,
@@ -111,12 +102,12 @@ class MaskedRound:
 
         Its weight must be one that they can have, and its mean within the strategy's bound.
         """
-        most = survivors * layout.weight(layout.experiment.bounds.max_samples)
+        most = survivors * layout.weight(MAX_SAMPLES)
         if not survivors <= weight <= most:
             raise ValueError(f"the sum of the weights is {weight}; allowed {survivors} to {most}")
         norm = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in total.values())) / weight
         if layout.noise is None:
-            largest = layout.experiment.sums.largest_norm * (1 + 1e-6)
+            largest = LARGEST_NORM * (1 + 1e-6)
             bound = largest if bound is None else min(bound, largest)
             if norm > bound:
                 raise ValueError(f"the mean update has norm {norm:.4g}, above {bound:.4g}")
