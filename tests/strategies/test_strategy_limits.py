@@ -23,6 +23,7 @@ BASES: dict[str, dict[str, Any]] = {
     "contribution": {"base": "serial_ring"},
     "digest_synthesis": {"base": "fedavg"},
     "fedper": {"personal": ["head"]},
+    "multi_factor": {"beta": 0.5},
     "pfa": {"global_rounds": 1, "layer": 1},
 }
 """What a strategy must be told besides the key that is tried."""
