@@ -213,11 +213,11 @@ def count_keys() -> dict[str, Any]:
     from perennial.config.site import SiteConfig
 
     try:
-        from perennial.strategies.factory import STRATEGIES
-
-        kinds = [resolve_name(kind) if isinstance(kind, str) else kind for kind in STRATEGIES.values()]
+        from perennial.config.strategies import STRATEGIES
     except ImportError:
-        kinds = []
+        # before-cut has the registry there
+        from perennial.strategies.factory import STRATEGIES
+    kinds = [resolve_name(kind) if isinstance(kind, str) else kind for kind in STRATEGIES.values()]
     of_strategies = len({keyword for kind in kinds for keyword in list_keywords(kind)})
     experiment, site = (
         len(set(list_paths(Experiment))),

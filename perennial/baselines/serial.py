@@ -7,6 +7,7 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.models.sum_grid import SumGrid
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
@@ -46,7 +47,7 @@ class Serial(FedAvg):
                 max_update_norm=request.max_update_norm,
             )
             alone = replace(request, sites={site: request.sites[site]})
-            step = ExactSum(arrays, request.sums.grid(alone.most_replies, self.largest_sum_weight(request)))
+            step = ExactSum(arrays, SumGrid(max(1, alone.most_replies), self.largest_sum_weight(request)))
             step.add(reply.update, self.weight(reply), reply.norm)
             self.admit_hop(reply)
             for observer in request.observers:

@@ -12,6 +12,7 @@ from perennial.client.secure_answers import secure_state, together
 from perennial.client.site import Site
 from perennial.config.secure_words import UpdateWords
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.noise import Noise
 from perennial.privacy.released import Public, Released
@@ -103,7 +104,7 @@ def _members(request: Maskable) -> list[Member]:
 def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) -> Released[Words]:
     """An update and its weight as integers for a masked sum, with this site's share of the noise.
 
-    Clips the update to sums.largest_norm, because the server cannot check single updates. Raises
+    Clips the update to LARGEST_NORM, because the server cannot check single updates. Raises
     ProtocolError without request.sum_updates, PolicyRefusal for an update that is not finite.
     """
     if request.sum_updates is None:
@@ -112,7 +113,7 @@ def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) 
     assert isinstance(update, Released) and examples is not None
     layout = UpdateWords(site.experiment, request.sum_updates)
     weight = layout.weight(examples.value)
-    if not math.isfinite(clip_tensors(update.value.values(), site.experiment.sums.largest_norm)):
+    if not math.isfinite(clip_tensors(update.value.values(), LARGEST_NORM)):
         raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
     words = layout.encode(update.value, weight)
     if (noise := layout.noise) is not None:

@@ -1,12 +1,13 @@
 """What one site can do to the model at most: `bounds:` of an experiment."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from perennial.foundation.block import Block
 
 MAX_SAMPLES = 1 << 20
+"""A site that says it trained on more samples counts as if it had said this."""
+WINDOW = 10
+"""Former rounds that count."""
 SHARE = 1 / 2
 """With a norm_multiple no site counts for more than all others together."""
 LEAST_SITES = 4
@@ -25,17 +26,12 @@ class BoundsConfig(Block):
     of the largest median: a task in which most sites hold next to nothing must not stop the few that do.
     """
 
-    max_samples: int = Field(default=MAX_SAMPLES, ge=1, le=100_000_000)
-    """A site that says it trained on more samples counts as if it had said this."""
     registered: dict[str, int] = Field(default_factory=dict)
-    """The same for single sites, from their registration; where sites send updates, in place of `share`."""
+    """Samples that single sites count for at most, from their registration; where sites send updates, in the
+    place of `share`."""
     norm_multiple: float | None = Field(default=None, ge=1)
-    """An update may be so many times as long as the median one; null: no bound."""
-    on_norm: Literal["scale", "drop"] = "scale"
-    """A longer update is scaled down to the bound, or dropped. SCAFFOLD, FedDyn and AdaBest take dropping
-    alone: what such a site remembers has to agree with what the server folded."""
-    window: int = Field(default=10, ge=1)
-    """So many former rounds count."""
+    """An update may be so many times as long as the median one; null: no bound. A longer one is scaled down.
+    SCAFFOLD, FedDyn and AdaBest drop it: what a site remembers has to agree with what the server folded."""
     share: float | None = Field(default=None, gt=0, le=1)
     """The share of all samples that one site counts for at most; 1: no bound.
 
@@ -55,8 +51,7 @@ class BoundsConfig(Block):
         """What the bounds allow, as a sentence; '' where none is set."""
         said = []
         if self.norm_multiple is not None:
-            done = "scaled down to it" if self.on_norm == "scale" else "dropped"
-            said.append(f"an update above {self.norm_multiple:g} times the median norm is {done}")
+            said.append(f"an update above {self.norm_multiple:g} times the median norm is scaled down to it")
         if self.most_share < 1:
             said.append(f"a site counts for at most {self.most_share:.0%} of all samples")
         if self.registered:

@@ -31,7 +31,12 @@ EXPERIMENT: dict[str, Removed] = {
         None, "The count of clipped sites gets twice the noise multiplier of updates."
     ),
     "secure.largest_drop": Removed(None, "Under masks no round is halved; choose bounds that hold."),
-    "sums.bits": Removed(64, "Sums have 64-bit words."),
+    "bounds.max_samples": Removed(1 << 20, "Nobody counts as more than 1048576 samples."),
+    "bounds.on_norm": Removed(
+        "scale", "Updates are scaled down, and dropped where a method cannot scale them."
+    ),
+    "bounds.window": Removed(10, "The last 10 rounds count."),
+    "sums": Removed({"bits": 64, "largest_norm": 1024.0}, "Sums have 64 bits and room for norms of 1024."),
     "digests.noise_source": Removed("secure", "Noise comes from the system's secure source alone."),
     "tasks.base_classes": Removed(0, "Write the first task's size into `increments: [50, 10, ...]`."),
     "rounds.join_timeout": Removed(600.0, "`rounds.deadline` is also how long the server waits for sites."),

@@ -1,15 +1,12 @@
-"""Blocks about rounds: who takes part, how updates are added, when a task ends, and what is measured."""
+"""Blocks about rounds: who takes part, when a task ends, and what is measured."""
 
 import operator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
-
-if TYPE_CHECKING:
-    from perennial.models.sum_grid import SumGrid
 
 _WITHOUT = operator.not_
 JOIN_SECONDS = 600.0
@@ -62,19 +59,6 @@ class PretrainingConfig(Block):
                 f"pretraining.exclude: site {site!r} has no sample of task 1 but the {available} of "
                 "pretraining.samples; allowed with fewer of them"
             )
-
-
-class SumsConfig(Block):
-    """The public grid of a run's sums (models/sum_grid.py)."""
-
-    largest_norm: float = Field(default=1024.0, gt=0, lt=1e30)
-    """L2 norm that an update of the largest weight may have; at half the weight it may be twice that."""
-
-    def grid(self, updates: int, largest_weight: float) -> "SumGrid":
-        """The grid for the sum of at most `updates` updates, none with a weight above largest_weight."""
-        from perennial.models.sum_grid import SumGrid  # torch, which saying who it is spares a site
-
-        return SumGrid(max(1, updates), largest_weight, self.largest_norm)
 
 
 class PointConfig(Block):

@@ -19,7 +19,6 @@ from perennial.config.rounds import (
     EvaluationConfig,
     PretrainingConfig,
     RoundsConfig,
-    SumsConfig,
 )
 from perennial.config.secure import SecureConfig
 from perennial.config.strategies import asks_of, nested
@@ -76,7 +75,6 @@ class ExperimentFields(Block):
     learner: LearnerConfig = NO_LEARNER
     strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
     bounds: BoundsConfig = BoundsConfig()
-    sums: SumsConfig = SumsConfig()
     secure: SecureConfig | None = None
     """The server learns sums over sites alone; None: it sees each site's update."""
     privacy: PrivacyConfig = PrivacyConfig()

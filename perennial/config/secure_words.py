@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.experiment import Experiment
 from perennial.models.sum_grid import SumGrid
 from perennial.privacy.discrete_gaussian import Integers
@@ -43,17 +44,17 @@ class UpdateWords:
         return SharedNoise.of(experiment.privacy, sites=self.updates, honest=experiment.secure.honest)
 
     def weight(self, num_examples: int) -> int:
-        """Weight of an update: 1 where all count alike, else num_examples up to bounds.max_samples."""
+        """Weight of an update: 1 where all count alike, else num_examples up to MAX_SAMPLES."""
         fixed = self.experiment.privacy.mode in ("client_central", "client_shared")
         if fixed or self.experiment.strategy.asks.counts_alike:
             return 1
-        return min(num_examples, self.experiment.bounds.max_samples)
+        return min(num_examples, MAX_SAMPLES)
 
     @property
     def grid(self) -> SumGrid:
         """The grid on which updates are rounded when sites do not share noise."""
-        largest = self.weight(self.experiment.bounds.max_samples)
-        return self.experiment.sums.grid(self.updates, float(largest))
+        largest = self.weight(MAX_SAMPLES)
+        return SumGrid(max(1, self.updates), float(largest))
 
     def encode(self, update: Mapping[str, Tensor], weight: int) -> Words:
         """(P + 1,) words of one site, without noise.

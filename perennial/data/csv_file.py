@@ -36,7 +36,11 @@ _LETTERS = frozenset("glmsKUd%\u00b0")
 """Units of one sign; another letter behind digits is more often a stage, as in 3a."""
 MOSTLY = 0.8
 """A column of which at least this share of the cells are numbers is meant to hold numbers, dates likewise."""
-FRAMES = {".xlsx": "read_excel", ".parquet": "read_parquet"}
+FRAMES: dict[str, tuple[str, dict[str, None]]] = {
+    # of types that follow from the first thousand rows alone, a later text would be lost in silence
+    ".xlsx": ("read_excel", {"infer_schema_length": None}),
+    ".parquet": ("read_parquet", {}),
+}
 """Files that polars reads, whose cells are texts here as those of CSV files are."""
 _WORKBOOK = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
@@ -120,7 +124,8 @@ def _of_frame(path: Path) -> CsvFile:
             f"{path}: a file of this kind needs perennial-fl[sheets]; or save it as CSV (in UTF-8) first"
         ) from None
     try:
-        frame = getattr(polars, FRAMES[path.suffix.lower()])(path)
+        read, options = FRAMES[path.suffix.lower()]
+        frame = getattr(polars, read)(path, **options)
     except Exception as error:  # whatever the reader's own library raises
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from error
     texts = frame.select(polars.all().cast(polars.String)).fill_null("")

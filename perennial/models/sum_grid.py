@@ -17,6 +17,8 @@ from torch import Tensor
 FINEST = 2.0**-34
 """Half of it, 2.9e-11, is below the spacing of float32 numbers of size 0.0005."""
 BITS = 64
+LARGEST_NORM = 1024.0
+"""L2 norm that an update of the largest weight may have; at half the weight it may be twice that."""
 HEADROOM = 2
 """Bits of the range that stay free besides the sign: a sum holds four times as many updates as it has to."""
 
@@ -31,7 +33,7 @@ class SumGrid:
 
     updates: int = 1024
     largest_weight: float = 1.0
-    largest_norm: float = 1024.0
+    largest_norm: float = LARGEST_NORM
 
     def __post_init__(self) -> None:
         for name in ("updates", "largest_weight", "largest_norm"):

@@ -95,7 +95,6 @@ class Rounds:
                 resting=frozenset(sites) - asked.keys(),
                 known=len(self._history.known_sites),
                 bounds=experiment.bounds,
-                sums=experiment.sums,
                 running=running,
                 max_update_norm=central.max_update_norm if central else None,
                 observers=central.observers if central else (),

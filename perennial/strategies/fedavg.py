@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from perennial.config.bounds import MAX_SAMPLES
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
@@ -44,7 +45,7 @@ class FedAvg(IncrementalStrategy):
 
     def largest_sum_weight(self, request: RoundRequest) -> float:
         """The largest value that weight() can have."""
-        return 1.0 if self.fixed_weights else float(request.bounds.max_samples)
+        return 1.0 if self.fixed_weights else float(MAX_SAMPLES)
 
     def largest_weight(self, asked: int) -> float:
         return 1.0 / asked

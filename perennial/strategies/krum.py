@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.median import Median
-from perennial.strategies.round.run_context import RunContext
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.sums.update_file import UpdateFile
 
 
@@ -23,10 +23,8 @@ class MultiKrum(Median):
     Updates of equal scores are taken in the order of the sites' names.
     """
 
-    def __init__(
-        self, byzantine: int = 1, keep: int = 2, max_update_norm: float | None = None, **flower: Any
-    ) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, byzantine: int = 1, keep: int = 2, **flower: Any) -> None:
+        super().__init__(**flower)
         if byzantine < 0:
             raise ValueError(f"byzantine: found {byzantine}, allowed 0 or more")
         if keep < 1:
@@ -64,15 +62,15 @@ class MultiKrum(Median):
 class Krum(MultiKrum):
     """theta + the one update whose K - byzantine - 2 nearest updates are nearest."""
 
-    def __init__(self, byzantine: int = 1, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(byzantine, 1, max_update_norm, **flower)
+    def __init__(self, byzantine: int = 1, **flower: Any) -> None:
+        super().__init__(byzantine, 1, **flower)
 
 
 class TrimmedMean(Median):
     """theta + the mean of each value without its largest and smallest, floor(share K) at either end."""
 
-    def __init__(self, share: float = 0.2, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, share: float = 0.2, **flower: Any) -> None:
+        super().__init__(**flower)
         if not 0 <= share < 0.5:
             raise ValueError(f"share: found {share}, allowed 0 to below 0.5")
         self.share = share

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.strategies import ASKS
 from perennial.models.sum_grid import SumGrid
 from perennial.protocol.measurements import (
@@ -177,7 +178,7 @@ class WeightedFactors(Aggregator):
 
     def _grid(self, name: str) -> SumGrid:
         """The grid for weights that are values of this factor."""
-        largest = {"size": self.ctx.request.bounds.max_samples, "inverse_loss": 1 / LOSS_FLOOR}
+        largest = {"size": MAX_SAMPLES, "inverse_loss": 1 / LOSS_FLOOR}
         return self.ctx.sum_grid(max(1.0, largest.get(name, 1.0)))
 
 

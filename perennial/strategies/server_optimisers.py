@@ -13,12 +13,11 @@ from torch import Tensor
 
 from perennial.config.strategies import ASKS
 from perennial.learning.site_method import FedProx as Proximal
-from perennial.models.growth import grown
+from perennial.models.layers import grown
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.nested_state import nested, part
-from perennial.strategies.round.request import Arrays, TaskStart
-from perennial.strategies.sums.parameters import is_statistic, parameter_zeros
+from perennial.strategies.round.request import Arrays, TaskStart, nested, part
+from perennial.strategies.sums.exact_sum import is_statistic, parameter_zeros
 
 MU = 0.01
 MOMENTUM, SCALE = "momentum", "scale"
@@ -42,8 +41,8 @@ class FedProx(FedAvg):
     traits = replace(FedAvg.traits, requires="the proximal term in the sites' steps")
     largest_weight = FedAvg.largest_weight
 
-    def __init__(self, mu: float = MU, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, mu: float = MU, **flower: Any) -> None:
+        super().__init__(**flower)
         self.mu = _checked("mu", mu, mu >= 0, "0 or more")
 
 
@@ -57,8 +56,8 @@ class ServerOptimiser(FedAvg):
     asks = ASKS["fedavgm"]
     state_names: tuple[str, ...] = (MOMENTUM,)
 
-    def __init__(self, server_lr: float, max_update_norm: float | None = None, **flower: Any) -> None:
-        super().__init__(max_update_norm, **flower)
+    def __init__(self, server_lr: float, **flower: Any) -> None:
+        super().__init__(**flower)
         self.server_lr = _checked("server_lr", server_lr, server_lr > 0, "above 0")
         self.state: dict[str, dict[str, Tensor]] = {name: {} for name in self.state_names}
 
@@ -130,10 +129,9 @@ class FedAvgM(ServerOptimiser):
         self,
         server_lr: float = 1.0,
         momentum: float = 0.9,
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
-        super().__init__(server_lr, max_update_norm, **flower)
+        super().__init__(server_lr, **flower)
         self.momentum = _checked("momentum", momentum, 0 <= momentum < 1, "0 to below 1")
 
     def step(self, state: dict[str, Tensor], mean: Tensor) -> Tensor:
@@ -156,10 +154,9 @@ class Adaptive(ServerOptimiser):
         beta_1: float = 0.9,
         beta_2: float = 0.99,
         tau: float = 1e-3,
-        max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
-        super().__init__(server_lr, max_update_norm, **flower)
+        super().__init__(server_lr, **flower)
         self.beta_1 = _checked("beta_1", beta_1, 0 <= beta_1 < 1, "0 to below 1")
         self.beta_2 = _checked("beta_2", beta_2, 0 <= beta_2 < 1, "0 to below 1")
         self.tau = _checked("tau", tau, tau > 0, "above 0")

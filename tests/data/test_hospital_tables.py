@@ -1,6 +1,7 @@
 """Tables as hospitals have them: bad cells, decimal commas, old encodings, dates, codes, missing values."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,12 @@ def test_stages_several_units_and_groups_are_no_numbers_with_units(cells: tuple[
 def test_a_sheet_is_read_as_a_csv_file_is(tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
     frame = polars.DataFrame({"age": [50, 61, None], "sex": ["m", "f", "m"], "label": ["a", "b", "a"]})
+    late = polars.DataFrame(
+        {"age": ["unbekannt" if row == 1500 else str(row) for row in range(2000)], "label": "a"}
+    )
+    with suppress(ModuleNotFoundError):  # what writes workbooks is no part of the extra
+        late.with_columns(age=polars.col("age")).write_excel(tmp_path / "t.xlsx")
+        assert read_csv(tmp_path / "t.xlsx").columns["age"].tolist()[1500] == "unbekannt"
     frame.write_parquet(tmp_path / "t.parquet")
     found = read_csv(tmp_path / "t.parquet")
     assert {name: texts.tolist() for name, texts in found.columns.items()} == {

@@ -9,7 +9,7 @@ import pytest
 from perennial.client.app import HANDLERS
 from perennial.client.plan import Plan
 from perennial.config.experiment import Experiment
-from perennial.data.registry import build_registry
+from perennial.data.schedule import build_registry
 from perennial.privacy.covered import UNCOVERED, uncovered_in_words
 from perennial.privacy.statement import describe
 from perennial.protocol import messages, secure_messages

@@ -25,8 +25,6 @@ TASKS = {"count": 2, "rounds": 1}
     "bounds",
     [
         {"norm_multiple": 5.0},
-        {"on_norm": "drop"},
-        {"window": 3},
     ],
 )
 def test_a_key_that_would_do_nothing_is_refused_by_name(bounds: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """FedPer, PFA and what they come to; SCAFFOLD and batch normalisation beside personal layers; bytes."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from perennial.foundation.errors import ConfigError
+from perennial.models.sum_grid import SumGrid
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.round import context
 from tests.strategies.personal_runs import GROUPS, Run, equal, run
 
 SITES = [f"site-{number}" for number in range(4)]
@@ -47,11 +50,14 @@ def test_fedper_averages_the_shared_layers_by_samples_and_keeps_heads_from_the_f
     assert not any(torch.equal(a, b) for i, a in enumerate(heads) for b in heads[:i])
 
 
-def test_whole_models_inside_a_group_are_fedavg_of_its_members_alone(tmp_path: Path) -> None:
+def test_whole_models_inside_a_group_are_fedavg_of_its_members_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grouped = run(tmp_path / "grouped", strategy=GROUPS | {"personal": [], "global_rounds": 0})
     away = [{"site": site, "first_round": 1, "last_round": 3} for site in ("site-2", "site-3")]
     # twice the norm for half the sites that a sum has to hold: the same steps of its grid, so the same bits
-    alone = run(tmp_path / "alone", strategy="fedavg", absence=away, sums={"largest_norm": 2048})
+    monkeypatch.setattr(context, "SumGrid", partial(SumGrid, largest_norm=2048.0))
+    alone = run(tmp_path / "alone", strategy="fedavg", absence=away)
     assert content_sha256(grouped.own("site-1")) == alone.summary["model_sha256"]
     assert not equal(grouped.own("site-1"), grouped.own("site-2"))
 

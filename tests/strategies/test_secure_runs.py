@@ -27,7 +27,7 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.stamp import STAMP_FIELDS
 from perennial.server.app import serve
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.secure.masked_round import MaskedRound
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened, SumStore

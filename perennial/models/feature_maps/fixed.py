@@ -76,6 +76,16 @@ class FixedFeatures(nn.Module):
         return self.pixels.mean.ndim == 1
 
     @property
+    def fillers(self) -> list[int]:
+        """Indices, among the features, of those that give rows one length and say nothing for themselves."""
+        found, start = list[int](), 0
+        for place in self.selection or range(len(self.maps)):
+            module = self.maps[place]
+            start += int(module.width)  # pyright: ignore[reportArgumentType]
+            found += [start - 1] * (isinstance(module, Inputs) and module.keep_length)
+        return found
+
+    @property
     def facts_of_seen(self) -> list[dict[str, str]]:
         """The facts of each map that is used."""
         return self.facts if self.selection is None else [self.facts[place] for place in self.selection]

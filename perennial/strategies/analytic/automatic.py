@@ -67,9 +67,17 @@ class AutomaticHead(HeadSettings):
     """Whether samples are rows of a table: then the sums alone shrink each head, and first() is taken unless
     another is clearly better."""
 
-    def over(self, widths: Sequence[int], names: Sequence[str], rows: bool = False) -> "AutomaticHead":
-        """The settings for these maps. rows: of tables. Raises ConfigError if they give too many heads."""
+    fillers: frozenset[int] = frozenset()
+
+    def over(
+        self, widths: Sequence[int], names: Sequence[str], rows: bool = False, fillers: Sequence[int] = ()
+    ) -> "AutomaticHead":
+        """The settings for these maps. rows: of tables. fillers: features that no head of rows looks at.
+
+        Raises ConfigError if they give too many heads.
+        """
         found = replace(self, widths=tuple(widths), names=tuple(names), rows=rows, tried=[])
+        found = replace(found, fillers=frozenset(fillers))
         found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
         if len(widths) > MOST_MAPS:
             raise ConfigError(
@@ -105,13 +113,14 @@ class AutomaticHead(HeadSettings):
         return Judge(places_of(self.widths, self.candidates[int(shrinkage)].maps))
 
     def _places(self, sums: Sums, maps: tuple[int, ...]) -> Tensor:
-        """Indices of the features of these maps; of rows without those that are the same in every record.
+        """Indices of these maps' features; of rows without fillers and what is the same in every record.
 
-        They get no weight anyway, and half of a row's values are so where nothing is missing.
+        The latter get no weight anyway, and half of a row's values are so where nothing is missing.
         """
         places = places_of(self.widths, maps)
         if not self.rows or not sums.total:
             return places
+        places = torch.tensor([place for place in places.tolist() if place not in self.fillers])
         inside = places.to(sums.gram.device)
         mean = sums.gram[-1, inside] / (sums.constant * sums.total)
         varies = sums.gram.diagonal()[inside] / sums.total - mean.square() > LEAST_VARIANCE

@@ -72,7 +72,8 @@ class MapChoice:
             rows: dict[int, list[dict[str, Any]]] = {}
             for place in slot:
                 width, name = self.whole.widths[place], self.whole.facts[place]["map"]
-                own = settings.over([width], [name], self.whole.of_rows)
+                alone = self.whole.only([place])
+                own = settings.over([width], [name], alone.of_rows, alone.fillers)
                 known = range(asking.request.stamp.num_classes)
                 ranked.append((own.ranked(rounds[place], Sums.of(sums[place].over(known)))[0][0], place))
                 rows[place] = own.tried[:1]

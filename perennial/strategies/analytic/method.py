@@ -135,7 +135,7 @@ class Analytic(IncrementalStrategy):
         self.form = sums_form(seen.width, self.run.experiment.privacy)
         self.features, self._facts = seen.content, seen.facts_of_seen
         if isinstance(self.settings, AutomaticHead):
-            self.settings = self.settings.over(*seen.parts, seen.of_rows)
+            self.settings = self.settings.over(*seen.parts, seen.of_rows, seen.fillers)
 
     @property
     def width(self) -> int:

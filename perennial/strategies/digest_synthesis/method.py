@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
@@ -250,7 +251,7 @@ class StandIns(Counted):
                 f"{self.ctx.max_update_norm:.4g}"
             )
             return
-        samples, now = min(store.samples(site), request.bounds.max_samples), self.ctx.number
+        samples, now = min(store.samples(site), MAX_SAMPLES), self.ctx.number
         reply = Admitted(site, update, norm, samples, loss, steps, base_round=now, stand_in=True)
         try:
             super().add(reply)

@@ -96,7 +96,7 @@ class RoundContext:
 
     def sum_grid(self, largest_weight: float = 1.0) -> SumGrid:
         """The grid of this round's sums. largest_weight: the largest by which an update may be multiplied."""
-        return self.request.sums.grid(self.request.most_replies, largest_weight)
+        return SumGrid(max(1, self.request.most_replies), largest_weight)
 
     def part(self, reference: Arrays, sites: frozenset[str]) -> "RoundContext":
         """The context for `sites` alone, from the model `reference`: an own outcome, shared warnings."""

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Message
 from torch import Tensor
 
-from perennial.config.bounds import LEAST_SITES, BoundsConfig
+from perennial.config.bounds import LEAST_SITES, MAX_SAMPLES, WINDOW, BoundsConfig
 from perennial.foundation.errors import REASON, ProtocolError, shown
 from perennial.foundation.plain import Plain, PlainObject, read_object
 from perennial.learning.analytic.influence import level
@@ -72,7 +72,7 @@ class Gate:
     stamp: Stamp | None
     max_update_norm: float | None = None
     staleness: int = 0
-    max_samples: int = MAX_EXAMPLES
+    max_samples: int = MAX_SAMPLES
 
     def __post_init__(self) -> None:
         self._seen: set[str] = set()
@@ -260,8 +260,8 @@ class RunningBounds:
     def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
         """The reply with its norm and samples bounded, and a note for each change.
 
-        scalable: whether the method accepts scaled updates. Raises Rejected for an update
-        above the bound that is to be dropped.
+        scalable: whether the method accepts scaled updates. Raises Rejected for an update above the bound of
+        one that does not.
         """
         notes = list(reply.notes)
         samples, most = reply.num_examples, self._most_samples(reply.site, reply.num_examples)
@@ -270,11 +270,11 @@ class RunningBounds:
             notes.append(f"has {samples} samples, and counts as {most} (bounds.{key})")
             reply = replace(reply, num_examples=most, capped=True)
         limit = self._longest
-        if limit is None or reply.norm <= limit or not (scalable or self.config.on_norm == "drop"):
+        if limit is None or reply.norm <= limit:
             return replace(reply, notes=tuple(notes))
         sentence = f"update: norm {reply.norm:.4g} is above {limit:.4g}, {self.config.norm_multiple:g} times "
         sentence += "the median of former rounds (bounds.norm_multiple)"
-        if self.config.on_norm == "drop":
+        if not scalable:
             raise Rejected(sentence)
         factor = limit / reply.norm
         update = Tensors({name: tensor * factor for name, tensor in reply.update.items()})
@@ -292,7 +292,7 @@ class RunningBounds:
                 met["capped"] += reply.capped
         median_norm, counts = _told(replies)
         if counts:
-            self.state[NORMS] = [*self.state[NORMS], median_norm][-self.config.window :]
+            self.state[NORMS] = [*self.state[NORMS], median_norm][-WINDOW:]
             self.state[COUNTS] = counts
         self._first, self._first_counts = 0.0, {}
 

@@ -69,7 +69,7 @@ def collect(
     """Check and aggregate replies as they come; returns how many count, stand-ins included."""
     request, outcome = ctx.request, ctx.outcome
     stamp = request.stamp if ctx.by_curriculum else None
-    gate = Gate(ctx.reference, stamp, ctx.max_update_norm, traits.staleness, request.bounds.max_samples)
+    gate = Gate(ctx.reference, stamp, ctx.max_update_norm, traits.staleness)
     running = request.running
     # a run's first round has no former one to take bounds from, so its own replies set them
     waiting = WaitingReplies(running, ctx.reference) if running is not None and running.waiting else None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
-from perennial.config.rounds import SumsConfig
 from perennial.privacy.combinations import ReleaseProtection
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
@@ -82,7 +81,6 @@ class RoundRequest:
     known: int = 0
     """Sites that have taken part in the run so far."""
     bounds: BoundsConfig = BoundsConfig()
-    sums: SumsConfig = SumsConfig()
     running: "RunningBounds | None" = None
     """Bounds that follow from former rounds; None where no site's norm may change what another counts."""
     max_update_norm: float | None = None

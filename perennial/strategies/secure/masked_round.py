@@ -13,7 +13,9 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.secure_words import UpdateWords
+from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
@@ -111,12 +113,12 @@ class MaskedRound:
 
         Its weight must be one that they can have, and its mean within the strategy's bound.
         """
-        most = survivors * layout.weight(layout.experiment.bounds.max_samples)
+        most = survivors * layout.weight(MAX_SAMPLES)
         if not survivors <= weight <= most:
             raise ValueError(f"the sum of the weights is {weight}; allowed {survivors} to {most}")
         norm = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in total.values())) / weight
         if layout.noise is None:
-            largest = layout.experiment.sums.largest_norm * (1 + 1e-6)
+            largest = LARGEST_NORM * (1 + 1e-6)
             bound = largest if bound is None else min(bound, largest)
             if norm > bound:
                 raise ValueError(f"the mean update has norm {norm:.4g}, above {bound:.4g}")

@@ -217,7 +217,7 @@ class Chain:
             raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
         message = request.message(arrays, settings=settings, **request.previous.fields(held=held))
         self.sent = message.tensor_bytes
-        gate = Gate(arrays, request.stamp, max_update_norm, max_samples=request.bounds.max_samples)
+        gate = Gate(arrays, request.stamp, max_update_norm)
         # another site's late reply belongs to a model that has moved on
         self.exchange.late.clear()
         for _, reply in self.exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
