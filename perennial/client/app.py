@@ -18,7 +18,7 @@ import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify, using_plugins
-from perennial.client.release import leave, refusal, serialise
+from perennial.client.release import begin_request, leave, refusal, serialise
 from perennial.client.time_limit import check_bytes
 from perennial.config.run import RunSettings
 from perennial.foundation import plugins
@@ -108,6 +108,7 @@ def attempt(
     every error.
     """
     site, deployed = "unknown", True
+    begin_request()
     with one_subject():
         try:
             identity = who(context)

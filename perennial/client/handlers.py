@@ -23,7 +23,7 @@ from perennial.config.secure_words import class_sum_words, count_words
 from perennial.learning.site_method import SiteMethods
 from perennial.models.incremental import complete_state
 from perennial.privacy.released import Public, Released
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.protocol.messages import (
     EvaluateReply,
     EvaluateRequest,

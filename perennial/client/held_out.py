@@ -30,7 +30,7 @@ from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
 from perennial.privacy.released import Mechanism, Released
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.protocol.messages import EvaluateRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors

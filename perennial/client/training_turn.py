@@ -148,8 +148,13 @@ class TrainingTurn:
         """Train this site alone and return the fields of its reply, of which nothing is charged yet."""
         result = self._trained()
         typed = self._typed(result)
-        self.methods.close(result.update, result.steps)
+        self._close(result)
         return typed
+
+    def _close(self, result: TrainingResult) -> None:
+        """Let the methods see the update as it leaves; a copy, which they cannot change, if private."""
+        private = self.site.experiment.privacy.enabled
+        self.methods.close(result.update.clone() if private else result.update, result.steps)
 
     def as_member(self, start: Tensor) -> "Member | None":
         """This site's part in a cohort's training; None if it must train alone. start: (P,), as received.
@@ -217,7 +222,7 @@ class TrainingTurn:
     def reply(self, result: TrainingResult) -> TrainReply:
         """Protect the update and let it leave. The shared model must be as trained."""
         reply = leave(self.site.identity, self.request, TrainReply, **self._typed(result))
-        self.methods.close(result.update, result.steps)
+        self._close(result)
         return reply
 
     def _typed(self, result: TrainingResult) -> dict[str, Typed]:

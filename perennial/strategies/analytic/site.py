@@ -35,7 +35,7 @@ from perennial.models.incremental import IncrementalModel
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import add_noise_to_sums, sensitivity
 from perennial.privacy.released import Mechanism, Public, Released
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.protocol.messages import (
     ClassCountsReply,
     ClassCountsRequest,

@@ -27,7 +27,7 @@ from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.site_method import Answers, PlannedRun, Records, SiteMethod, TurnStart
 from perennial.models.layers import with_rows
 from perennial.models.sparsity import MODEL, VECTOR, Combine, SparsityPlan, zero_shares
-from perennial.privacy.calibration import sparsity_l2_sensitivity
+from perennial.privacy.accountants import sparsity_l2_sensitivity
 from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.released import Public, Released
 from perennial.protocol.messages import (
