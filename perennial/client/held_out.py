@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from perennial.client.class_means import own_class_means
-from perennial.client.floor import check_floor, withheld
-from perennial.client.policy import check_evaluation
+from perennial.client.policy import check_evaluation, check_floor, withheld
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Typed, pay
 from perennial.client.site import Site
@@ -30,7 +29,7 @@ from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
 from perennial.privacy.released import Mechanism, Released
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.protocol.messages import EvaluateRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.client.release import data_are_read
 from perennial.client.site import Site
 from perennial.data.splits import identities, record_contents
 from perennial.foundation.record_key import record_key
@@ -46,6 +47,8 @@ def choose(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
     release, StateError when the record book cannot be read.
     """
     entry = mechanism.entry
+    if site.experiment.privacy.enabled:
+        data_are_read()
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
         return Chosen(rows)
     lines, patients = _identified(site, rows)

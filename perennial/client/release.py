@@ -4,6 +4,7 @@ A handler gives each field a type (privacy/released.py). `leave` charges what is
 and builds the reply. `serialise` lets out no reply that was built elsewhere or changed afterwards.
 """
 
+from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from perennial.foundation.errors import (
     RecordGone,
     shown,
 )
+from perennial.foundation.record_key import record_key
+from perennial.privacy.record_book import RecordBook
 from perennial.privacy.released import Mechanism, Public, Released
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import Refusal
@@ -27,6 +30,8 @@ from perennial.protocol.stamp import LONGEST_REASON, Stamp
 Reply = TypeVar("Reply", bound=WireMessage)
 T = TypeVar("T")
 U = TypeVar("U")
+_data_read: ContextVar[bool] = ContextVar("data_read", default=False)
+"""Whether what the request in hand has computed since may follow from the data."""
 Typed = Public[Any] | Released[Any] | "Paid[Any]" | None
 TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
 """Errors that speak of settings, messages and rounds only."""
@@ -74,7 +79,9 @@ def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **type
             )
         if isinstance(given, Released):
             released.append(given)
-        elif name not in kind.public:
+        elif name in kind.public:
+            _check_number(identity, request, kind, name, given.value)
+        else:
             raise PrivacyError(
                 f"{kind.__name__}.{name}: found a public value, allowed a released one, because the field "
                 "speaks of data"
@@ -82,6 +89,40 @@ def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **type
         values[name] = given.value
     _charge(identity, released)
     return let_out(kind(**values))
+
+
+def _check_number(identity: Identity, request: WireMessage, kind: type[Any], name: str, value: Any) -> None:
+    """Raises PrivacyError where a public number of a private run is neither the request's nor a setting's.
+
+    A count of the data looks like any other number.
+    """
+    experiment = identity.experiment
+    if not experiment.privacy.enabled or not isinstance(value, int | float):
+        return
+    from perennial.config import charges  # PyTorch, which saying who it is spares a site
+
+    steps = charges.update(experiment, "").entry.steps if experiment.privacy.mode == "sample" else 0
+    settings = {
+        "num_examples": 1,
+        "steps": steps,
+        "lends_digests": experiment.digests is None or "digest" in identity.policy.answers,
+        "samples_per_digest": experiment.digests and experiment.digests.per_digest,
+    }
+    allowed = settings[name] if name in settings else getattr(request, name, None)
+    if value != allowed:
+        raise PrivacyError(
+            f"{kind.__name__}.{name}: found a number that is not {allowed}, which request and settings give"
+        )
+
+
+def begin_request() -> None:
+    """Note that a request begins, for which no data were read yet."""
+    _data_read.set(False)
+
+
+def data_are_read() -> None:
+    """Note that what follows in this request may depend on the data; a refusal then gives no reason."""
+    _data_read.set(True)
 
 
 def pay(identity: Identity, released: Released[T]) -> Paid[T]:
@@ -126,10 +167,11 @@ def refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:
     """A Refusal as it travels.
 
     A deployed site's data and disk errors can name files, and file names can name patients; an unforeseen
-    error can hold values. Their text stays in the site's own log.
+    error can hold values. Their text stays in the site's own log, and so does any text after the data were
+    read in a private run and before a charge.
     """
     kind = KINDS.get(type(error), "error")
-    if deployed and not isinstance(error, TELLABLE):
+    if deployed and (_data_read.get() or not isinstance(error, TELLABLE)):
         name = type(error).__name__ if isinstance(error, PerennialError) else "error"
         said = f"{name}; the details are in this site's own log"
     else:
@@ -142,6 +184,7 @@ def _charge(identity: Identity, released: list[Released[Any]]) -> None:
 
     A simulated site without protection keeps no ledger, because nobody's data leaves.
     """
+    _data_read.set(False)  # what is said of a charge follows from settings and the ledger
     private = identity.experiment.privacy.enabled
     demanded = private or identity.policy.require_privacy != "none"
     owed: dict[int, tuple[Mechanism, Any]] = {}
@@ -163,6 +206,5 @@ def _charge(identity: Identity, released: list[Released[Any]]) -> None:
         if chosen is None or chosen.ids is None:
             ledger.charge(mechanism.entry, limit)
         else:
-            from perennial.client.record_sets import book_of
-
-            book_of(identity.state_dir).charge(ledger, mechanism.entry, limit, chosen.ids, chosen.version)
+            book = RecordBook(identity.state_dir, record_key(identity.state_dir))
+            book.charge(ledger, mechanism.entry, limit, chosen.ids, chosen.version)

@@ -22,8 +22,7 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.foundation.plain import Plain
-from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words, fingerprint, new_secret, signing_key
 from perennial.privacy.secure.roster import Attempt, require
 from perennial.privacy.secure.site_session import STAGES, SiteSession
 from perennial.privacy.signed_sums import Signer

@@ -16,7 +16,7 @@ from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.noise import Noise
 from perennial.privacy.released import Public, Released
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.roster import Member, Subject
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.secure_messages import MaskedReply

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.floor import check_floor
 from perennial.client.measurements import measured
-from perennial.client.policy import check_answer, check_update
+from perennial.client.policy import check_answer, check_floor, check_update
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Typed, leave
 from perennial.client.site import Site
@@ -124,7 +123,9 @@ class TrainingTurn:
             methods=methods,
             neighbours=NeighbourDistances.of(
                 site.experiment, site.identity.state_dir, site.name, request.run, request.round
-            ),
+            )
+            if site.experiment.privacy.enabled
+            else None,
             adversary=adversary,
             start=arrays,
         )
@@ -148,8 +149,13 @@ class TrainingTurn:
         """Train this site alone and return the fields of its reply, of which nothing is charged yet."""
         result = self._trained()
         typed = self._typed(result)
-        self.methods.close(result.update, result.steps)
+        self._close(result)
         return typed
+
+    def _close(self, result: TrainingResult) -> None:
+        """Let the methods see the update as it leaves; a copy, which they cannot change, if private."""
+        private = self.site.experiment.privacy.enabled
+        self.methods.close(result.update.clone() if private else result.update, result.steps)
 
     def as_member(self, start: Tensor) -> "Member | None":
         """This site's part in a cohort's training; None if it must train alone. start: (P,), as received.
@@ -217,7 +223,7 @@ class TrainingTurn:
     def reply(self, result: TrainingResult) -> TrainReply:
         """Protect the update and let it leave. The shared model must be as trained."""
         reply = leave(self.site.identity, self.request, TrainReply, **self._typed(result))
-        self.methods.close(result.update, result.steps)
+        self._close(result)
         return reply
 
     def _typed(self, result: TrainingResult) -> dict[str, Typed]:
@@ -244,7 +250,8 @@ class TrainingTurn:
             "lends_digests": Public(lends),
             "within_clip_norm": None if within is None else released(within),
         }
-        metrics = measured(site, request, self.model, self.indices, result)
+        asks = request.settings != "{}"
+        metrics = measured(site, request, self.model, self.indices, result) if asks else {}
         if privacy.enabled:
             # steps follow the number of samples, except in mode sample, where they are public
             steps = (self.mechanism.entry.steps or 0) if privacy.mode == "sample" else 0

@@ -13,7 +13,7 @@ from typing import Any
 from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.learner import LearnerConfig
-from perennial.privacy.calibration import gaussian_multiplier
+from perennial.privacy.accountants import gaussian_multiplier
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, digest_entries

@@ -18,7 +18,7 @@ from perennial.config.experiment import Experiment
 from perennial.models.sum_grid import SumGrid
 from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noised_counts import in_samples
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.shared_noise import SharedNoise
 
 CLASS_SUM_STEP = 2.0**-40

@@ -8,14 +8,19 @@ Mironov 2017 (arXiv 1702.07476), Mironov et al. 2019 (arXiv 1908.10530): RDP. Go
 """
 
 import math
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
 from perennial.foundation.errors import PrivacyError, nearest
 from perennial.privacy.config import AccountantName
-from perennial.privacy.opacus_accounting import accountant_class
 
 ORDERS = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 64, 80, 96, 128, 160, 192, 256, 384, 512]
 
@@ -121,3 +126,87 @@ def make_accountant(name: str, history: Iterable[tuple[float, float, int]] = ())
             f"accountant is {name!r}; allowed: {', '.join(_ACCOUNTANTS)}{nearest(name, _ACCOUNTANTS)}"
         )
     return _ACCOUNTANTS[name](history)
+
+
+def gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """Least standard deviation over L2 sensitivity of one Gaussian release with (epsilon, delta).
+
+    The analytic Gaussian mechanism, exact for every epsilon > 0, where the textbook sqrt(2 ln(1.25 / delta))
+    / epsilon holds below 1 only. Rounded up.
+    Raises PrivacyError when epsilon is not above 0 or delta is outside (0, 1).
+
+    Balle and Wang 2018 (arXiv 1805.06530), theorem 8.
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    if not 0 < epsilon < math.inf or not 0 < delta < 1:
+        raise PrivacyError(
+            f"epsilon {epsilon}, delta {delta}; allowed: a finite number above 0, above 0 and below 1"
+        )
+
+    def needed(multiplier: float) -> float:
+        half, shift = 1 / (2 * multiplier), epsilon * multiplier
+        return float(ndtr(half - shift) - math.exp(epsilon + float(log_ndtr(-half - shift))))
+
+    low, high = 1e-6, 1.0
+    while needed(high) > delta:
+        low, high = high, 2 * high
+    while high > low * (1 + 1e-9):
+        middle = (low + high) / 2
+        low, high = (middle, high) if needed(middle) > delta else (low, middle)
+    return high
+
+
+def digest_l2_sensitivity(bound: float, largest_weight: float, non_negative: bool) -> float:
+    """L2 change of a mixed digest when one sample is replaced, its features clipped to L2 norm bound.
+
+    largest_weight: of one sample in its mixture, 1 / samples per digest when balanced. A sample lies in one
+    digest, so one digest changes. non_negative: features after a ReLU, of which two are at most sqrt(2) *
+    bound apart. Hsu et al. 2022 (arXiv 2210.00737), with the sensitivity of what is really released.
+    """
+    return (math.sqrt(2) if non_negative else 2) * bound * largest_weight
+
+
+def digest_l1_sensitivity(length: int, largest_value: float, largest_weight: float) -> float:
+    """L1 change of a mixed digest of length features in [0, largest_value], when one sample is replaced."""
+    return length * largest_value * largest_weight
+
+
+def sparsity_l2_sensitivity(channels: int, samples: int) -> float:
+    """L2 change of a mean of sparsity vectors in [0, 1]^channels, when one of the samples is replaced."""
+    return math.sqrt(channels) / samples
+
+
+_PACKAGE = "opacus_accountants_alone"
+
+
+class _History:
+    """What Opacus's accountants inherit: (noise multiplier, sample rate, steps) of each mechanism."""
+
+    def __init__(self) -> None:
+        self.history: list[tuple[float, float, int]] = []
+
+
+@cache
+def accountant_class(name: str) -> Any:
+    """Opacus's RDPAccountant ("rdp") or PRVAccountant ("prv"), imported on first use.
+
+    Raises ImportError when Opacus is not installed.
+    """
+    if _PACKAGE not in sys.modules:
+        spec = find_spec("opacus")
+        if spec is None or spec.origin is None:
+            raise ImportError("privacy accounting needs Opacus (`pip install opacus`)")
+        package, base = ModuleType(_PACKAGE), ModuleType(f"{_PACKAGE}.accountant")
+        package.__path__ = [str(Path(spec.origin).parent / "accountants")]
+        vars(base)["IAccountant"] = _History
+        sys.modules[_PACKAGE], sys.modules[base.__name__] = package, base
+    return getattr(import_module(f"{_PACKAGE}.{name}"), f"{name.upper()}Accountant")
+
+
+def renyi_at(order: float, noise_multiplier: float, sample_rate: float, steps: int) -> float:
+    """Renyi divergence at one order of so many Poisson-sampled Gaussian releases."""
+    accountant_class("rdp")
+    rdp = import_module(f"{_PACKAGE}.analysis.rdp")
+    settings = {"q": sample_rate, "noise_multiplier": noise_multiplier, "steps": steps}
+    return float(rdp.compute_rdp(**settings, orders=float(order)))

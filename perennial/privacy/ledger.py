@@ -25,7 +25,6 @@ from perennial.foundation.files import flush_folder, make_folder
 from perennial.privacy.composition import Cost, compose
 from perennial.privacy.config import AccountantName, Unit
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger_claim import require_own_data
 from perennial.privacy.ledger_lines import (
     CARRIED,
     REMEDY,
@@ -43,6 +42,7 @@ from perennial.privacy.ledger_tip import (
     TipPosition,
     Totals,
     listed,
+    require_own_data,
     with_one_more,
 )
 from perennial.privacy.spending import Measure

@@ -15,13 +15,16 @@ Canonne, Kamath and Steinke 2020 (arXiv 2004.00010).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.discrete_gaussian import LARGEST_STD, Integers, discrete_gaussian
-from perennial.privacy.noise import Noise
 from perennial.privacy.shared_noise_cost import LEAST_STD
+
+if TYPE_CHECKING:
+    from perennial.privacy.noise import Noise
 
 STEPS = 1 << 10
 """Of the grid, in one sample."""
@@ -54,11 +57,11 @@ class CountNoise:
                 f"counts of norm {self.norm:g}"
             )
 
-    def draw(self, cells: int, source: Noise) -> Integers:
+    def draw(self, cells: int, source: "Noise") -> Integers:
         """(cells,) int64 samples of the whole noise, in grid steps."""
         return discrete_gaussian(cells, self._steps, source)
 
-    def share(self, cells: int, honest: int, source: Noise) -> Integers:
+    def share(self, cells: int, honest: int, source: "Noise") -> Integers:
         """(cells,) int64 samples of one site's share of the noise, in grid steps.
 
         honest: number of shares whose sum has the whole variance. Raises PrivacyError when a share is too

@@ -14,7 +14,7 @@ from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.discrete_gaussian import LARGEST_STD, discrete_gaussian
 from perennial.privacy.noise import Noise
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.shared_noise_cost import LEAST_STD
 
 

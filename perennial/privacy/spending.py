@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from perennial.privacy.accountants import ORDERS
+from perennial.privacy.accountants import ORDERS, renyi_at
 from perennial.privacy.composition import (
     common_unit,
     covers_add_remove,
@@ -26,7 +26,6 @@ from perennial.privacy.composition import (
 )
 from perennial.privacy.config import Unit
 from perennial.privacy.entries import Entry, Relation
-from perennial.privacy.opacus_accounting import renyi_at
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from perennial.client import handlers, training_turn
 from perennial.client.release import Paid, leave, pay, serialise
 from perennial.config import charges
-from perennial.foundation.errors import DataError, PrivacyError
+from perennial.foundation.errors import DataError, PolicyRefusal, PrivacyError
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.released import Public, Released
 from perennial.protocol import messages, secure_messages
@@ -81,6 +81,17 @@ def test_a_field_that_speaks_of_data_is_not_called_public(name: str, tmp_path: P
     given: dict[str, Any] = {name: Public('{"mean": 0.25}')}
     with pytest.raises(PrivacyError, match=rf"TrainReply\.{name}: found a public value"):
         leave(hospital.site.identity, request(hospital), TrainReply, **given)
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_examples", 117), ("steps", 3), ("lends_digests", False)])
+def test_a_count_of_the_data_is_not_called_public(name: str, value: int, tmp_path: Path) -> None:
+    hospital = private(tmp_path)
+    typed: dict[str, Any] = {"update": update_of(hospital), "num_examples": Public(1)}
+    typed["steps"] = Public(charges.update(hospital.experiment, "r").entry.steps)
+    leave(hospital.site.identity, request(hospital), TrainReply, **typed)
+    with pytest.raises(PrivacyError, match=rf"TrainReply\.{name}: found a number that is not"):
+        leave(hospital.site.identity, request(hospital), TrainReply, **typed | {name: Public(value)})
+    assert paid(hospital) == 1
 
 
 def test_a_new_field_needs_a_type_too(tmp_path: Path) -> None:
@@ -205,6 +216,40 @@ def test_the_text_of_an_unforeseen_error_stays_at_the_site(
     assert hospital.refusal == f"{said}; the details are in this site's own log"
 
 
+def test_a_refusal_tells_nothing_that_was_computed_from_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def talkative(site: Any, *_: Any) -> None:
+        raise PolicyRefusal(f"the mean is {float(site.data.x.float().mean())}")
+
+    monkeypatch.setattr(training_turn, "protected", talkative)
+    hospital = private(tmp_path)
+    assert hospital.ask(request(hospital)) is None
+    assert hospital.refusal == "policy: PolicyRefusal; the details are in this site's own log"
+    budget = private(tmp_path / "budget", require_privacy="sample", max_epsilon=0.01)
+    monkeypatch.undo()
+    assert budget.ask(request(budget)) is None
+    assert "lifetime epsilon" in budget.refusal, "what follows from the ledger alone is said"
+
+
+def test_a_method_of_the_site_cannot_change_what_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def close(_: Any, update: torch.Tensor, steps: int) -> None:
+        seen.append(update.clone())
+        update.fill_(7.0)
+
+    monkeypatch.setattr("perennial.learning.site_method.SiteMethods.close", close)
+    hospital = private(tmp_path)
+    reply = hospital.ask(request(hospital))
+    assert isinstance(reply, TrainReply) and seen
+    assert torch.cat([tensor.flatten() for tensor in reply.update.values()]).sum() == pytest.approx(
+        seen[0].sum(), rel=1e-4
+    )
+
+
 def test_a_reply_is_as_long_whatever_the_data(tmp_path: Path) -> None:
     lengths = set()
     for samples in (300, 240):
@@ -222,14 +267,18 @@ def test_replies_are_built_and_serialised_in_one_file() -> None:
     """paid_before() and let_out() are for what lies on the site's own disk, and for these modules alone."""
     kinds = {kind.__name__ for kind in REPLIES}
     assert len(kinds) == 15 and all(issubclass(kind, WireMessage) for kind in REPLIES)
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / "perennial" / "client").glob("*.py"):
+    package, found = ROOT / "perennial", dict[str, set[str]]()
+    for path in [*(package / "client").glob("*.py"), *(package / "strategies").glob("*/site.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func).rpartition(".")[2]
-                found.setdefault(name, set()).add(path.stem)
-    assert found["to_record"] == {"release"}
-    assert found["paid_before"] == {"digests", "secure_values", "statistics"}
-    assert found["let_out"] == {"release", "kept_reply"}
+                found.setdefault(name, set()).add(path.relative_to(package).as_posix())
+    assert found["to_record"] == {"client/release.py"}
+    assert found["paid_before"] <= {
+        "client/secure_values.py",
+        "strategies/analytic/site.py",
+        "strategies/digest_synthesis/site.py",
+    }
+    assert found["let_out"] == {"client/release.py", "client/kept_reply.py"}
     assert not kinds & found.keys(), "a reply is built by leave() alone"
-    assert not {"charge", "Refusal"} & {n for n, where in found.items() if where - {"release", "record_sets"}}
+    assert found["charge"] == {"client/release.py"}

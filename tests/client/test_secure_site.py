@@ -16,8 +16,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.digest_config import DigestConfig
-from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words, fingerprint, new_secret, signing_key
 from perennial.privacy.secure.roster import Attempt
 from tests.privacy.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
 

@@ -10,7 +10,7 @@ from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
 from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
-from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
+from perennial.privacy.accountants import gaussian_multiplier, sparsity_l2_sensitivity
 from perennial.protocol.messages import SparsityReply
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.clustered_personalisation.grouping import check_vector

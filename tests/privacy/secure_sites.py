@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perennial.privacy.secure.keys import new_secret
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words, new_secret
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Attempt, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession

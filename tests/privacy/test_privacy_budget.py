@@ -6,9 +6,13 @@ import pytest
 from scipy.stats import norm
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.accountants import make_accountant
+from perennial.privacy.accountants import (
+    digest_l1_sensitivity,
+    digest_l2_sensitivity,
+    gaussian_multiplier,
+    make_accountant,
+)
 from perennial.privacy.budget import Budget, Solved
-from perennial.privacy.calibration import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
 from perennial.privacy.config import AccountantName
 
 KNOWN = Budget(epsilon=8.0, delta=1e-5, noise_multiplier=None, sample_rate=1.0, steps=50)

@@ -11,7 +11,7 @@ from flwr.app import Message
 from perennial.client import handlers
 from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Subject
 from perennial.protocol.messages import TrainReply, TrainRequest

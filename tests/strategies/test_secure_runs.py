@@ -21,7 +21,7 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.learning.worth import Scores
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
 from perennial.protocol.stamp import STAMP_FIELDS

@@ -5,16 +5,22 @@ between two sites, Ed25519 signs. Keys travel as hexadecimal digits.
 """
 
 import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
 from perennial.foundation.errors import ProtocolError
 
@@ -116,3 +122,90 @@ def unsealed(secret: bytes, info: bytes, sealed: str, sender: str) -> bytes:
         return AESGCM(key).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], info)
     except (InvalidTag, ValueError) as error:
         raise ProtocolError("sealed shares: damaged, of another attempt, or not for this site") from error
+
+
+PRIME = 2**256 + 297
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+
+
+def split(secret: bytes, points: Sequence[int], threshold: int) -> dict[int, bytes]:
+    """A share of the secret, 33 bytes, for each point.
+
+    secret: 32 bytes. points: distinct positive integers, one for each holder of a share. threshold: shares
+    that give the secret back, 1 to len(points). Raises ValueError when they are outside these ranges.
+    """
+    if len(secret) != SECRET_BYTES or len(set(points)) < len(points) or min(points, default=0) < 1:
+        raise ValueError("a secret of 32 bytes and distinct positive points are needed")
+    if not 1 <= threshold <= len(points):
+        raise ValueError(f"threshold: found {threshold}, allowed 1 to {len(points)}")
+    coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    shares = {}
+    for point in points:
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * point + coefficient) % PRIME
+        shares[point] = value.to_bytes(SHARE_BYTES, "big")
+    return shares
+
+
+def weights_at_zero(points: Sequence[int]) -> list[int]:
+    """Lagrange weights, with which sum_i weight_i share_i is the secret.
+
+    The weights depend on the points alone, so one call serves every secret that is shared among them.
+    """
+    weights = []
+    for own in points:
+        above, below = 1, 1
+        for other in points:
+            if other != own:
+                above = above * other % PRIME
+                below = below * (other - own) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
+
+
+def join(shares: Mapping[int, bytes], weights: Sequence[int] | None = None) -> bytes:
+    """The secret of 32 bytes that these shares, by point, belong to; exactly the threshold of them suffices.
+
+    weights: weights_at_zero of the points in the order of shares, when they are known already. Raises
+    ProtocolError when the shares are no shares of one secret, as far as that shows.
+    """
+    weights = weights_at_zero(list(shares)) if weights is None else weights
+    value = 0
+    for weight, share in zip(weights, shares.values(), strict=True):
+        element = int.from_bytes(share, "big")
+        if len(share) != SHARE_BYTES or element >= PRIME:
+            raise ProtocolError(f"share: found {len(share)} bytes, allowed 33 that are one field element")
+        value = (value + weight * element) % PRIME
+    if value >= 2**256:
+        raise ProtocolError("shares: they do not belong to one secret of 32 bytes")
+    return value.to_bytes(SECRET_BYTES, "big")
+
+
+_CHUNK = 1 << 18
+"""Bytes of a mask made at once: they and the piece that they are added to stay in the processor's cache."""
+_BLOCK = 16
+_NONCE = bytes(12)
+Words = NDArray[Any]
+"""(N,) uint32 or uint64."""
+
+
+def add_masks(vector: Words, seeds: Iterable[bytes], *, subtract: bool = False) -> None:
+    """Add (or subtract) the mask of each seed to vector, in place, modulo 2^bits of its words.
+
+    All masks go over one piece of the vector before the next, so that memory is passed over once.
+    vector: (N,) uint32 or uint64, contiguous. seeds: 32 bytes each.
+    """
+    words = _CHUNK // vector.itemsize
+    zeros = memoryview(bytes(_CHUNK))
+    # the cipher asks for room for one block more than it writes
+    room = bytearray(_CHUNK + _BLOCK)
+    stream = np.frombuffer(room, dtype=vector.dtype.newbyteorder("<"), count=words)
+    combine = np.subtract if subtract else np.add
+    ciphers = [Cipher(algorithms.AES(seed), modes.GCM(_NONCE)).encryptor() for seed in seeds]
+    for start in range(0, len(vector), words):
+        piece = vector[start : start + words]
+        for cipher in ciphers:
+            cipher.update_into(zeros[: piece.nbytes], room)
+            combine(piece, stream[: len(piece)], out=piece)

@@ -13,8 +13,16 @@ from typing import Any, Self
 import numpy as np
 
 from perennial.foundation.errors import ProtocolError
-from perennial.privacy.secure.keys import agree, agreement_key, derive, verified
-from perennial.privacy.secure.masks import Words, add_masks
+from perennial.privacy.secure.keys import (
+    Words,
+    add_masks,
+    agree,
+    agreement_key,
+    derive,
+    join,
+    verified,
+    weights_at_zero,
+)
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import (
     Attempt,
@@ -25,7 +33,6 @@ from perennial.privacy.secure.roster import (
     peers_hash,
     roster_hash,
 )
-from perennial.privacy.secure.shamir import join, weights_at_zero
 from perennial.privacy.secure.site_session import Advert, Opening, vote_content
 
 

@@ -15,6 +15,9 @@ from typing import Any, Literal, Self, get_args
 
 from perennial.foundation.errors import ProtocolError
 from perennial.privacy.secure.keys import (
+    SHARE_BYTES,
+    Words,
+    add_masks,
     agree,
     agreement_key,
     derive,
@@ -22,10 +25,10 @@ from perennial.privacy.secure.keys import (
     new_secret,
     seal,
     sign,
+    split,
     unsealed,
     verified,
 )
-from perennial.privacy.secure.masks import Words, add_masks
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import (
     Attempt,
@@ -38,7 +41,6 @@ from perennial.privacy.secure.roster import (
     require,
     roster_hash,
 )
-from perennial.privacy.secure.shamir import SHARE_BYTES, split
 
 Stage = Literal["prepared", "masked", "signed", "opened"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

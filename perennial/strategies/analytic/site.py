@@ -12,9 +12,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perennial.client.floor import check_floor, withheld
 from perennial.client.learnt import note_learnt
-from perennial.client.policy import check_answer, check_compared_heads, check_statistics
+from perennial.client.policy import (
+    check_answer,
+    check_compared_heads,
+    check_floor,
+    check_statistics,
+    withheld,
+)
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Paid, Typed, leave, paid_before, pay
 from perennial.client.secure_values import is_secure, masked_reply
@@ -35,7 +40,7 @@ from perennial.models.incremental import IncrementalModel
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import add_noise_to_sums, sensitivity
 from perennial.privacy.released import Mechanism, Public, Released
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.protocol.messages import (
     ClassCountsReply,
     ClassCountsRequest,

@@ -13,9 +13,8 @@ from typing import ClassVar, get_args
 from torch import Tensor
 
 from perennial.client.class_means import own_class_means
-from perennial.client.floor import check_floor
 from perennial.client.held_out import held_out_counts
-from perennial.client.policy import check_answer, check_sparsity
+from perennial.client.policy import check_answer, check_floor, check_sparsity
 from perennial.client.record_sets import choose
 from perennial.client.release import leave
 from perennial.client.site import Site
@@ -27,7 +26,7 @@ from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.site_method import Answers, PlannedRun, Records, SiteMethod, TurnStart
 from perennial.models.layers import with_rows
 from perennial.models.sparsity import MODEL, VECTOR, Combine, SparsityPlan, zero_shares
-from perennial.privacy.calibration import sparsity_l2_sensitivity
+from perennial.privacy.accountants import sparsity_l2_sensitivity
 from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.released import Public, Released
 from perennial.protocol.messages import (

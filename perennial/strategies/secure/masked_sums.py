@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.roster import Attempt, Member, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import Advert, Opening

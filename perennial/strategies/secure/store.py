@@ -13,7 +13,7 @@ import numpy as np
 
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.roster import Subject
 from perennial.privacy.secure.server_session import ServerSession
 

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from perennial.config.experiment import Experiment
 from perennial.config.secure_words import UpdateWords
 from perennial.models.feature_maps.ball import RADIUS_SQUARED
-from perennial.privacy.calibration import (
+from perennial.privacy.accountants import (
     digest_l1_sensitivity,
     digest_l2_sensitivity,
     sparsity_l2_sensitivity,

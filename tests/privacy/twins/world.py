@@ -23,13 +23,13 @@ from perennial.client.warm import import_for
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import load_site_config
-from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
 from perennial.foundation.record_key import record_key
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.fields import read_kind
 from perennial.server.app import serve
+from tests.approved import approve_installed
 from tests.privacy.twins.coupling import coupled, drawn_as
 from tests.privacy.twins.records import Records
 
