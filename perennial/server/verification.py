@@ -24,8 +24,7 @@ from perennial.models.saved import GLOBAL_MODEL, load_saved
 from perennial.privacy.secure.keys import fingerprint
 from perennial.privacy.signed_sums import Signer, Statement, allowed_by, lists
 from perennial.server.opened_run import OpenedRun
-from perennial.strategies.analytic.counted import counted_sums
-from perennial.strategies.analytic.kept import FOLDER, file_name
+from perennial.strategies.analytic.kept import FOLDER, counted_sums, file_name
 from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.factory import build_strategy
 
