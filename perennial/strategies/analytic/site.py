@@ -408,4 +408,4 @@ class SumsSite(SiteMethod):
 
 def _alternatives(plan: PlannedRun) -> int:
     """Maps that are compared before the sums of the chosen ones are asked for."""
-    return sum(len(found.of) for found in plan.experiment.model.choices)
+    return sum(map(len, plan.experiment.model.choices))

@@ -131,7 +131,7 @@ class Federation:
                 record_key(folder / "state")
             approve_installed(self.file, load_site_config(folder / "site.yaml").approvals)
         # what is imported draws from the secure source itself, the first time
-        for name in ("client.handlers", "client.secure_answers", "learning.private_training"):
+        for name in ("client.handlers", "client.secure_answers", "client.site", "learning.private_training"):
             import_module(f"perennial.{name}")
         SiteMethods.of(self.experiment())
         import_module("opacus.grad_sample")
