@@ -37,19 +37,22 @@ bench: install
 peers: install
 	$(BIN)/python -m benchmarks.peers
 
-# A second environment, with the newest Flower that is supported.
-.venv-142/installed: pyproject.toml constraints.txt
-	@test -x .venv-142/bin/python || $$(command -v $(PYTHON) || command -v python3) -m venv .venv-142
-	grep -vE '^(flwr|cryptography|grpcio)' constraints.txt > .venv-142/constraints.txt
-	.venv-142/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-142/constraints.txt \
-		'flwr==1.42.*' -e '.[dev]'
+# A second environment with the oldest Flower on which experiments run in one process and in Flower's simulation. What
+# both need is shared with the first.
+.venv-139/installed: .venv/installed
+	$(BIN)/python -m venv --without-pip .venv-139
+	echo 'import site; site.addsitedir("$(CURDIR)/.venv/lib/'$$(ls .venv/lib)'/site-packages")' \
+		> .venv-139/lib/$$(ls .venv-139/lib)/site-packages/shared.pth
+	$(BIN)/python -m pip --python .venv-139/bin/python install --quiet --disable-pip-version-check --no-deps \
+		--ignore-installed 'flwr==1.39.*' 'cryptography==46.*'
 	@touch $@
 
-# Real processes on both versions of Flower: the same model as in process, and what outsiders reach.
-test-flower: install .venv-142/installed
-	for bin in $(BIN) .venv-142/bin; do \
-		$$bin/python -m pytest -n 0 tests/deploy/test_deployment.py tests/deploy/test_warm.py \
-			tests/redteam/test_gateway.py || exit 1; done
+# Real processes on the newest Flower: the same model as in process, and what outsiders reach. On the oldest: the same
+# model in one process, in workers and in Flower's simulation.
+test-flower: install .venv-139/installed
+	$(BIN)/python -m pytest -n 0 tests/deploy/test_deployment.py tests/deploy/test_warm.py tests/redteam/test_gateway.py
+	.venv-139/bin/python -m pytest -n 0 tests/engine/test_engines.py tests/engine/test_workers.py \
+		tests/strategies/test_interop.py tests/deploy/test_run_commands.py
 
 .venv/installed-docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
@@ -65,4 +68,4 @@ lint: install
 	$(BIN)/pyright
 
 clean:
-	rm -rf .venv .venv-142 runs build *.egg-info
+	rm -rf .venv .venv-139 runs build *.egg-info

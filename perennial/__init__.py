@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from perennial.learning.losses import Batch, Loss
     from perennial.learning.site_method import LocalTurn, SiteMethod
     from perennial.library import Model, Prediction, Run, load_run, run
-    from perennial.strategies.base import IncrementalStrategy
+    from perennial.strategies.base import IncrementalStrategy, Wrapper
     from perennial.strategies.fedavg import FedAvg
     from perennial.strategies.round.context import Aggregator, Around, RoundContext
     from perennial.strategies.round.request import Traits
-    from perennial.strategies.wrapper import Wrapper
 
 _NAMES = {
     "Experiment": "perennial.config.experiment",
@@ -47,7 +46,7 @@ _NAMES = {
     "RoundContext": "perennial.strategies.round.context",
     "Traits": "perennial.strategies.round.request",
     "Asks": "perennial.config.asks",
-    "Wrapper": "perennial.strategies.wrapper",
+    "Wrapper": "perennial.strategies.base",
     "Loss": "perennial.learning.losses",
     "Batch": "perennial.learning.losses",
     "SiteMethod": "perennial.learning.site_method",

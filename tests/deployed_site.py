@@ -16,7 +16,6 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.simulation import simulated_federation
 from perennial.config.site import load_site_config
 from perennial.data.schedule import Registry
-from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import set_task_identity
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
@@ -39,6 +38,7 @@ from perennial.protocol.messages import (
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import VERSION, Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
+from tests.approved import approve_installed
 
 EXPERIMENT: dict[str, Any] = {
     "name": "attacked",

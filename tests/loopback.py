@@ -77,7 +77,7 @@ class Deployment:
         self.pinned = prefix is not None
         self._prefix = prefix or []
         self.names = sites
-        self.fleet, self.control, self.health, self.pages, *ports = free_ports(4 + len(sites))
+        self.fleet, self.control, self.pages, *ports = free_ports(3 + len(sites))
         self.ports = dict(zip(sites, ports, strict=True))
         self.environment: dict[str, dict[str, str]] = {}
         """Variables beside this process's own, by the name of a process."""
@@ -122,7 +122,7 @@ class Deployment:
         )
         path = self.operator / "deploy.yaml"
         settings = yaml.safe_load(path.read_text())
-        path.write_text(yaml.safe_dump({**settings, "fleet_host": LOOPBACK, "health_port": self.health}))
+        path.write_text(yaml.safe_dump({**settings, "fleet_host": LOOPBACK}))
 
     @property
     def run_folder(self) -> Path:
@@ -152,7 +152,7 @@ class Deployment:
         self.edit_site(name, policy=trusting)
 
     def prepare(self, experiment: Path, edit: Callable[[str], dict[str, Any]]) -> None:
-        """After init(): the SuperLink serves, and every site has approved the experiment and is registered.
+        """After init(): the SuperLink serves, and every site is registered and has approved the experiment.
 
         edit: sections of a site's site.yaml by its name, asked for once every site's folder is there.
         """
@@ -163,7 +163,6 @@ class Deployment:
         for name in self.names:
             self.edit_site(name, **edit(name))
             self.perennial("site", "approve", fab, digest, "--site", self.site_file(name))
-            self.deploy("register", name)
 
     def start_sites(self, seconds: float = 240) -> None:
         """Start every site, and wait until the SuperLink has let them all in."""
@@ -208,14 +207,13 @@ class Deployment:
             time.sleep(0.2)
 
     def make_site(self, name: str) -> None:
-        """A hospital's folder: its own key, added at the operator, its bundle opened. Not yet registered."""
+        """A hospital's folder: its own key, let in at the operator, its bundle opened."""
         own = self.folder / name
         own.mkdir(exist_ok=True)
-        self.perennial("site", "keygen", own / "node.key")
-        self.deploy("add-site", name, "--public-key", own / "node.key.pub")
-        self.deploy("bundle", name)
-        self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", own)
-        self.edit_site(name, connection={"runtime_port": self.ports[name], "any_app": not self.pinned})
+        self.perennial("site", "open", "--folder", own)
+        self.deploy("add-site", name, own / "node.key.pub")
+        self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", "--folder", own)
+        self.edit_site(name, connection={"runtime_port": self.ports[name]})
         self.open_site(name)
 
     def processes(self) -> list[str]:
@@ -257,13 +255,14 @@ class Deployment:
 
     def wait_for_run(self, name: str, seconds: float = 240) -> str:
         """Flower's final status of a run."""
+        from perennial.deploy.control import list_runs
         from perennial.deploy.federation import OperatorFolder
-        from perennial.deploy.operations import flower_runs, last_run
+        from perennial.deploy.operations import last_run
 
         operator = OperatorFolder(self.operator)
         until, status = time.monotonic() + seconds, "unknown"
         while time.monotonic() < until:
-            status = flower_runs(operator)[last_run(operator, name)].status
+            status = list_runs(operator)[last_run(operator, name)].status
             if status.startswith("finished"):
                 return status
             time.sleep(1)

@@ -18,7 +18,7 @@ from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_conf
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
-from perennial.models.feature_maps.config import size_to_read
+from perennial.models.feature_maps.config import choice_names, size_to_read
 
 if TYPE_CHECKING:
     from perennial.data.config import DataConfig
@@ -170,7 +170,8 @@ def _choices(experiment: Experiment, checked: "Checked") -> Iterator[str]:
         sums = 1e-6 * sum(SumsForm(width + 1).bytes(schedule.num_classes(1)) for width in alone)
         heads, minutes = of(alone, HEADS_OF_A_MAP)
         for choice in experiment.model.choices:
-            yield f"  one of these maps is chosen in task 1, for the whole run: {', '.join(choice.names)}"
+            names = ", ".join(choice_names(choice))
+            yield f"  one of these maps is chosen in task 1, for the whole run: {names}"
         yield (
             f"  to choose, {len(alone)} more messages of sums from each site, {sums:,.1f} MB together, and "
             f"{len(alone)} of heads to it, {heads:,.1f} MB together; about {minutes} min at the server"

@@ -1,9 +1,12 @@
 """perennial deploy: what an operator does."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from perennial.deploy.federation import OperatorFolder
 
 app = typer.Typer(
     suggest_commands=False,
@@ -58,64 +61,25 @@ def init(
 @app.command()
 def add_site(
     name: Site,
-    public_key: Annotated[Path | None, typer.Option(help="the .pub file that the site made")] = None,
-    passphrase_file: Annotated[
-        Path | None, typer.Option(help="make the key here, sealed with the passphrase in this file")
+    public_key: Annotated[
+        Path | None, typer.Argument(help="the .pub file that the site made; without it, the one on record")
     ] = None,
     folder: Folder = HERE,
 ) -> None:
-    """Add a site, with the public key that it made, or with one made here and sealed."""
-    from perennial.cli.secret_files import read_bytes, read_text
-    from perennial.deploy.federation import OperatorFolder
-    from perennial.deploy.keys import make_node_key, public_line, seal
-    from perennial.foundation.errors import ConfigError
-    from perennial.foundation.files import replace_file
+    """Let a site in, and write the bundle that it receives; said again, write a newer bundle."""
+    from perennial.deploy.operations import add_site as add
 
-    operator = OperatorFolder(folder)
-    sealed = operator.path / "sites" / f"{name}.sealed"
-    if public_key is not None and passphrase_file is None:
-        mark = operator.add_site(name, read_bytes(public_key))
-        sealed.unlink(missing_ok=True)
-    elif passphrase_file is not None and public_key is None:
-        key = make_node_key()
-        data = seal(key, read_text(passphrase_file).strip())
-        mark = operator.add_site(name, public_line(key))
-        replace_file(sealed, data)
-    else:
-        raise ConfigError(
-            "add-site: give either --public-key (best: the key never travels) or --passphrase-file"
-        )
-    typer.echo(f"{name}: added; key {mark}")
-
-
-@app.command()
-def bundle(name: Site, folder: Folder = HERE) -> None:
-    """Write the archive that the site receives."""
-    from perennial.deploy.bundle import write_bundle
-    from perennial.deploy.federation import OperatorFolder
-
-    path = write_bundle(OperatorFolder(folder), name)
-    typer.echo(f"{path}")
-    typer.echo(path.with_name(f"{path.name}.sha256").read_text(encoding="utf-8").split()[0])
-
-
-@app.command()
-def register(name: Site, folder: Folder = HERE) -> None:
-    """Let a site in. The SuperLink must run."""
-    from perennial.deploy.federation import OperatorFolder
-    from perennial.deploy.operations import register as register_site
-
-    typer.echo(f"{name}: registered as node {register_site(OperatorFolder(folder), name)}")
+    for line in add(_open(folder), name, public_key):
+        typer.echo(line)
 
 
 @app.command()
 def revoke(name: Site, folder: Folder = HERE) -> None:
     """Shut a site out: its next message is refused."""
-    from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import revoke as revoke_site
 
-    revoke_site(OperatorFolder(folder), name)
-    typer.echo(f"{name}: revoked; to let it back, give it a new key (add-site) and register that")
+    revoke_site(_open(folder), name)
+    typer.echo(f"{name}: revoked; to let it back, add-site with a new key")
 
 
 @app.command()
@@ -123,10 +87,9 @@ def stage(
     experiment: ExperimentFile, overrides: Overrides = None, name: RunName = "", folder: Folder = HERE
 ) -> None:
     """Build the app of an experiment without running it, for sites to review and approve."""
-    from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import stage as stage_experiment
 
-    application = stage_experiment(OperatorFolder(folder), experiment, overrides or [], name)
+    application = stage_experiment(_open(folder), experiment, overrides or [], name)
     typer.echo(f"{application.fab}\n{application.digest}")
 
 
@@ -142,10 +105,9 @@ def submit(
     folder: Folder = HERE,
 ) -> None:
     """Start a run of an experiment over the registered sites; said twice, it starts one."""
-    from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import submit as submit_experiment
 
-    done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device, split_key)
+    done = submit_experiment(_open(folder), experiment, overrides or [], name, device, split_key)
     typer.echo(done.said)
     if done.application is not None:
         typer.echo(f"app {done.application.fab.name}, SHA-256 {done.application.digest}")
@@ -158,9 +120,8 @@ def status(
 ) -> None:
     """Show certificates, sites, runs, and what is wrong: whose turn it is and which command ends it."""
     from perennial.cli.deployment_status import print_status
-    from perennial.deploy.federation import OperatorFolder
 
-    print_status(OperatorFolder(folder), as_json)
+    print_status(_open(folder), as_json)
 
 
 @app.command()
@@ -170,43 +131,38 @@ def logs(
     folder: Folder = HERE,
 ) -> None:
     """Print the log of a run's ServerApp."""
-    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.control import logged
     from perennial.deploy.operations import last_run, require_started
-    from perennial.deploy.superlink import CONNECTION
-    from perennial.deploy.superlink import follow as run_on_terminal
 
-    operator = OperatorFolder(folder)
+    operator = _open(folder)
     run = last_run(operator, name)
     require_started(operator, name, run)
-    mode = "--stream" if follow else "--show"
-    raise typer.Exit(run_on_terminal(operator, "log", run, CONNECTION, mode))
+    for text in logged(operator, run, follow=follow):
+        typer.echo(text, nl=not follow)
 
 
 @app.command()
 def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
     """Resume a run that was paused, stopped or killed, from its last finished round."""
-    from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import resume as resume_run
 
-    typer.echo(resume_run(OperatorFolder(folder), name, device).said)
+    typer.echo(resume_run(_open(folder), name, device).said)
 
 
 @app.command()
 def pause(name: Run, folder: Folder = HERE) -> None:
     """Pause a run after its current round until `resume`; a restart does not end the pause."""
-    from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import pause as pause_run
 
-    typer.echo(pause_run(OperatorFolder(folder), name).said)
+    typer.echo(pause_run(_open(folder), name).said)
 
 
 @app.command()
 def stop(name: Run, folder: Folder = HERE) -> None:
     """Stop a run; it can be resumed."""
-    from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import stop as stop_run
 
-    typer.echo(stop_run(OperatorFolder(folder), name).said)
+    typer.echo(stop_run(_open(folder), name).said)
 
 
 @app.command()
@@ -220,9 +176,8 @@ def rotate(
 ) -> None:
     """Renew the server's certificate (restart the SuperLink then), or begin a change of authority."""
     from perennial.deploy.certificates import read_validity
-    from perennial.deploy.federation import OperatorFolder
 
-    operator = OperatorFolder(folder)
+    operator = _open(folder)
     if authority:
         operator.renew_authority()
         for trusted in read_validity(operator.certificates / "ca.crt"):
@@ -244,16 +199,24 @@ def rotate(
 @app.command()
 def start(folder: FolderHere = HERE) -> None:
     """Run the SuperLink, in the foreground."""
-    from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.superlink import start_superlink
 
-    start_superlink(OperatorFolder(folder))
+    start_superlink(_open(folder))
 
 
 @app.command()
 def health(folder: FolderHere = HERE) -> None:
     """Ask the running SuperLink whether it serves (for health checks)."""
-    from perennial.deploy.federation import OperatorFolder
-    from perennial.deploy.health import check_health
+    from perennial.deploy.control import list_runs
 
-    check_health(OperatorFolder(folder).health_address)
+    list_runs(_open(folder))
+
+
+def _open(folder: Path) -> "OperatorFolder":
+    """A federation's folder, with the files that are derived from deploy.yaml as it is now."""
+    from perennial.deploy.bundle import write_operator_files
+    from perennial.deploy.federation import OperatorFolder
+
+    operator = OperatorFolder(folder)
+    write_operator_files(operator)
+    return operator

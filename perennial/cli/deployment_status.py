@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perennial.deploy.certificates import read_validity
+from perennial.deploy.control import list_runs
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.operations import flower_runs, progress
 from perennial.deploy.run_book import FlowerRun, RunBook
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
@@ -57,7 +57,7 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
     ends = min(certificate.ends for certificate in served).timestamp()
     superlink = SuperLinkStatus(math.inf, ends, {}) if said is None else said
     superlink = replace(superlink, others=others)
-    listed = ask_flower(folder) if superlink.alive else {}
+    listed = list_runs(folder) if superlink.alive else {}
     ids = book.owners(listed)
     superlink = replace(superlink, unknown=book.unknown(listed))
     states = {name: RunState(runs / name) for name in ids if (runs / name).is_dir()}
@@ -87,11 +87,6 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
         ],
     }
     return facts, ranked(faults)
-
-
-def ask_flower(folder: OperatorFolder) -> dict[str, FlowerRun]:
-    """Flower's runs by id. Raises StateError when it does not answer."""
-    return flower_runs(folder)
 
 
 def _status(listed: dict[str, FlowerRun], started: list[str]) -> str:
@@ -131,5 +126,12 @@ def _seen_from_here(
 
 
 def _last(folder: OperatorFolder, name: str) -> str:
-    event = progress(folder, name)
-    return " ".join(f"{key}={event[key]}" for key in ("event", "task", "round") if key in event) or "-"
+    """The last event of a run's journal, in words."""
+    path = folder.state / "runs" / name / "events.jsonl"
+    for line in reversed(path.read_text(encoding="utf-8").splitlines() if path.is_file() else []):
+        try:
+            event = json.loads(line)
+        except ValueError:  # a line that is being written
+            continue
+        return " ".join(f"{key}={event[key]}" for key in ("event", "task", "round") if key in event) or "-"
+    return "-"

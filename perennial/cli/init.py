@@ -19,7 +19,7 @@ from perennial.data.image_survey import Survey
 from perennial.data.survey import Layout, TwoLevels, survey
 from perennial.data.suspicion import answer
 from perennial.data.table_columns import feature_count
-from perennial.deploy.site_template import template_policy
+from perennial.deploy.bundle import template_policy
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.models.feature_maps.automatic import WIDEST_PAIRED, network_is_here

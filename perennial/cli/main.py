@@ -269,13 +269,11 @@ def withdraw(
 def verify(
     statements: Annotated[Path, typer.Argument(help="statements.json of a closed-form run, or its folder")],
     keys: Annotated[Path | None, typer.Option(help="sites' keys that you know, one a line")] = None,
-    model: Annotated[Path | None, typer.Option(help="the model; default: beside the statements")] = None,
-    sums: Annotated[Path | None, typer.Option(help="folder of the sites' sums; default: likewise")] = None,
 ) -> None:
     """Check that a closed-form model follows from the sums that sites signed, and solve it again."""
     from perennial.server.verification import read_keys, verify
 
-    for line in verify(statements, None if keys is None else read_keys(keys), model, sums):
+    for line in verify(statements, None if keys is None else read_keys(keys)):
         typer.echo(line)
 
 

@@ -22,20 +22,6 @@ SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
 
 
 @app.command()
-def keygen(
-    path: Annotated[Path, typer.Argument(help="where the private key goes")] = Path("node.key"),
-) -> None:
-    """Make this site's key pair; the .pub file goes to the operator, the other never leaves."""
-    from perennial.deploy.keys import fingerprint, make_node_key, public_line, write_node_key
-
-    key = make_node_key()
-    write_node_key(key, path)
-    typer.echo(f"private key: {path} (stays here)")
-    typer.echo(f"public key:  {path}.pub (send it to the operator)")
-    typer.echo(f"fingerprint: {fingerprint(public_line(key))} (compare by telephone)")
-
-
-@app.command()
 def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
     """This site's signing key, which others pin (policy.peers), or bring to `perennial verify --keys`."""
     from perennial.client.secure_state import own_key
@@ -50,22 +36,24 @@ def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
 
 @app.command(name="open")
 def open_(
-    bundle: Annotated[Path, typer.Argument(help="NAME.tar.gz from the operator")],
-    folder: Annotated[Path, typer.Argument(help="this site's folder")] = Path(),
-    sealed: Annotated[
-        bool, typer.Option(help="the bundle holds a sealed key: ask for its passphrase")
-    ] = False,
-    passphrase_file: Annotated[Path | None, typer.Option(help="read the passphrase from a file")] = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(help="NAME.tar.gz from the operator; without it, make this site's key")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="this site's folder")] = Path(),
 ) -> None:
-    """Unpack a bundle, after checking its checksums; site.yaml and keys that exist are kept."""
-    from perennial.cli.secret_files import read_text
+    """Make this site's key pair, or unpack the operator's bundle; site.yaml and a key that exist are kept."""
     from perennial.deploy.bundle import open_bundle
     from perennial.deploy.certificates import read_validity
+    from perennial.deploy.keys import fingerprint, make_node_key, public_line, write_node_key
 
-    passphrase = read_text(passphrase_file).strip() if passphrase_file else None
-    if sealed and passphrase is None:
-        passphrase = typer.prompt("passphrase", hide_input=True)
-    for name in open_bundle(bundle, folder, passphrase):
+    if bundle is None:
+        key, path = make_node_key(), folder / "node.key"
+        write_node_key(key, path)
+        typer.echo(f"private key: {path} (stays here)")
+        typer.echo(f"public key:  {path}.pub (send it to the operator)")
+        typer.echo(f"fingerprint: {fingerprint(public_line(key))} (compare by telephone)")
+        return
+    for name in open_bundle(bundle, folder):
         typer.echo(f"{folder / name}")
     for authority in read_validity(folder / "ca.crt"):
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")
@@ -146,7 +134,7 @@ app.command("serve")(serve_site)
 def check(path: SiteFile = Path("site.yaml")) -> None:
     """Check key, certificates, approvals and connection; say what may leave and whether noise covers it."""
     from perennial.client.policy import leaving_in_words
-    from perennial.deploy.supernode import check_superlink, ports_in_words, read_setup
+    from perennial.deploy.supernode import check_superlink, port_in_words, read_setup
 
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
@@ -154,14 +142,9 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"authority:   {authority.identified}")
     for approved in setup.apps:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
-    if setup.connection.any_app:
-        typer.echo(
-            "approved:    EVERY app that the operator sends (connection.any_app): its code can read all that "
-            "the SuperNode's user can, and ignore the policy"
-        )
     for line in leaving_in_words(setup.config.policy):
         typer.echo(line)
-    typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
+    typer.echo(f"supernode:   {port_in_words(setup.connection)}")
     check_superlink(setup)
     address = setup.connection.superlink
     typer.echo(f"superlink:   {address} answers with a certificate that this site trusts, and knows its key")
@@ -213,10 +196,9 @@ def restart_ledger(
 @app.command()
 def health(path: SiteFile = Path("site.yaml")) -> None:
     """Ask the running SuperNode whether it serves (for health checks)."""
-    from perennial.deploy.health import check_health
-    from perennial.deploy.supernode import health_address, read_connection
+    from perennial.deploy.supernode import check_health, read_connection
 
-    check_health(health_address(read_connection(path)))
+    check_health(read_connection(path))
 
 
 def _show(offer: "Offer", site: "SiteConfig") -> None:

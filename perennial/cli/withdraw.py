@@ -121,9 +121,9 @@ def _of_a_run(folder: Path, site: str) -> "tuple[Site, str, dict[int, str]]":
 
 def _at_a_site(path: Path, form: Path | None, experiment: Path | None) -> "tuple[Site, str, dict[int, str]]":
     """A real site, whose data are divided as they were for the run."""
+    from perennial.client.door import key_of_form
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
-    from perennial.client.split_key import key_of_form
     from perennial.config.experiment import load_experiment
     from perennial.config.site import load_site_config
 

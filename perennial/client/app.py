@@ -4,9 +4,8 @@ The operator reads the reason in the refusal. A site starts one process for each
 imported here that a request may not need.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
@@ -20,8 +19,6 @@ from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify, using_plugins
 from perennial.client.release import begin_request, leave, refusal, serialise
 from perennial.client.time_limit import check_bytes
-from perennial.config.run import RunSettings
-from perennial.foundation import plugins
 from perennial.foundation.errors import PerennialError, PolicyRefusal, ProtocolError, shown
 from perennial.foundation.site_log import log, one_subject, speak_of
 from perennial.privacy.released import Public
@@ -237,14 +234,3 @@ for _request, _handle in HANDLERS.items():
     getattr(app, _category)(*([_action] if _action else []))(
         partial(_answer, expected=_request, handle=_handle)
     )
-
-
-def prepare(run_config: Mapping[str, Any]) -> None:
-    """Import what a message may need; a site's fork server calls it once for an app, before any message.
-
-    run_config: the app's own.
-    """
-    from perennial.client.warm import import_for
-
-    with plugins.only({}):
-        import_for(replace(RunSettings.from_run_config(run_config), plugins="").load())

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.floor import check_floor, withheld
-from perennial.client.policy import check_update
+from perennial.client.policy import check_floor, check_update, withheld
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import PrivacyError

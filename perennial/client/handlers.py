@@ -38,7 +38,8 @@ from perennial.protocol.tensors import Tensors, content_sha256
 
 def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
     """Train, and reply with the update: under `secure` as a part of a masked sum."""
-    if not is_secure(site, request):
+    in_the_clear = site.experiment.secure is None and request.attempt is None
+    if in_the_clear or not is_secure(site, request):
         return TrainingTurn.open(site, request).taken()
     return masked_reply(
         site,

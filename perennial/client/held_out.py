@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from perennial.client.class_means import own_class_means
-from perennial.client.floor import check_floor, withheld
-from perennial.client.policy import check_evaluation
+from perennial.client.policy import check_evaluation, check_floor, withheld
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Typed, pay
 from perennial.client.site import Site

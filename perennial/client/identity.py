@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,14 +166,8 @@ def identify(context: Context, beside: Context | None = None) -> Identity:
     if site_file is not None:
         path = Path(str(site_file))
         config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
-        any_app = config.connection is not None and config.connection.any_app
         with plugins.only(config.plugins):
-            # which plug-ins are in use here is nothing that a run config says
-            experiment = (
-                _experiment(replace(settings, plugins=""))
-                if any_app
-                else approved_experiment(settings, config.approvals, config.plugins)
-            )
+            experiment = approved_experiment(settings, config.approvals, config.plugins)
         return Identity.of_site(config, experiment)
     experiment = _experiment(settings)
     if not isinstance(partition, int):

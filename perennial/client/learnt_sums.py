@@ -7,8 +7,7 @@ trains no more (freeze_after), sums stay right: a site adds each later task's to
 import torch
 from torch import Tensor
 
-from perennial.client.floor import check_floor, withheld
-from perennial.client.policy import check_answer, check_statistics
+from perennial.client.policy import check_answer, check_floor, check_statistics, withheld
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import ProtocolError

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.client.floor import check_floor, exempt, withheld
+from perennial.client.policy import check_floor, exempt, withheld
 from perennial.client.site import Site
 from perennial.foundation.errors import PrivacyError
 from perennial.learning.evaluation import by_head, count_correct

@@ -35,7 +35,8 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
         _catch_up(site, store, stamp, previous)
         late = not_learnt(site, stamp)
         old = torch.cat([store.indices(before_round=stamp.round), late])
-    note_learnt(site, stamp, torch.cat([new, late]))
+    if site.experiment.data.kind.collected:
+        note_learnt(site, stamp, torch.cat([new, late]))
     indices = torch.cat([new, old])
     if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.floor import check_floor
 from perennial.client.measurements import measured
-from perennial.client.policy import check_answer, check_update
+from perennial.client.policy import check_answer, check_floor, check_update
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Typed, leave
 from perennial.client.site import Site
@@ -124,7 +123,9 @@ class TrainingTurn:
             methods=methods,
             neighbours=NeighbourDistances.of(
                 site.experiment, site.identity.state_dir, site.name, request.run, request.round
-            ),
+            )
+            if site.experiment.privacy.enabled
+            else None,
             adversary=adversary,
             start=arrays,
         )
@@ -249,7 +250,8 @@ class TrainingTurn:
             "lends_digests": Public(lends),
             "within_clip_norm": None if within is None else released(within),
         }
-        metrics = measured(site, request, self.model, self.indices, result)
+        asks = request.settings != "{}"
+        metrics = measured(site, request, self.model, self.indices, result) if asks else {}
         if privacy.enabled:
             # steps follow the number of samples, except in mode sample, where they are public
             steps = (self.mechanism.entry.steps or 0) if privacy.mode == "sample" else 0

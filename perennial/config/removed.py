@@ -89,6 +89,10 @@ SITE: dict[str, Removed] = {
     "policy.max_repeats": Removed(3, _FIXED),
     "policy.max_seconds": Removed(3600, _FIXED),
     "policy.max_bytes": Removed(2**30, _FIXED),
+    "connection.any_app": Removed(False, "A site runs what it approved: `perennial site approve`."),
+    "connection.trusted_entities": Removed(
+        None, "An app carries no code, so nobody's signature lets one in."
+    ),
     "other_code": Removed([], "An app carries no code; install code as a plug-in (`plugins`)."),
     "receipts": Removed(None, "ledger_tip, a file outside state_dir that every site has by default"),
 }

@@ -119,18 +119,13 @@ class Connection(Block):
 
     Paths are relative to the folder of the file.
     flower_home: Flower's folder; its apps/ holds the apps that may run here.
-    any_app: run every app that the operator sends, with the settings that it sends, without approval. Its
-    code is what keeps the policy, so that nothing in this file then binds an operator who sends other code.
-    trusted_entities: Flower's list of publishers' keys, for apps from Flower's hub.
-    runtime_port: on loopback; the next port serves health checks. Each SuperNode of a machine needs its own.
+    runtime_port: on loopback. Each SuperNode of a machine needs its own.
     """
 
     superlink: str = Field(pattern=r"^.+:[0-9]+$")
     ca: UsablePath = Path("ca.crt")
     key: UsablePath = Path("node.key")
     flower_home: UsablePath = Path("flower")
-    any_app: bool = False
-    trusted_entities: UsablePath | None = None
     runtime_port: int = Field(default=9094, ge=1, lt=65535)
 
 

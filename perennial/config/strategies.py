@@ -58,6 +58,7 @@ SITE_HALVES = {
     "analytic": "perennial.strategies.analytic.site:SumsSite",
     "adabest": "perennial.baselines.adabest:AdaBestSite",
     "feddyn": "perennial.strategies.feddyn:FedDynSite",
+    "fedprox": "perennial.strategies.server_optimisers:FedProxSite",
     "scaffold": "perennial.strategies.scaffold:ScaffoldSite",
     "target": "perennial.baselines.target:TargetSite",
     "serial_ring": "perennial.strategies.serial_ring.site:RingSite",
@@ -76,7 +77,7 @@ def _corrected(name: str) -> dict[str, Between | OneOf | None]:
 
 ASKS: Mapping[str, Asks] = {
     "fedavg": Asks(single_updates=""),
-    "fedprox": Asks(site_half=True, single_updates=""),
+    "fedprox": Asks(single_updates=""),
     **dict.fromkeys(("fedavgm", "fedadam", "fedyogi", "fedadagrad"), Asks(single_updates="")),
     "uniform_mean": Asks(counts_alike=True, single_updates=""),
     "analytic": Asks(statistics=True, single_updates=""),

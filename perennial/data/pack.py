@@ -10,7 +10,6 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,13 +70,6 @@ def load_pack(config: DataConfig) -> Source:
     else:
         train, test = samples(""), None
     return Source(train, test, classes, *constants(config.normalise, train.x))
-
-
-def pack_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Arrays of a pack by name, checked; images as (N, H, W, C)."""
-    with zipfile.ZipFile(path) as pack:
-        described = json.loads(pack.read("meta.json"))["arrays"]
-        return {name: _array(pack, name, described[name], path) for name in names}
 
 
 def _array(pack: zipfile.ZipFile, name: str, described: dict[str, Any], path: Path) -> np.ndarray:

@@ -13,19 +13,17 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from perennial.config.approval import Approval, read_approvals
-from perennial.config.document import DOCUMENT, document_digest, read_document
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.document import DOCUMENT, read_document
+from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig
-from perennial.config.yaml_file import parse_yaml
-from perennial.deploy.app_archive import LARGEST, read_members
-from perennial.deploy.application import MEMBERS, PROJECT, project_file, version_of
+from perennial.deploy.application import LARGEST, PROJECT, app_name, project_file, read_archive, version_of
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
 
@@ -42,14 +40,14 @@ class ApprovedApp:
 class Offer:
     """An app that was read, in the bytes that were read.
 
-    digest: SHA-256 of data.
+    digest: SHA-256 of the file. members: content by name.
     """
 
     fab: Path
-    data: bytes
     digest: str
     experiment: Experiment
     document: str
+    members: Mapping[str, bytes]
 
 
 def read_offer(fab: Path, site: SiteConfig) -> Offer:
@@ -60,7 +58,7 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
     data = _read(fab)
     digest = hashlib.sha256(data).hexdigest()
     where = str(fab)
-    members = read_members(data, where, MEMBERS)
+    members = read_archive(data, where)
     for name in (PROJECT, DOCUMENT):
         if name not in members:
             raise ConfigError(f"{where}: has no member {name}")
@@ -76,7 +74,7 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
             f"{where}: member {PROJECT}: is not the one that `perennial deploy stage` writes for "
             "this experiment"
         )
-    return Offer(fab, data, digest, experiment, document)
+    return Offer(fab, digest, experiment, document, members)
 
 
 def require_hash(offer: Offer, expected: str) -> None:
@@ -98,15 +96,11 @@ def prepare_apps(flower_home: Path, approvals: Path) -> None:
 def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     """Unpack an app into the apps folder, and record its experiment in the folder approvals.
 
-    Raises ConfigError when Flower does not take it, or it shares the folder's name with another app.
+    Raises ConfigError when it shares the folder's name with another app.
     """
-    import click
-
-    from perennial.deploy.flower_seam import install_from_fab
-
     _refuse_same_folder(offer.digest, approvals)
     approval = Approval(
-        app="",
+        app=app_name(version_of(offer.members[PROJECT]), offer.digest),
         bundle=offer.digest,
         experiment=offer.experiment.digest,
         document=offer.document,
@@ -115,31 +109,15 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     apps = flower_home / "apps"
     apps.mkdir(parents=True, exist_ok=True)
     os.chmod(apps, 0o755)
-    # Flower keeps what is there, which may be half of an approval that was killed
+    # an approval that was killed may have left half of it
     for folder in apps.glob(f"*.{offer.digest[:8]}"):
         _remove(folder)
-    try:
-        installed = install_from_fab(offer.data, install_dir=flower_home, skip_prompt=True)
-    except (click.ClickException, ValueError) as error:
-        raise ConfigError(f"{offer.fab}: not an app of Flower: {error}") from error
-    finally:
-        _freeze(apps)
-    _write(approval.model_copy(update={"app": installed.name}), approvals)
-    return _describe(installed.name, [approval])
-
-
-def approve_installed(experiment: Path, approvals: Path) -> Approval:
-    """Record the approval of an experiment that a site runs without an app or SuperNode."""
-    document = load_experiment(experiment).to_yaml()
-    approval = Approval(
-        app="",
-        bundle="",
-        experiment=document_digest(parse_yaml(document, str(experiment))),
-        document=document,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    (apps / approval.app).mkdir()
+    for name, content in offer.members.items():
+        replace_file(apps / approval.app / name, content, mode=0o444)
+    _freeze(apps)
     _write(approval, approvals)
-    return approval
+    return _describe(approval.app, [approval])
 
 
 def disapprove(name: str, flower_home: Path, approvals: Path) -> None:
@@ -182,8 +160,7 @@ def require_read_only(flower_home: Path, approvals: Path) -> None:
             raise StateError(
                 f"{folder}: {user} can write here, so an app that arrives could be unpacked and run. Run the "
                 "SuperNode as another user than root with this folder read-only, as the compose file and the "
-                "systemd unit do, or set connection.any_app: true in site.yaml to run whatever the operator "
-                "sends, which nothing in that file binds"
+                "systemd unit do"
             )
 
 

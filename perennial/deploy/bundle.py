@@ -1,5 +1,6 @@
-"""What a hospital receives: one archive with checksums, a guide of one page, and no secret in the clear."""
+"""What a hospital receives: one archive, a guide of one page, and no secret."""
 
+import gzip
 import hashlib
 import io
 import os
@@ -12,14 +13,13 @@ from pathlib import Path
 
 from perennial.deploy.application import VERSION
 from perennial.deploy.approval import prepare_apps
-from perennial.deploy.federation import OperatorFolder, keep_out_of_git
-from perennial.deploy.keys import unseal, write_node_key
+from perennial.deploy.federation import IN_CONTAINER, OperatorFolder, keep_out_of_git
 from perennial.foundation.errors import ConfigError, shown
 from perennial.foundation.files import replace_file
 
 TEMPLATES = Path(__file__).parent
-SEALED_KEY = "node.key.sealed"
 SUMS = "SHA256SUMS"
+"""In bundles of 0.2.0."""
 AUTHORITIES = "ca.crt"
 OFFERED = re.compile(r"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab")
 REPLACED = ("GUIDE.md",)
@@ -35,23 +35,17 @@ BLOCK = 512
 def write_bundle(folder: OperatorFolder, name: str) -> Path:
     """Write bundles/NAME.tar.gz for a site that was added, and its SHA-256 to NAME.tar.gz.sha256."""
     folder.site(name)
-    sealed = folder.path / "sites" / f"{name}.sealed"
     facts = {
         "name": folder.federation.name,
         "site": name,
         "project": project_name(name),
         "superlink": folder.fleet_address,
         "version": VERSION,
-        "sealed": "yes" if sealed.exists() else "no",
     }
     files = _rendered("site", facts)
     files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
-    if sealed.exists():
-        files[SEALED_KEY] = sealed.read_bytes()
     for path in sorted(folder.apps.glob("*.fab")):
         files[f"offered/{path.name}"] = path.read_bytes()
-    sums = [f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in sorted(files.items())]
-    files[SUMS] = "".join(sums).encode()
     data = _archive(name, files)
     bundle = folder.path / "bundles" / f"{name}.tar.gz"
     replace_file(bundle, data)
@@ -60,30 +54,23 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
     return bundle
 
 
-def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]:
+def open_bundle(bundle: Path, folder: Path) -> list[str]:
     """Unpack a bundle into a site's folder; returns the names of the files that were written.
 
-    A bundle's checksums come from whoever made it, so they protect against damage alone. What it may write is
-    a closed list: the templates of a site, ca.crt, a sealed key, and apps on
-    offer, which run only once they are approved. Templates that say what runs
-    (site.yaml, .env, compose.yaml, ...) are kept when they are there already, as keys are, so that a newer
-    bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided. passphrase: opens
-    a sealed key. Raises ConfigError for an archive that is damaged, holds other paths than a bundle's, or
-    whose key does not open; nothing is written then.
+    What it may write is a closed list: the templates of a site, ca.crt, and apps on offer, which run only
+    once they are approved. Templates that say what runs (site.yaml, .env, compose.yaml, ...) are kept when
+    they are there already, so that a newer bundle brings a new ca.crt, guide or app and changes nothing that
+    the hospital decided.
+    Raises ConfigError for an archive that is damaged or holds other paths than a bundle's; nothing is written
+    then.
     """
     files = _read_archive(bundle)
-    _check_sums(files, bundle)
-    key = None
-    if SEALED_KEY in files and not (folder / "node.key").exists():
-        if passphrase is None:
-            raise ConfigError(f"{bundle}: holds a sealed key; give its passphrase")
-        key = unseal(files[SEALED_KEY], passphrase, f"{bundle}: {SEALED_KEY}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     kept = _templates("site").keys() - set(REPLACED)
     written = []
     for path, data in files.items():
         target = folder / path
-        if path == SEALED_KEY or (path in kept and target.exists()):
+        if path == SUMS or (path in kept and target.exists()):
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, data, mode=0o644)
@@ -93,14 +80,16 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
     (folder / "tip").mkdir(exist_ok=True, mode=0o700)
     (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
     prepare_apps(folder / "flower", folder / "approvals")
-    if key is not None:
-        write_node_key(key, folder / "node.key")
-        written.append("node.key")
     return written
 
 
 def write_operator_files(folder: OperatorFolder) -> None:
-    """Write what starts the operator's processes beside deploy.yaml: a compose file, or units of systemd."""
+    """Write what starts the operator's processes, as deploy.yaml has it now: compose.yaml, or systemd units.
+
+    The settings in .env are the operator's, and stay.
+    """
+    if folder.path == IN_CONTAINER:
+        return
     facts = {
         "name": folder.federation.name,
         "project": project_name(folder.federation.name),
@@ -111,8 +100,11 @@ def write_operator_files(folder: OperatorFolder) -> None:
     }
     units = folder.federation.runtime == "process"
     for path, data in _rendered("operator", facts).items():
-        if path.endswith(".service") == units:
-            replace_file(folder.path / path, data, mode=0o644)
+        target = folder.path / path
+        if path.endswith(".service") != units or (path == ".env" and target.exists()):
+            continue
+        if not target.is_file() or target.read_bytes() != data:
+            replace_file(target, data, mode=0o644)
 
 
 def project_name(name: str) -> str:
@@ -122,6 +114,15 @@ def project_name(name: str) -> str:
     """
     allowed = re.sub(r"[^a-z0-9_-]", "-", name.lower())
     return name if allowed == name else f"{allowed}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def template_policy() -> str:
+    """The policy block of the template of site.yaml, with its comments, with which a hospital begins."""
+    lines = (TEMPLATES / "site" / "site.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    start = lines.index("policy:\n")
+    # up to the next line that is no part of the block
+    end = next(i for i, line in enumerate(lines[start + 1 :], start + 1) if not line.startswith(" "))
+    return "".join(lines[start:end])
 
 
 def _rendered(kind: str, facts: Mapping[str, str]) -> dict[str, bytes]:
@@ -144,9 +145,13 @@ class _At(string.Template):
 
 
 def _archive(name: str, files: Mapping[str, bytes]) -> bytes:
-    """A tar.gz whose members lie below name/, owned by nobody in particular."""
+    return gzip.compress(_tar(name, files))
+
+
+def _tar(name: str, files: Mapping[str, bytes]) -> bytes:
+    """An archive whose members lie below name/, owned by nobody in particular."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, data in sorted(files.items()):
             member = tarfile.TarInfo(f"{name}/{path}")
             member.size, member.mode = len(data), 0o644
@@ -157,8 +162,8 @@ def _archive(name: str, files: Mapping[str, bytes]) -> bytes:
 def _read_archive(bundle: Path) -> dict[str, bytes]:
     """Content by path below the bundle's folder.
 
-    Raises ConfigError for anything but plain files that a bundle has, each once; links, folders and headers
-    that make other headers longer are no part of one.
+    What is read is packed again, so that nothing but plain files that a bundle has can be in it. Raises
+    ConfigError.
     """
     try:
         with os.fdopen(os.open(bundle, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -171,44 +176,23 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
         raise ConfigError(f"{bundle}: more than {LARGEST} bytes, unpacked; this is not a bundle")
     if not unpacking.eof or unpacking.unused_data:
         raise ConfigError(f"{bundle}: not a readable tar.gz: cut, or with bytes after its end")
-    found: dict[str, bytes] = {}
-    place = 0
+    named = {*_templates("site"), AUTHORITIES, SUMS}
+    found, place, site = dict[str, bytes](), 0, ""
     while place + BLOCK <= len(data) and data[place] != 0:
         header = data[place : place + BLOCK]
-        try:
-            member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
-        except (tarfile.HeaderError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{bundle}: not a readable tar.gz: {error}") from error
-        path = _inside(member, bundle)
-        if len(found) == MOST:
-            raise ConfigError(f"{bundle}: more than {MOST} members; this is not a bundle")
-        content = data[place + BLOCK : place + BLOCK + member.size]
-        if path.casefold() in {known.casefold() for known in found} or len(content) != member.size:
-            raise ConfigError(f"{bundle}: member {shown(repr(member.name))}: twice, or cut")
-        found[path] = content
-        place += BLOCK + -(-member.size // BLOCK) * BLOCK
-    if any(data[place:]):
-        raise ConfigError(f"{bundle}: has bytes after its last member")
-    return found
-
-
-def _inside(member: tarfile.TarInfo, bundle: Path) -> str:
-    """The path of a member below the bundle's folder. Raises ConfigError for one that no bundle has."""
-    named = {*_templates("site"), AUTHORITIES, SEALED_KEY, SUMS}
-    folder, _, path = member.name.partition("/")
-    plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.size >= 0
-    if not plain or folder in ("", ".", "..") or not (path in named or OFFERED.fullmatch(path)):
+        name, size = header[:100].rstrip(b"\0").decode("utf-8", "replace"), header[124:135]
+        site, _, path = name.partition("/")
+        if not (path in named or OFFERED.fullmatch(path)) or not size.isdigit() or len(found) == MOST:
+            raise ConfigError(
+                f"{bundle}: member {shown(repr(name))}: allowed plain files below one folder: "
+                f"{', '.join(sorted(named))}, offered/NAME.fab; {MOST} at most"
+            )
+        length = int(size, 8) if not size.strip(b"01234567") else LARGEST
+        found[path] = data[place + BLOCK : place + BLOCK + length]
+        place += BLOCK + -(-length // BLOCK) * BLOCK
+    if not {AUTHORITIES, "site.yaml"} <= found.keys() or site in ("", ".", "..") or _tar(site, found) != data:
         raise ConfigError(
-            f"{bundle}: member {shown(repr(member.name))}: allowed plain files below one folder: "
-            f"{', '.join(sorted(named))}, offered/NAME.fab"
+            f"{bundle}: not packed as `perennial deploy add-site` packs it: ca.crt or site.yaml missing, "
+            "a link, two of one name, a cut member, their order, or bytes that belong to none"
         )
-    return path
-
-
-def _check_sums(files: dict[str, bytes], bundle: Path) -> None:
-    lines = files.get(SUMS, b"").decode(errors="replace").splitlines()
-    listed = {path: digest for digest, _, path in (line.partition("  ") for line in lines)}
-    found = {path: hashlib.sha256(data).hexdigest() for path, data in files.items() if path != SUMS}
-    if listed != found:
-        wrong = sorted(path for path in listed.keys() | found.keys() if listed.get(path) != found.get(path))
-        raise ConfigError(f"{bundle}: checksums do not fit for {', '.join(wrong)}; ask for the bundle again")
+    return found

@@ -36,6 +36,8 @@ from perennial.foundation.registered import NODES, write_registered
 from perennial.server.control import CONTROL
 
 DEPLOY = "deploy.yaml"
+FORMER = ("health_port", "health_host")
+"""Keys of 0.2.0, whose health server is gone."""
 IN_CONTAINER = Path("/operator")
 """Where the operator's folder is mounted in the SuperLink's container."""
 
@@ -44,8 +46,6 @@ class Federation(Block):
     """deploy.yaml. hosts: names and addresses by which sites reach the SuperLink, the first one in bundles.
 
     control_port: of the Control API, which listens on loopback only: whoever reaches it can start runs.
-    health_host: where the health server listens, which says that the SuperLink serves and nothing else;
-    Kubernetes asks it from outside the container, so that 0.0.0.0 is needed there.
     plugins: installed packages, or folders, with other people's methods that experiments may name here; the
     sites' own site.yaml says what they may name there.
     """
@@ -56,8 +56,6 @@ class Federation(Block):
     fleet_port: PositiveInt = Field(default=9092, lt=65536)
     control_port: PositiveInt = Field(default=8000, lt=65536)
     fleet_host: str = "0.0.0.0"
-    health_port: PositiveInt = Field(default=9099, lt=65536)
-    health_host: str = "127.0.0.1"
     plugins: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
 
 
@@ -76,7 +74,10 @@ class OperatorFolder:
         if not (path / DEPLOY).is_file():
             raise ConfigError(f"{path}: no {DEPLOY} here; make a federation with `perennial deploy init`")
         self.path = path.absolute()
-        self.federation = validate(Federation, read_yaml(path / DEPLOY), str(path / DEPLOY))
+        content = read_yaml(path / DEPLOY)
+        if isinstance(content, dict):
+            content = {key: value for key, value in content.items() if key not in FORMER}
+        self.federation = validate(Federation, content, str(path / DEPLOY))
         self.authority_certificate = self.path / "authority" / "ca.crt"
         self.authority_key = self.path / "authority" / "ca.key"
         self.certificates = self.path / "certificates"
@@ -96,11 +97,6 @@ class OperatorFolder:
     def fleet_address(self) -> str:
         """HOST:PORT at which sites reach the SuperLink."""
         return f"{self.federation.hosts[0]}:{self.federation.fleet_port}"
-
-    @property
-    def health_address(self) -> str:
-        """HOST:PORT of the SuperLink's health server, on its own machine or in its container."""
-        return f"127.0.0.1:{self.federation.health_port}"
 
     def sites(self) -> dict[str, SiteRecord]:
         """The record of each site, by name."""
@@ -133,7 +129,8 @@ class OperatorFolder:
         """Add a site, or give an unregistered one a new key; returns the key's fingerprint.
 
         public_key: ECDSA P-384, an OpenSSH line. Raises ConfigError when the name or key is not valid, or
-        another site has the key; StateError when the site is registered.
+        another site has the key; StateError when the site is registered with another key, or was shut out
+        with this one.
         """
         if not re.fullmatch(SITE_NAME, name):
             raise ConfigError(
@@ -144,8 +141,15 @@ class OperatorFolder:
         for other in sites:
             if other != name and self.public_key(other).read_bytes().split()[1] == line.split()[1]:
                 raise ConfigError(f"public key of {name}: site {other!r} has this key; each site has its own")
-        if name in sites and sites[name].state == "registered":
-            raise StateError(f"site {name!r}: registered already; revoke it before it gets a new key")
+        if name in sites and sites[name].state != "added":
+            same = self.public_key(name).read_bytes().split()[1] == line.split()[1]
+            if same and sites[name].state == "registered":
+                return fingerprint(line)
+            if same or sites[name].state == "registered":
+                raise StateError(
+                    f"site {name!r}: {sites[name].state} with {'this' if same else 'another'} key; a new key "
+                    "comes in after `perennial deploy revoke`"
+                )
         replace_file(self.public_key(name), line, mode=0o644)
         self.write_site(name, SiteRecord())
         return fingerprint(line)
@@ -177,13 +181,6 @@ class OperatorFolder:
         replace_file(self.certificates / "ca.crt", authority.certificate + old, mode=0o644)
         give_to_owner(self.path, self.certificates)
 
-    def derive_settings(self) -> None:
-        """Write Flower's own config.toml as deploy.yaml has it now: how `flwr` reaches the Control API."""
-        path, content = self.state / "flower" / "config.toml", _connection(self).encode()
-        if not path.is_file() or path.read_bytes() != content:
-            replace_file(path, content, mode=0o644)
-            give_to_owner(self.path, path.parent)
-
     def write_hosts(self, hosts: tuple[str, ...]) -> "OperatorFolder":
         """Replace the names by which sites reach the SuperLink."""
         _write_federation(self.path, self.federation.model_copy(update={"hosts": hosts}))
@@ -210,7 +207,6 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     folder = OperatorFolder(path)
     # last, because it gives the certificates to the user of the containers; root may not write there then
     folder.renew_server(days)
-    folder.derive_settings()
     make_folder(folder.state / "runs" / CONTROL)
     give_to_owner(path, folder.state)
     return folder
@@ -243,12 +239,3 @@ def give_to_owner(path: Path, folder: Path) -> None:
 def _write_federation(path: Path, federation: Federation) -> None:
     text = yaml.safe_dump(federation.model_dump(mode="json"), sort_keys=False)
     replace_file(path / DEPLOY, text.encode(), mode=0o644)
-
-
-def _connection(folder: OperatorFolder) -> str:
-    """Flower's own config.toml: how the `flwr` command reaches the Control API."""
-    return (
-        '[superlink]\ndefault = "federation"\n\n[superlink.federation]\n'
-        f'address = "127.0.0.1:{folder.federation.control_port}"\n'
-        f'root-certificates = "{folder.root / "certificates" / "ca.crt"}"\n'
-    )

@@ -34,11 +34,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perennial.deploy.certificates import read_validity
+from perennial.deploy.control import PROTOBUF, encoded, listed_runs, pem
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
+from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 from perennial.deploy.run_book import RunBook
 from perennial.deploy.superlink_status import STATUS
-from perennial.deploy.wire import listed_runs, node_body
 from perennial.foundation.errors import PerennialError, shown
 from perennial.foundation.files import replace_file
 from perennial.foundation.heartbeat import BEAT, renew
@@ -77,7 +77,6 @@ GONE = 40.0
 """Seconds without a request after which a site's earlier SuperNode is taken for dead, if a new one comes."""
 SILENT = 40.0
 """Seconds without a request after which a site is silent: while its app works, it beats every 20 to 27."""
-PROTOBUF = "application/protobuf"
 
 
 @dataclass
@@ -129,12 +128,8 @@ class Keys:
         records = self._folder.sites()
         self.states = {name: record.state for name, record in records.items()}
         self.nodes = {name: record.node for name, record in records.items()}
-        names = {}
-        for name in self.states:
-            key = serialization.load_ssh_public_key(self._folder.public_key(name).read_bytes())
-            form = serialization.PublicFormat.SubjectPublicKeyInfo
-            names[key.public_bytes(serialization.Encoding.PEM, form)] = name
-        self._names, self._stamp = names, stamp
+        self._names = {pem(self._folder.public_key(name)): name for name in self.states}
+        self._stamp = stamp
 
 
 class Gateway:
@@ -236,7 +231,7 @@ class Gateway:
         """Tell the SuperLink that the node of a site is gone, with what the site itself has signed."""
         node = int(self._keys.nodes[name])
         signed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
-        await self._ask(DEACTIVATE, node_body(node), signed | {"content-type": PROTOBUF})
+        await self._ask(DEACTIVATE, encoded((1, node)), signed | {"content-type": PROTOBUF})
         self.seen[name] = Seen()
 
     async def _pull(
@@ -298,7 +293,6 @@ class Gateway:
 
     async def status(self) -> dict[str, Any]:
         """The status as of now. Raises httpx.HTTPError while the SuperLink does not answer."""
-        looked = time.time()
         reply = await self._upstream.post(LIST_RUNS, content=b"", headers={"content-type": PROTOBUF})
         reply.raise_for_status()
         runs = listed_runs(reply.content)
@@ -309,9 +303,7 @@ class Gateway:
             "certificate_ends": ends.timestamp(),
             "sites": {name: self._silent_since(name) for name in states if states[name] == "registered"},
             "others": {name: state for name, state in states.items() if state != "registered"},
-            "runs": {run: (facts.status, facts.bundle, facts.name) for run, facts in runs.items()},
             "unknown": self._book.unknown(runs),
-            "looked": looked,
         }
 
     def _silent_since(self, name: str) -> float | None:

@@ -1,16 +1,20 @@
-"""Tries a TLS handshake with the SuperLink, to say what is wrong before Flower retries in silence."""
+"""Whether the operator's gateway lets this site in, and if not, why, before Flower retries in silence."""
 
 import base64
 import datetime
 import http.client
-import os
 import socket
 import ssl
+import urllib.error
+import urllib.request
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from perennial.deploy.certificates import read_validity
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import ConfigError, StateError, shown
 
 EXPIRED, NOT_YET_VALID, WRONG_HOST, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's verification codes (X509_V_ERR_*)."""
@@ -19,6 +23,22 @@ CERTIFICATE_EXPIRED = (
     "the server's certificate has expired; the operator renews it with `perennial deploy rotate`"
 )
 SET_CLOCK = "; set the clock"
+UNREGISTERED = (
+    "this site's key is not registered at the SuperLink; send the operator node.key.pub, for `perennial "
+    "deploy add-site`"
+)
+REVOKED = (
+    "the operator has revoked this site's key, which cannot be registered again; to come back, make a new "
+    "one with `perennial site open` (node.key moved away) and send the operator node.key.pub"
+)
+CONNECTED = (
+    "another SuperNode is connected with this key: either this site's own, which ended less than two minutes "
+    "ago (wait so long), or one on another machine (stop it; each site needs a key of its own). If you know "
+    "of none, the key was copied: ask the operator to revoke it"
+)
+CLOCK = "this machine's clock and the SuperLink's differ; set the clock"
+REASONS = (UNREGISTERED, REVOKED, CONNECTED)
+"""Why a site is not let in, with the remedy: the same words at the gateway and at the site."""
 
 
 class Unreachable(StateError):
@@ -41,8 +61,6 @@ def check_handshake(address: str, authority: Path) -> None:
     address: HOST:PORT. Raises StateError that says what to do; Unreachable if nobody answers.
     """
     host, port = split_address(address)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])
     now = datetime.datetime.now(datetime.UTC)
     for certificate in read_validity(authority):
         if now < certificate.begins:
@@ -50,53 +68,83 @@ def check_handshake(address: str, authority: Path) -> None:
                 f"{authority}: valid from {certificate.begins:%Y-%m-%d %H:%M} UTC, and this machine's clock "
                 f"says {now:%Y-%m-%d %H:%M}{SET_CLOCK}"
             )
-    context.load_verify_locations(cafile=authority)
     try:
-        with (
-            _connected(host, port) as connection,
-            context.wrap_socket(connection, server_hostname=host),
-        ):
-            pass
-    except ssl.SSLCertVerificationError as error:
-        raise StateError(f"{address}: {_advice(error, host, authority)}") from error
-    except ssl.SSLError as error:
-        raise StateError(
-            f"{address}: answers, but not with TLS ({error.reason}); is it the SuperLink's Fleet port?"
-        ) from error
-    except socket.gaierror as error:
-        raise Unreachable(
-            f"{address}: the name {host!r} is not known here; check DNS or the address"
-        ) from error
+        _open(urllib.request.Request(f"https://{address}/"), authority).close()
+    except (urllib.error.HTTPError, http.client.HTTPException, ConnectionError):
+        return  # whatever it says, it says over TLS
     except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise StateError(f"{address}: {_advice(reason, host, authority)}") from error
+        if isinstance(reason, ssl.SSLError):
+            raise StateError(
+                f"{address}: answers, but not with TLS ({reason.reason}); is it the SuperLink's Fleet port?"
+            ) from error
+        if isinstance(reason, socket.gaierror):
+            raise Unreachable(
+                f"{address}: the name {host!r} is not known here; check DNS or the address"
+            ) from error
+        proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https", "")
         raise Unreachable(
-            f"{address}: no connection{' through ' + proxy if (proxy := _proxy_for(host)) else ''} "
-            f"({error.strerror or error}); see that the SuperLink runs and the firewall lets port {port} out."
+            f"{address}: no connection{' through ' + proxy if proxy else ''} ({reason}); see that the "
+            f"SuperLink runs and the firewall lets port {port} out."
         ) from error
 
 
-def _proxy_for(host: str) -> str:
-    """URL of the HTTP proxy by which gRPC would reach a host; '' for none."""
-    # gRPC reads these names in lower case alone
-    excluded = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")  # noqa: SIM112
-    if any(host.endswith(entry.strip()) for entry in excluded.split(",") if entry.strip()):
-        return ""
-    names = ("grpc_proxy", "https_proxy", "http_proxy")
-    return next((found for name in names if (found := os.environ.get(name))), "")
+def _open(request: urllib.request.Request, authority: Path) -> Any:
+    """The answer, by the proxy that the environment names. Raises OSError."""
+    context = ssl.create_default_context(cafile=authority)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+    return opener.open(request, timeout=SECONDS)
 
 
-def _connected(host: str, port: int) -> socket.socket:
-    """A connection to a host, by CONNECT through the proxy where there is one. Raises OSError."""
-    proxy = urlsplit(_proxy_for(host))
-    if not proxy.hostname:
-        return socket.create_connection((host, port), timeout=SECONDS)
-    headers = {}
-    if proxy.username is not None:
-        login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(login).decode()}"
-    tunnel = http.client.HTTPConnection(proxy.hostname, proxy.port or 80, timeout=SECONDS)
-    tunnel.set_tunnel(host, port, headers)
-    tunnel.connect()
-    return tunnel.sock
+def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
+    """Headers that prove a node's key, as Flower's SuperNode sends them: a signed time."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, form)
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    return {
+        "flwr-public-key": base64.b64encode(public).decode(),
+        "flwr-signature": base64.b64encode(signature).decode(),
+        "flwr-timestamp": now,
+    }
+
+
+def check_admission(
+    address: str, authority: Path, key: ec.EllipticCurvePrivateKey, connected: bool = False
+) -> None:
+    """Prove to the operator's gateway that this site holds its key, within SECONDS.
+
+    connected: whether this site's own SuperNode runs, so that one is expected to be connected.
+    Raises StateError that says why it would not let the site in, and what to do; Unreachable if it does not
+    answer.
+    """
+    if _ask_gateway("admission", address, authority, key) == "connected" and not connected:
+        raise StateError(f"{address}: {CONNECTED}")
+
+
+def sign_off(address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Tell the gateway that this site's last SuperNode is gone. Raises StateError or Unreachable."""
+    _ask_gateway("sign-off", address, authority, key)
+
+
+def _ask_gateway(what: str, address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> str:
+    headers = signed_headers(key)
+    request = urllib.request.Request(f"https://{address}/{what}", data=b"", headers=headers, method="POST")
+    try:
+        with _open(request, authority) as reply:
+            return reply.read(100).decode()
+    except urllib.error.HTTPError as refusal:
+        said = refusal.read(4096).decode(errors="replace").strip()
+        if said in (*REASONS, CLOCK):
+            raise StateError(f"{address}: {said}") from None
+        raise StateError(
+            f"{address}: does not check this site's key as a gateway of Perennial does: {shown(said, 300)}"
+        ) from None
+    except OSError as error:
+        said = shown(str(error), 300)
+        raise Unreachable(f"{address}: no answer about this site's key ({said}).") from error
 
 
 def _advice(error: ssl.SSLCertVerificationError, host: str, authority: Path) -> str:

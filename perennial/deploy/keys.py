@@ -10,8 +10,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
 
-SHORTEST_PASSPHRASE = 12
-
 
 def make_node_key() -> ec.EllipticCurvePrivateKey:
     """A new private key."""
@@ -37,31 +35,6 @@ def public_line(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The public key as one OpenSSH line."""
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     return key.public_key().public_bytes(encoding, form) + b"\n"
-
-
-def seal(key: ec.EllipticCurvePrivateKey, passphrase: str) -> bytes:
-    """The private key as PKCS 8, encrypted with a passphrase that travels by another way.
-
-    Raises ConfigError when the passphrase is short.
-    """
-    if len(passphrase) < SHORTEST_PASSPHRASE:
-        raise ConfigError(
-            f"passphrase: found {len(passphrase)} characters, allowed {SHORTEST_PASSPHRASE} and more"
-        )
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(passphrase.encode()),
-    )
-
-
-def unseal(data: bytes, passphrase: str, where: str) -> ec.EllipticCurvePrivateKey:
-    """The key that seal() wrote. Raises ConfigError when the passphrase is not the right one."""
-    try:
-        key = serialization.load_pem_private_key(data, passphrase.encode())
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: cannot be opened with this passphrase") from error
-    return _node_key(key, where)
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -1,18 +1,16 @@
 """What an operator does with a running federation: register and revoke sites; submit, watch and stop runs."""
 
-import json
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from perennial.deploy.application import Application, read_application, stage_application
+from perennial.deploy import control
+from perennial.deploy.application import Application, archive_of, read_application, stage_application
+from perennial.deploy.bundle import write_bundle
 from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owner
-from perennial.deploy.run_book import SUFFIX, FlowerRun, RunBook
-from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
-from perennial.deploy.superlink_status import read_superlink_status
-from perennial.foundation.errors import StateError
+from perennial.deploy.run_book import RunBook
+from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import one_at_a_time, replace_file
-from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import using
 from perennial.server.control import (
     clear_request,
@@ -23,17 +21,28 @@ from perennial.server.control import (
 )
 
 
-def register(folder: OperatorFolder, name: str) -> str:
-    """Register a site with Flower; returns the id of its node. Raises StateError when it is in already."""
+def add_site(folder: OperatorFolder, name: str, public_key: Path | None) -> Iterator[str]:
+    """Add a site, register it with Flower and write its bundle; yields what was done, in words.
+
+    public_key: the site's .pub file; None where it is on record. Raises ConfigError for a bad key, StateError
+    where the site is registered with another one, or the SuperLink does not answer: said again, it goes on.
+    """
+    if public_key is not None:
+        try:
+            given = public_key.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{public_key}: cannot be read: {error.strerror}") from error
+        yield f"{name}: key {folder.add_site(name, given)}"
     record = folder.site(name)
-    if record.state == "registered":
-        raise StateError(f"site {name!r}: registered already, as node {record.node}")
-    key = folder.root / "sites" / f"{name}.pub"
-    answer = flwr_json(folder, "supernode", "register", str(key), CONNECTION, "--name", name)
-    node = str(answer["node-id"])
-    folder.write_site(name, SiteRecord(state="registered", node=node))
-    folder.write_names()
-    return node
+    if record.state == "added":
+        node = control.register_node(folder, name)
+        folder.write_site(name, SiteRecord(state="registered", node=node))
+        folder.write_names()
+        yield f"{name}: registered as node {node}"
+    if record.state == "revoked":
+        raise StateError(f"site {name!r}: revoked; it needs a new key")
+    bundle = write_bundle(folder, name)
+    yield f"{bundle}\n{bundle.with_name(f'{bundle.name}.sha256').read_text(encoding='utf-8').split()[0]}"
 
 
 def revoke(folder: OperatorFolder, name: str) -> None:
@@ -41,14 +50,12 @@ def revoke(folder: OperatorFolder, name: str) -> None:
     record = folder.site(name)
     if record.state != "registered":
         raise StateError(f"site {name!r}: not registered (it is {record.state})")
-    flwr(folder, "supernode", "unregister", record.node, CONNECTION)
+    control.unregister_node(folder, record.node)
     folder.write_site(name, SiteRecord(state="revoked", node=record.node))
     folder.write_names()
 
 
 COMPLETED = "finished:completed"
-FRESH = 8.0
-"""Seconds that a command waits for the SuperLink to look at its runs again."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +82,18 @@ class Standing:
 
     @classmethod
     def of(cls, folder: OperatorFolder, name: str) -> "Standing":
-        runs, book = flower_runs(folder), RunBook(folder.apps)
+        runs, book = control.list_runs(folder), RunBook(folder.apps)
         started = book.owners(runs).get(name, [])
         if started != book.recorded(name):
             book.note(name, *started)
         going = tuple(run for run in started if run in runs and not runs[run].over)
         counts = (going or tuple(started))[-1:]
         status = (runs[counts[0]].status if counts[0] in runs else "unknown") if counts else ""
-        from perennial.server.checkpoint import is_begun_again
+        run, again = folder.state / "runs" / name, False
+        if status == COMPLETED and not going:
+            from perennial.server.checkpoint import is_begun_again
 
-        run = folder.state / "runs" / name
-        again = status == COMPLETED and not going and is_begun_again(run)
+            again = is_begun_again(run)
         return cls(name, going, status, read_request(run) == "pause", again)
 
     @property
@@ -173,14 +181,14 @@ def stop(folder: OperatorFolder, name: str) -> Done:
     name: of the run; or Flower's id of one that is unknown here.
     """
     with one_at_a_time(folder.apps):
-        if name.isdecimal() and name in RunBook(folder.apps).unknown(flower_runs(folder)):
-            flwr(folder, "stop", name, CONNECTION)
+        if name.isdecimal() and name in RunBook(folder.apps).unknown(control.list_runs(folder)):
+            control.stop_run(folder, name)
             return Done(f"Flower's run {name}: stopped; no folder here names it")
         standing = _standing(folder, name)
         if not standing.going:
             return standing.unchanged()
         for run in standing.going:
-            flwr(folder, "stop", run, CONNECTION)
+            control.stop_run(folder, run)
         RunBook(folder.apps).note(name)
         return Done(f"{name}: stopped; `perennial deploy resume {name}` goes on with it")
 
@@ -194,7 +202,7 @@ def _standing(folder: OperatorFolder, name: str) -> Standing:
 def last_run(folder: OperatorFolder, name: str) -> str:
     """Flower's id of the latest start of a run. Raises StateError when there was none."""
     read_application(name, folder.apps)
-    started = RunBook(folder.apps).owners(flower_runs(folder)).get(name, [])
+    started = RunBook(folder.apps).owners(control.list_runs(folder)).get(name, [])
     if not started:
         raise StateError(f"run {name!r}: staged, but never started; start it with `perennial deploy submit`")
     return started[-1]
@@ -206,7 +214,7 @@ def require_started(folder: OperatorFolder, name: str, run: str) -> None:
     name: of the run, for the error. run: Flower's id of its start. A run that is over, or unknown to Flower,
     passes.
     """
-    runs = flower_runs(folder)
+    runs = control.list_runs(folder)
     status = runs[run].status if run in runs else "unknown"
     if status in ("pending", "starting"):
         raise StateError(
@@ -216,50 +224,16 @@ def require_started(folder: OperatorFolder, name: str, run: str) -> None:
         )
 
 
-def flower_runs(folder: OperatorFolder) -> dict[str, FlowerRun]:
-    """Flower's list of runs, by id, not older than the last command that changed one.
-
-    From the status that the SuperLink writes; where that is older, from the command `flwr list`.
-    """
-    files = [*folder.apps.glob(f"*{SUFFIX}")]
-    changed = max((path.stat().st_mtime for path in files), default=0.0)
-    until = time.monotonic() + FRESH
-    while True:
-        said = read_superlink_status(folder.state / "runs")
-        if said is None or not said.alive or said.looked == 0.0:
-            break
-        if said.looked > changed:
-            return dict(said.runs)
-        if time.monotonic() > until:
-            break
-        time.sleep(0.1)
-    listed = flwr_json(folder, "list", CONNECTION)["runs"]
-    return {run["run-id"]: FlowerRun(run["status"], run.get("fab-hash", "")) for run in listed}
-
-
-def progress(folder: OperatorFolder, name: str) -> PlainObject:
-    """The last event of a run's journal, or {} before the first."""
-    path = folder.state / "runs" / name / "events.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for line in reversed(lines):
-        try:
-            return json.loads(line)
-        except ValueError:  # a line that is being written
-            continue
-    return {}
-
-
 def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> Done:
     name = application.folder.name
     folder.write_names()
     settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
     if named := folder.plugins(folder.root):
         settings["plugins"] = ",".join(named)
-    run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
-    app, book = str(folder.root / "apps" / name), RunBook(folder.apps)
+    book = RunBook(folder.apps)
     book.intend(name, application.digest)
     try:
-        run = str(flwr_json(folder, "run", app, CONNECTION, "--run-config", run_config)["run-id"])
+        run = control.start_run(folder, archive_of(application.folder), application.digest, settings)
     except StateError as lost:
         run = _adopted(folder, name, lost)
     book.note(name, run)
@@ -271,7 +245,9 @@ def _adopted(folder: OperatorFolder, name: str, lost: StateError) -> str:
     """Flower's id of a run whose answer is lost. Raises StateError where it took none."""
     book = RunBook(folder.apps)
     try:
-        taken = [run for run in book.owners(flower_runs(folder))[name] if run not in book.recorded(name)]
+        taken = [
+            run for run in book.owners(control.list_runs(folder))[name] if run not in book.recorded(name)
+        ]
     except StateError:
         raise StateError(
             f"{lost}\nWhether Flower took the run is not known; `perennial deploy status` will say, and the "

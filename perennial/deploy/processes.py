@@ -4,20 +4,31 @@ import ctypes
 import logging
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from threading import Thread
 from types import FrameType
 from typing import BinaryIO
 
-from perennial.deploy.warm import RESTART
+from perennial.deploy.warm import RESTART, SOCKET, write_stand_in
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import make_folder, replace_file
 
 log = logging.getLogger("perennial.deploy")
 ENDED = 70
 """Exit status where a process ended by itself: 'internal software error' of sysexits.h."""
+FLOWER = "1.42"
+"""The version whose commands and HTTP interfaces are used here."""
+MODULES = ("torch", "numpy", "yaml", "safetensors.torch", "httpcore")
+"""What every warm process imports."""
+LOOK = "0.05"
+"""Seconds between two looks of a SuperExec for a task."""
 EVERY = 5.0
 POLL = 0.2
 GRACE = 20.0
@@ -26,14 +37,58 @@ _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _TIMED = re.compile(rb"([A-Z]+ )?\d{4}-\d\d-\d\d")
-_ANSWERED = re.compile(rb"uvicorn\.access.* 2\d\d\s*$")
+_ANSWERED = re.compile(rb"(uvicorn\.access.* 2\d\d|ControlServicer\.ListRuns)\s*$")
+"""Answered requests, and what the gateway asks every two seconds."""
+
+
+def require_flower() -> None:
+    """Raises StateError unless the installed Flower speaks as the gateway does."""
+    found = version("flwr")
+    if found.split(".")[:2] != FLOWER.split("."):
+        raise StateError(
+            f"flwr: found {found}, allowed {FLOWER}.x for `perennial deploy start` and `perennial site "
+            "start`; Flower's own commands run with other versions (docs/stock_flower.md)"
+        )
+
+
+def program(name: str) -> str:
+    """Path of a command of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def warm(
+    folder: Path, home: Path, script: str, *modules: str
+) -> tuple[dict[str, list[str]], dict[str, str], list[str]]:
+    """The process that forks apps, the environment of all processes, and the options for their secret.
+
+    folder: private to the user, for socket, stand-in and secret. home: Flower's. script: of the apps, such as
+    flwr-clientapp. modules: imported ahead of messages; none may start a thread, which a fork would lack.
+    """
+    make_folder(folder)
+    folder.chmod(0o700)
+    secret, socket, binaries = folder / "superexec.secret", folder / "warm", folder / "bin"
+    replace_file(secret, secrets.token_bytes(32), mode=0o600)
+    write_stand_in(binaries, script)
+    own = str(Path(sys.executable).parent)
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": LOOK,
+        SOCKET: str(socket),
+        # the stand-in first, then this environment's own programs
+        "PATH": os.pathsep.join((str(binaries), own, os.environ.get("PATH", ""))),
+    }
+    command = [sys.executable, "-m", "perennial.deploy.warm", str(socket), script, *MODULES, *modules]
+    name = "the warm ServerApp" if "server" in script else "the warm ClientApp"
+    return {name: command}, environment, ["--superexec-auth-secret-file", str(secret)]
 
 
 def supervise(
     commands: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],
     explain: Callable[[], str],
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[], object] | None = None,
+    read: Callable[[bytes], object] = lambda line: None,
 ) -> int:
     """Run processes until one of them ends or this one is asked to; then end them all.
 
@@ -42,6 +97,7 @@ def supervise(
         environment: of all of them.
         explain: called when one ended by itself; returns why, in a sentence for the log, or ''.
         meanwhile: called in a thread of its own, every EVERY seconds.
+        read: called with each line that they write.
 
     Returns:
         The status for os._exit(), since a thread may wait: 0 after SIGTERM or SIGINT, else ENDED, although
@@ -54,7 +110,7 @@ def supervise(
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, stop)
-    running = _start(commands, environment)
+    running = _start(commands, environment, read)
     if meanwhile is not None:
         Thread(target=_repeat, args=(meanwhile,), daemon=True).start()
     while True:
@@ -63,7 +119,7 @@ def supervise(
             break
         log.error("%s ended because an app was killed; all of it starts again", ended)
         _end(running.values())
-        running = _start(commands, environment)
+        running = _start(commands, environment, read)
     if ended and not asked:
         why = explain()
         log.error("%s ended with status %s%s", ended, running[ended].returncode, f": {why}" if why else "")
@@ -72,14 +128,14 @@ def supervise(
     return 0 if asked else ENDED
 
 
-def _repeat(work: Callable[[], None]) -> None:
+def _repeat(work: Callable[[], object]) -> None:
     while True:
         work()
         time.sleep(EVERY)
 
 
 def _start(
-    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], read: Callable[[bytes], object]
 ) -> dict[str, "subprocess.Popen[bytes]"]:
     own, started = os.getpid(), {}
     for name, command in commands.items():
@@ -91,14 +147,15 @@ def _start(
             # before the program runs, this takes no lock that a thread could hold
             preexec_fn=lambda: _end_with_parent(own),  # noqa: PLW1509
         )
-        Thread(target=_copy, args=(process.stdout,), daemon=True).start()
+        Thread(target=_copy, args=(process.stdout, read), daemon=True).start()
     return started
 
 
-def _copy(stream: BinaryIO) -> None:
+def _copy(stream: BinaryIO, read: Callable[[bytes], object]) -> None:
     """Write each line of a process to the log: with its time, without colours, but no answered request."""
     for line in stream:
         plain = _COLOUR.sub(b"", line)
+        read(plain)
         if not _ANSWERED.search(plain):
             now = b"" if _TIMED.match(plain) else time.strftime("%Y-%m-%d %H:%M:%S ").encode()
             sys.stdout.buffer.write(now + plain)

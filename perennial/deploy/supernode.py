@@ -1,29 +1,32 @@
-"""A site's long-lived process: everything is checked, then this process becomes Flower's SuperNode."""
+"""A site's long-lived processes: Flower's SuperNode, once everything was checked, with a warm ClientApp."""
 
+import http.client
 import os
+import re
 import socket
-import sys
-from collections.abc import Callable
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from perennial.client.activity import note_unapproved
 from perennial.client.secure_state import certify_own_key
 from perennial.config.site import Connection, SiteConfig, load_site_config
-from perennial.deploy import stock
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_validity
-from perennial.deploy.handshake import Unreachable, check_handshake
-from perennial.deploy.health import check_health
+from perennial.deploy.handshake import Unreachable, check_admission, check_handshake, sign_off
 from perennial.deploy.keys import fingerprint, public_line, read_node_key
-from perennial.deploy.predecessor import left_node, note_node, place
-from perennial.deploy.processes import supervise
+from perennial.deploy.processes import program, require_flower, supervise, warm
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.files import sole_owner
+from perennial.foundation.files import replace_file, sole_owner
 from perennial.foundation.heartbeat import beating, renew
 from perennial.foundation.site_log import log
 from perennial.privacy.signed_sums import certify
 
+PLACE, RECORD = "supernode", "place"
+"""In a site's state_dir: the folder that its SuperNode locks while it lives, and where that folder was."""
+NOT_UNPACKED = re.compile(rb"\[Errno (?:13|30)\][^']*'[^']*/apps/[^'/]*\.([0-9a-f]{8})'")
+"""What Flower says of an app that is not approved: its folder cannot be made."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 ALIVE = "supernode.alive"
 """In a site's state_dir: its heartbeat."""
 ANSWERED = "superlink.answered"
@@ -65,49 +68,59 @@ def read_setup(path: Path) -> SiteSetup:
     connection, config = read_connection(path), load_site_config(path)
     folder = path.parent
     key = read_node_key(folder / connection.key)
-    if not connection.any_app:
-        require_read_only(folder / connection.flower_home, config.approvals)
+    require_read_only(folder / connection.flower_home, config.approvals)
     authorities = read_validity(folder / connection.ca)
     apps = approved_apps(config.approvals)
     return SiteSetup(folder, config, connection, fingerprint(public_line(key)), authorities, apps)
 
 
-def health_address(connection: Connection) -> str:
-    """HOST:PORT of the SuperNode's health server."""
-    return f"127.0.0.1:{connection.runtime_port + 1}"
-
-
-def require_free_ports(connection: Connection) -> None:
-    """Raises StateError when another process, such as a second SuperNode, uses a port that this one needs."""
-    for port in (connection.runtime_port, connection.runtime_port + 1):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise StateError(
-                    f"connection.runtime_port: {connection.runtime_port} and the next port are needed on "
-                    f"loopback, and {port} is in use ({error.strerror}); is this site running already? A "
-                    "second SuperNode on this machine needs another runtime_port in its site.yaml"
-                ) from error
-
-
-def ports_are_free(connection: Connection) -> bool:
-    """Whether the ports that the SuperNode needs are unused; False too while it runs itself."""
+def check_health(connection: Connection) -> None:
+    """Ask the SuperNode's Runtime API whether it serves. Raises StateError when it does not."""
+    url = f"http://127.0.0.1:{connection.runtime_port}/health"
     try:
-        require_free_ports(connection)
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5).close()
+    except (OSError, http.client.HTTPException) as error:
+        raise StateError(f"{url}: no health answer; the SuperNode is not running or stuck") from error
+
+
+def require_free_port(connection: Connection) -> None:
+    """Raises StateError when another process, such as a second SuperNode, uses the port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", connection.runtime_port))
+        except OSError as error:
+            raise StateError(
+                f"connection.runtime_port: {connection.runtime_port} on loopback is in use "
+                f"({error.strerror}); is this site running already? A second SuperNode on this machine needs "
+                "another runtime_port in its site.yaml"
+            ) from error
+
+
+def port_is_free(connection: Connection) -> bool:
+    """Whether the port that the SuperNode needs is unused; False too while it runs itself."""
+    try:
+        require_free_port(connection)
     except StateError:
         return False
     return True
 
 
 def runs_here(connection: Connection) -> bool:
-    """Whether this site's SuperNode runs, and its health server says that it serves."""
+    """Whether this site's SuperNode runs and serves."""
     try:
-        check_health(health_address(connection))
+        check_health(connection)
     except StateError:
         return False
     return True
+
+
+def port_in_words(connection: Connection) -> str:
+    """A sentence: the SuperNode runs, or its port is free. Raises StateError if it is taken."""
+    if runs_here(connection):
+        return f"one runs already and serves, at port {connection.runtime_port}"
+    require_free_port(connection)
+    return f"does not run; port {connection.runtime_port} is free for it"
 
 
 def check_superlink(setup: SiteSetup) -> None:
@@ -115,49 +128,57 @@ def check_superlink(setup: SiteSetup) -> None:
     authority, address = setup.path(setup.connection.ca), setup.connection.superlink
     check_handshake(address, authority)
     key = read_node_key(setup.path(setup.connection.key))
-    own_place = runs_here(setup.connection) or left_node(setup.config.state_dir) is not None
-    stock.check_admission(address, authority, key, connected=own_place)
+    own_place = runs_here(setup.connection) or was_killed(setup.config.state_dir)
+    check_admission(address, authority, key, connected=own_place)
 
 
-def deregister_dead_node(setup: SiteSetup) -> None:
-    """Sign off from the SuperLink for this site's last SuperNode if it was killed. Raises Unreachable."""
-    if (node := left_node(setup.config.state_dir)) is not None:
-        key = read_node_key(setup.path(setup.connection.key))
-        address, authority = setup.connection.superlink, setup.path(setup.connection.ca)
-        if stock.speaks_http():
-            return stock.sign_off(address, authority, key)
-        from perennial.deploy.admission import sign_off
+def was_killed(state_dir: Path) -> bool:
+    """Whether the site's last SuperNode, in this folder and since this machine was started, has ended.
 
-        sign_off(address, authority, key, node)
-
-
-def _run_stock(setup: SiteSetup, path: Path, explain: Callable[[], str]) -> NoReturn:
-    """Be the site's processes of Flower 1.40 and later. path: site.yaml."""
-    state = setup.config.state_dir
-    commands, environment = stock.supernode_processes(setup, path)
-
-    def meanwhile() -> None:
-        try:
-            check_superlink(setup)
-        except (StateError, ConfigError):
-            return
-        renew(state / ANSWERED)
-
-    with sole_owner(place(state), "the SuperNode"), beating(state / ALIVE):
-        note_node(state, 0)
-        status = supervise(commands, environment, explain, meanwhile)
-    os._exit(status)
-
-
-def ports_in_words(connection: Connection) -> str:
-    """A sentence: the SuperNode runs, or its ports are free. Raises StateError if they are taken."""
+    Otherwise one may still live: on another machine, or in a folder of which this one is a copy.
+    """
+    folder = state_dir / PLACE
     try:
-        require_free_ports(connection)
-    except StateError:
-        if runs_here(connection):
-            return f"one runs already and serves, at port {connection.runtime_port}"
-        raise
-    return f"does not run; ports {connection.runtime_port} and {connection.runtime_port + 1} are free for it"
+        with sole_owner(folder, "perennial site"):
+            return (folder / RECORD).read_text(encoding="utf-8") == _here(folder) != ""
+    except (OSError, ValueError, StateError):
+        return False
+
+
+def _here(folder: Path) -> str:
+    """This folder, on this machine, since it was started; '' where the system does not say."""
+    try:
+        boot, found = BOOT.read_text(encoding="ascii").strip(), folder.stat()
+    except OSError:
+        return ""
+    return f"{boot} {found.st_dev} {found.st_ino}"
+
+
+def supernode_processes(setup: SiteSetup, site: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """(command line by name, environment) of everything that a site consists of. site: its site.yaml."""
+    connection = setup.connection
+    commands, environment, secret = warm(
+        setup.config.state_dir / "process",
+        setup.path(connection.flower_home),
+        "flwr-clientapp",
+        *(f"perennial.client.{module}" for module in ("app", "door", "handlers", "secure_answers", "site")),
+        "perennial.learning.private_training",
+    )
+    port = str(connection.runtime_port)
+    return {
+        "the SuperNode": [
+            *(program("flower-supernode"), "--superlink", connection.superlink),
+            *("--root-certificates", str(setup.path(connection.ca))),
+            *("--auth-supernode-private-key", str(setup.path(connection.key))),
+            *("--host", "127.0.0.1", "--port", port, "--node-config", f'site="{site}"'),
+            *("--isolation", "process", *secret),
+        ],
+        **commands,
+        "the SuperExec": [
+            *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{port}", "--insecure"),
+            *secret,
+        ],
+    }, environment
 
 
 def start_supernode(path: Path) -> None:
@@ -166,46 +187,38 @@ def start_supernode(path: Path) -> None:
     Certificates and keys that cannot work are errors; a SuperLink that cannot be reached now is tried again
     by the SuperNode for as long as it takes.
     """
+    require_flower()
     setup = read_setup(path)
     connection = setup.connection
     for authority in setup.authorities:
         if authority.days_left < SOON:
             log.warning("%s: %s", connection.ca, authority)
-    require_free_ports(connection)
+    require_free_port(connection)
+    key = read_node_key(setup.path(connection.key))
+    state = setup.config.state_dir
     try:
         check_superlink(setup)
-        deregister_dead_node(setup)
+        if was_killed(state):
+            sign_off(connection.superlink, setup.path(connection.ca), key)
     except Unreachable as problem:
         log.warning("%s The SuperNode keeps trying.", problem)
-    key = read_node_key(setup.path(connection.key))
-    certify_own_key(setup.config.state_dir, lambda own: certify(key, setup.config.site, own))
+    certify_own_key(state, lambda own: certify(key, setup.config.site, own))
 
     def explain() -> str:
         try:
             check_superlink(setup)
         except (StateError, ConfigError) as problem:
             return str(problem)
+        renew(state / ANSWERED)
         return ""
 
-    if stock.speaks_http():
-        _run_stock(setup, path.absolute(), explain)
-    home = setup.path(connection.flower_home)
-    home.mkdir(parents=True, exist_ok=True)
-    command = [
-        *(sys.executable, "-m", "perennial.deploy.supernode_process", str(path.absolute())),
-        *("--superlink", connection.superlink),
-        *("--root-certificates", str(setup.path(connection.ca))),
-        *("--auth-supernode-private-key", str(setup.path(connection.key))),
-        *("--port", str(connection.runtime_port), "--health-server-address", health_address(connection)),
-        *("--node-config", f'site="{path.absolute()}"'),
-    ]
-    if connection.trusted_entities is not None:
-        command += ["--trusted-entities", str(setup.path(connection.trusted_entities))]
-    # Flower starts its helpers by name, so they must come from this environment
-    binaries = str(Path(sys.executable).parent)
-    environment = os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
-    }
-    os._exit(supervise({"the SuperNode": command}, environment, explain))
+    def read(line: bytes) -> None:
+        if found := NOT_UNPACKED.search(line):
+            note_unapproved(state, found[1].decode())
+
+    commands, environment = supernode_processes(setup, path.absolute())
+    place = state / PLACE
+    with sole_owner(place, "the SuperNode"), beating(state / ALIVE):
+        replace_file(place / RECORD, _here(place).encode())
+        status = supervise(commands, environment, explain, explain, read)
+    os._exit(status)

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from perennial.deploy.flower_seam import ErrorCode, Run, TaskIdentity
+from perennial.client.app import RAISED
 from perennial.engine.cohorts import Cohorts
 
 Client = Callable[[Message, Context], Message]
@@ -33,14 +33,14 @@ class InProcessGrid(Grid):
         self._together: dict[str, list[Message]] = {}
         """The messages of a cohort, which stand in the queue one behind the other, by the id of the first."""
         self._numbers = count(1)
-        self._run: Run | None = None
+        self._run: Any = None
         set_task_identity()
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         if self._run is None:
             raise ValueError("the in-process engine was given no Run")
         return self._run
@@ -73,8 +73,7 @@ class InProcessGrid(Grid):
 
     def _number(self, message: Message) -> str:
         """Give message its id."""
-        message.metadata.__dict__["_message_id"] = f"message-{next(self._numbers)}"
-        return message.metadata.message_id
+        return give_number(message, f"message-{next(self._numbers)}").metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting.
@@ -114,7 +113,7 @@ def answered(
         return cohorts.answer(messages, own)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        fault = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+        fault = Error(RAISED, reason)
         return [Message(fault, reply_to=message) for message in messages]
 
 
@@ -132,8 +131,20 @@ def site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Context]:
     }
 
 
+def give_number(message: Message, number: str) -> Message:
+    """Give a message its id, as the SuperLink does, and return it."""
+    message.metadata.__dict__["_message_id"] = number
+    return message
+
+
 def set_task_identity() -> None:
-    """Set the task identity without which Flower builds no Message; Flower's own runtimes set it too."""
+    """Set the task identity without which Flower builds no Message.
+
+    Flower's own runtimes set it too, and this engine is a runtime: strategies of Flower build messages in it.
+    """
+    # the one private name of Flower (tests/repository/test_flower_names.py); there is no public way
+    from flwr.supercore.task_identity import TaskIdentity
+
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
 
 

@@ -1,10 +1,11 @@
 """A Flower Grid that spreads the sites over worker processes, a site always on the same one.
 
-What travels between the processes is what travels between machines: Flower's own serialised messages. A
-record that several messages share crosses once for each worker, so a round's model does.
+Of a message, its content travels between the processes, and of its metadata what the other end does not
+know. A record that several messages share crosses once for each worker, so a round's model does.
 """
 
 import gc
+import json
 import os
 import signal
 import time
@@ -15,28 +16,21 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from threading import Thread
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from perennial.deploy.flower_seam import (
-    ErrorCode,
-    ProtoMessage,
-    make_message,
-    message_from_proto,
-    message_to_proto,
-    metadata_from_proto,
-    metadata_to_proto,
-)
 from perennial.engine.cohorts import Cohorts
 from perennial.engine.frames import Frame, content_of, frames
-from perennial.engine.grid import Client, InProcessGrid, answered, set_task_identity
+from perennial.engine.grid import Client, InProcessGrid, answered, give_number, set_task_identity
 from perennial.foundation import plugins
 from perennial.foundation.errors import StateError
 from perennial.protocol.stack import answers
 
 LONGEST_WAIT = 1.0
 """Seconds that one look at the workers may block, so that a round's deadline is noticed."""
+CRASHED = 8
+"""Flower's code of the error that a SuperNode sends for a ClientApp that died."""
 PATIENCE = 5.0
 """Seconds that a worker has to end after its connection has closed."""
 _LENGTH = 4
@@ -63,24 +57,18 @@ class _Worker:
         for part in parts:
             self.connection.send_bytes(len(part).to_bytes(_LENGTH))
             for message in part:
-                frame = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-                if message.content == crossed:
-                    self.connection.send_bytes(frame.SerializeToString())
-                    continue
-                crossed = message.content
-                frame.content.SetInParent()
-                self.connection.send_bytes(frame.SerializeToString())
-                for piece in contents.serialised(crossed):
-                    self.connection.send_bytes(piece)
+                follows = message.content != crossed
+                self.connection.send_bytes(json.dumps([follows, _request_facts(message)]).encode())
+                if follows:
+                    crossed = message.content
+                    for piece in contents.serialised(crossed):
+                        self.connection.send_bytes(piece)
 
     def receive(self) -> Message:
         """Raises EOFError or OSError when the process is gone."""
-        proto = ProtoMessage.FromString(self.connection.recv_bytes())
-        if proto.HasField("content"):
-            content = content_of(self.connection.recv_bytes, self.pending)
-            reply = make_message(metadata=metadata_from_proto(proto.metadata), content=content)
-        else:
-            reply = message_from_proto(proto)
+        request, error = json.loads(self.connection.recv_bytes())
+        content = content_of(self.connection.recv_bytes, self.pending) if error is None else Error(*error)
+        reply = Message(content, reply_to=self.pending[request])
         for message_id in answers(reply):
             self.pending.pop(message_id, None)
         return reply
@@ -235,8 +223,7 @@ class WorkerGrid(InProcessGrid):
         worker.end()
         reason = _cause_of_death(worker)
         self._returned += [
-            Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=message)
-            for message in worker.pending.values()
+            Message(Error(CRASHED, reason), reply_to=message) for message in worker.pending.values()
         ]
         worker.pending.clear()
 
@@ -288,21 +275,33 @@ def _work(
     while True:
         messages: list[Message] = []
         for _ in range(int.from_bytes(arrived.get())):
-            frame = ProtoMessage.FromString(arrived.get())
-            if frame.HasField("content"):
+            follows, facts = json.loads(arrived.get())
+            if follows:
                 record = content_of(arrived.get, {})
-            messages.append(make_message(metadata=metadata_from_proto(frame.metadata), content=record))
+            messages.append(_request(record, **facts))
         with plugins.restored(named):
             replies = answered(client, cohorts, messages, contexts)
         for reply in replies:
-            if not reply.has_content():
-                connection.send_bytes(message_to_proto(reply).SerializeToString())
-                continue
-            frame = ProtoMessage(metadata=metadata_to_proto(reply.metadata))
-            frame.content.SetInParent()
-            connection.send_bytes(frame.SerializeToString())
-            for piece in frames(reply.content):
+            error = [reply.error.code, reply.error.reason] if reply.has_error() else None
+            connection.send_bytes(json.dumps([reply.metadata.reply_to_message_id, error]).encode())
+            for piece in frames(reply.content) if error is None else ():
                 connection.send_bytes(piece)
+
+
+def _request_facts(message: Message) -> dict[str, Any]:
+    """The metadata that a worker does not know; _request() takes them."""
+    facts = message.metadata
+    return {
+        "number": facts.message_id,
+        "node": facts.dst_node_id,
+        "kind": facts.message_type,
+        "ttl": facts.ttl,
+        "group": facts.group_id,
+    }
+
+
+def _request(content: RecordDict, number: str, node: int, kind: str, ttl: float, group: str) -> Message:
+    return give_number(Message(content, node, kind, ttl=ttl, group_id=group), number)
 
 
 def _receive(connection: Connection, arrived: SimpleQueue[bytes]) -> None:

@@ -23,5 +23,5 @@ def registered_names(path: Path) -> dict[str, str]:
     except (OSError, ValueError, RecursionError) as error:
         raise StateError(f"{path}: the record of registered sites cannot be read ({error})") from error
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise StateError(f"{path}: damaged; `perennial deploy register` or `revoke` writes it again")
+        raise StateError(f"{path}: damaged; `perennial deploy add-site` or `revoke` writes it again")
     return names

@@ -168,7 +168,8 @@ def _of_site(state: "HospitalState") -> Iterator[Fault]:
         yield Fault("site_paused", site)
     if (full := _disk(state.config.state_dir)) is not None:
         yield Fault("site_disk_full" if full else "site_disk_low", site)
-    if state.unapproved and state.unapproved not in {approval.bundle for approval in state.approvals}:
+    approved = any(approval.bundle.startswith(state.unapproved) for approval in state.approvals)
+    if state.unapproved and not approved:
         yield Fault("not_approved", site)
     if state.offered:
         names = ", ".join(offer.name for offer in state.offered)
@@ -182,8 +183,14 @@ def _of_site(state: "HospitalState") -> Iterator[Fault]:
 
 def _obstacle(site: str, state: "HospitalState") -> Fault:
     """Why the SuperLink does not answer, as far as this machine can tell."""
-    from perennial.deploy.handshake import CERTIFICATE_EXPIRED, SET_CLOCK
-    from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
+    from perennial.deploy.handshake import (
+        CERTIFICATE_EXPIRED,
+        CLOCK,
+        CONNECTED,
+        REVOKED,
+        SET_CLOCK,
+        UNREGISTERED,
+    )
 
     words = state.obstacle
     known = {

@@ -94,10 +94,10 @@ wrong_name: warning, hospital, ps
     write the registered name under site in site.yaml, then restart the SuperNode
 revoked: warning, hospital, psh
     The key of {site} is revoked.
-    perennial site keygen NEW.key; the operator: add-site {site} --public-key NEW.key.pub, register {site}
+    move node.key away and make a new one: perennial site open; the operator: add-site {site} node.key.pub
 unregistered: warning, operator, psh
     The key of {site} is not registered at the SuperLink.
-    perennial deploy register {site}
+    perennial deploy add-site {site} node.key.pub
 silent: warning, hospital, psh
     No sign of life of the SuperNode of {site}.
     perennial site check, then perennial site start

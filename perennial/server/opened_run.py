@@ -148,7 +148,7 @@ class OpenedRun:
 
     def require_features_of_nobody(self) -> None:
         """Raise ConfigError if samples shaped the features: subtracting sums would not undo that."""
-        for features in self.experiment.model.features or ():
+        for features in self.experiment.model.maps:
             if features.name == "model":
                 raise ConfigError(
                     f"{self.folder}: model.features: the network of a finished run learnt from samples that "

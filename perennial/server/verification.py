@@ -24,8 +24,7 @@ from perennial.models.saved import GLOBAL_MODEL, load_saved
 from perennial.privacy.secure.keys import fingerprint
 from perennial.privacy.signed_sums import Signer, Statement, allowed_by, lists
 from perennial.server.opened_run import OpenedRun
-from perennial.strategies.analytic.counted import counted_sums
-from perennial.strategies.analytic.kept import FOLDER, file_name
+from perennial.strategies.analytic.kept import FOLDER, counted_sums, file_name
 from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.factory import build_strategy
 
@@ -74,17 +73,11 @@ def write_statements(run: OpenedRun, shrinkage: float) -> Path:
     return path
 
 
-def verify(
-    file: Path,
-    keys: Mapping[str, Sequence[str]] | None = None,
-    model: Path | None = None,
-    sums: Path | None = None,
-) -> list[str]:
+def verify(file: Path, keys: Mapping[str, Sequence[str]] | None = None) -> list[str]:
     """Check that a model follows from signed sums; returns what was found, line by line.
 
-    file: STATEMENTS, or a run's folder, whose file is then written anew. keys: site -> keys that the verifier
-    knows. model, sums: file of the model and folder of the sums; None: beside the file. Raises StateError or
-    ConfigError naming what does not hold.
+    file: STATEMENTS, with model and sums beside it, or a run's folder, whose file is then written anew. keys:
+    site -> keys that the verifier knows. Raises StateError or ConfigError naming what does not hold.
     """
     if file.is_dir():
         run = OpenedRun.open(file)
@@ -101,7 +94,7 @@ def verify(
     if analytic is None:
         raise StateError(f"{file}: strategy: found {strategy.name!r}, allowed analytic")
     kept, analytic.bounds = analytic.kept_sums, bounds
-    kept.folder = sums or file.absolute().parent / FOLDER
+    kept.folder = file.absolute().parent / FOLDER
     for statement in statements:
         path = kept.folder / file_name(statement.task, statement.site)
         own, _ = read_statistics_file(path)
@@ -113,7 +106,7 @@ def verify(
     named = {file_name(statement.task, statement.site) for statement in statements}
     if stray := sorted(path for path in kept.folder.glob("*.safetensors") if path.name not in named):
         raise StateError(f"{stray[0]}: no statement is of these sums, and whose they are is not in the model")
-    known = _require_model(model or file.absolute().parent / GLOBAL_MODEL, found, analytic)
+    known = _require_model(file.absolute().parent / GLOBAL_MODEL, found, analytic)
     asked = analytic.settings.shrinkage == "validation"
     here = None if asked else analytic.settings.without_asking(counted_sums(kept, bounds, range(known)))
     how = "follows from settings and sums" if here == found.shrinkage else "is what the operator says"

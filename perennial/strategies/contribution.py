@@ -23,12 +23,11 @@ from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic.method import Analytic
-from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.base import IncrementalStrategy, Wrapper
 from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, Traits
 from perennial.strategies.serial_ring.method import SerialRing, Weighing
-from perennial.strategies.valuation.coalitions import Reconstructed
 from perennial.strategies.valuation.shapley import (
     Sampling,
     Value,
@@ -45,11 +44,11 @@ from perennial.strategies.valuation.site_utility import (
 )
 from perennial.strategies.valuation.solved import (
     JudgedBySites,
+    Reconstructed,
     leave_one_out,
     require_affordable,
     require_closed_form,
 )
-from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
 """Seconds, in which the cost of a valuation is stated."""

@@ -9,7 +9,7 @@ from perennial.config.bounds import MAX_SAMPLES
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import RoundRequest
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.sums.exact_sum import ExactSum
 
 
@@ -46,6 +46,14 @@ class FedAvg(IncrementalStrategy):
     def largest_sum_weight(self, request: RoundRequest) -> float:
         """The largest value that weight() can have."""
         return 1.0 if self.fixed_weights else float(MAX_SAMPLES)
+
+    def take_sum(self, ctx: RoundContext, total: Arrays, weight: float) -> dict[str, Tensor]:
+        """Make the new global model from a sum of weighted updates, float64. weight: sum of the weights."""
+        scale = 1.0 / (ctx.asked if self.fixed_weights else weight)
+        return {
+            name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
+            for name, tensor in ctx.reference.items()
+        }
 
     def largest_weight(self, asked: int) -> float:
         return 1.0 / asked

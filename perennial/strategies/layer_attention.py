@@ -19,8 +19,8 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import Arrays, TaskStart
+from perennial.strategies.sums.exact_loops import deal, on_threads
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.threads import deal, on_threads
 from perennial.strategies.sums.update_file import UpdateFile
 
 DOMINANT = 0.9

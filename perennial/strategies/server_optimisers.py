@@ -37,7 +37,6 @@ class FedProx(FedAvg):
     """
 
     asks = ASKS["fedprox"]
-    site_half = FedProxSite
     traits = replace(FedAvg.traits, requires="the proximal term in the sites' steps")
     largest_weight = FedAvg.largest_weight
 

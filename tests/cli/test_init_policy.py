@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.config.site import SitePolicy, load_site_config
-from perennial.deploy.site_template import TEMPLATE
+from perennial.deploy.bundle import TEMPLATES
 
 
 def _table(folder: Path) -> Path:
@@ -29,7 +29,7 @@ def written(tmp_path: Path) -> Path:
 def test_init_writes_the_policy_of_the_template(written: Path) -> None:
     found = load_site_config(written).policy
     assert found == SitePolicy.model_validate(
-        yaml.safe_load(TEMPLATE.read_text().replace("@{", "{"))["policy"]
+        yaml.safe_load((TEMPLATES / "site" / "site.yaml").read_text().replace("@{", "{"))["policy"]
     )
     assert found.require_privacy != "none" and found.max_epsilon is not None
     assert "statistics" not in found.answers and "evaluate" not in found.answers

@@ -120,11 +120,6 @@ def test_a_model_goes_to_another_folder_or_nowhere(tmp_path: Path, monkeypatch: 
 
 
 def test_files_for_a_federation_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing: cannot be read"):
-        call("site", "open", tmp_path / "a.tar.gz", tmp_path, "--passphrase-file", tmp_path / "missing")
-    (tmp_path / "latin").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"latin: cannot be read: no UTF-8 text"):
-        call("site", "open", tmp_path / "a.tar.gz", tmp_path, "--passphrase-file", tmp_path / "latin")
     (tmp_path / "afile").write_text("")
     with pytest.raises(StateError, match="afile: no folder, and none can be made here"):
         call("deploy", "init", tmp_path / "afile", "--host", "h", "--name", "f")

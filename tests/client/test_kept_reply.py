@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from perennial.client import kept_reply, release
-from perennial.client.split_key import keep_split_key
+from perennial.client.door import keep_split_key
 from perennial.config import charges
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process

@@ -13,9 +13,9 @@ from perennial.client.app import app as client_app
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_site_names
-from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.server.app import serve
+from tests.approved import approve_installed
 from tests.redteam.attacked_hospital import template_policy
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,8 @@ import pytest
 import torch
 import yaml
 
-from perennial.client.floor import check_floor
 from perennial.client.identity import Identity
-from perennial.client.policy import check_evaluation, check_update
+from perennial.client.policy import check_evaluation, check_floor, check_update
 from perennial.client.release import leave, pay
 from perennial.client.site import Site
 from perennial.client.training_turn import protected

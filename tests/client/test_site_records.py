@@ -20,12 +20,12 @@ from perennial.config.learner import Memory
 from perennial.config.run import RunSettings
 from perennial.data.federation import SiteData
 from perennial.data.splits import KeyedHash, content_groups
-from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import RecordGone, StateError
 from perennial.protocol.messages import EvaluateRequest
 from perennial.protocol.tensors import Tensors
+from tests.approved import approve_installed
 
 SMALL: dict[str, Any] = {
     "name": "small",

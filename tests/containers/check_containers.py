@@ -106,10 +106,9 @@ class Federation:
         """A hospital's folder as its engineer makes it; returns its path."""
         folder = self.folder / name
         folder.mkdir()
-        self.perennial("site", "keygen", folder / "node.key")
-        self.deploy("add-site", name, "--public-key", folder / "node.key.pub")
-        self.deploy("bundle", name)
-        self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", folder)
+        self.perennial("site", "open", "--folder", folder)
+        self.deploy("add-site", name, folder / "node.key.pub")
+        self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", "--folder", folder)
         site = folder / "site.yaml"
         content = yaml.safe_load(site.read_text())
         # this hospital trusts its operator: what the template ships refuses plain training
@@ -159,13 +158,14 @@ class Federation:
             time.sleep(1)
 
     def wait_for_run(self, name: str) -> str:
+        from perennial.deploy.control import list_runs
         from perennial.deploy.federation import OperatorFolder
-        from perennial.deploy.operations import flower_runs, last_run
+        from perennial.deploy.operations import last_run
 
         operator = OperatorFolder(self.operator)
         last = last_run(operator, name)
-        self.wait(lambda: flower_runs(operator)[last].over, f"run {name}", 420)
-        return flower_runs(operator)[last].status
+        self.wait(lambda: list_runs(operator)[last].over, f"run {name}", 420)
+        return list_runs(operator)[last].status
 
     def down(self) -> None:
         for folder in (*(self.folder / name for name in self.networks), self.operator):
@@ -197,7 +197,6 @@ def test_a_run_with_a_site_cut_off_gives_the_result_of_the_in_process_engine(fed
     experiment.write_text(yaml.safe_dump(EXPERIMENT))
     federation.approve(federation.deploy("stage", experiment))
     for name in SITES:
-        federation.deploy("register", name)
         federation.compose_up(federation.folder / name)
     federation.deploy("submit", experiment)
 

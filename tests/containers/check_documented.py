@@ -143,7 +143,7 @@ def test_the_page_leads_from_nothing_to_a_finished_round(folder: Path) -> None:
     try:
         set_up(operator, folder)
         hospital.go(home)
-        hospital.next("perennial site keygen")
+        hospital.next("perennial site open")
         shutil.copy(home / "node.key.pub", federation)
         fab, digest = stage_and_add(operator, federation)
         shutil.copy(federation / "bundles" / "graz.tar.gz", home)
@@ -179,10 +179,8 @@ def stage_and_add(operator: Reader, federation: Path) -> tuple[str, str]:
     rounds = {"wait_for": 1, "quorum": 1, "deadline": 240}
     (federation / "experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "rounds": rounds}))
     fab, digest = operator.next("perennial deploy stage").split()[-2:]
-    operator.next("perennial deploy add-site graz")
-    operator.next("perennial deploy bundle graz")
     healthy(federation)
-    operator.next("perennial deploy register graz")
+    operator.next("perennial deploy add-site graz")
     return fab, digest
 
 
@@ -190,7 +188,7 @@ def join(hospital: Reader, own: Path, data: Path, fab: str, digest: str) -> None
     """The hospital's steps 2 to 5. own: its folder."""
     in_the_image = hospital.skip("docker run --rm")
     hospital.next("mkdir perennial")
-    hospital.next("perennial site open graz.tar.gz perennial")
+    hospital.next("perennial site open graz.tar.gz --folder perennial")
     hospital.next("cd perennial")
     assert (own / "data").is_dir()
     rewrite(own / ".env", "DATA=./data", f"DATA={data}")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from perennial.client.door import keep_split_key
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
-from perennial.client.split_key import keep_split_key
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy

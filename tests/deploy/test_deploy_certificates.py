@@ -35,7 +35,9 @@ def serving(folder: Path, issued: Issued) -> Iterator[str]:
             except OSError:
                 return
             try:
-                context.wrap_socket(connection, server_side=True).close()
+                with context.wrap_socket(connection, server_side=True) as talk:
+                    talk.recv(4096)
+                    talk.sendall(b"HTTP/1.1 404 not found\r\ncontent-length: 0\r\n\r\n")
             except OSError:
                 connection.close()
 
@@ -204,7 +206,7 @@ def test_a_file_without_a_certificate_is_named(tmp_path: Path) -> None:
         read_validity(path)
 
 
-def test_the_handshake_goes_by_the_proxy_that_grpc_would_take(
+def test_the_handshake_goes_by_the_proxy_that_flower_would_take(
     tmp_path: Path, authority: Issued, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = make_server(authority, ["localhost"], 30)

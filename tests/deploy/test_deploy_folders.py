@@ -27,10 +27,20 @@ from perennial.deploy.approval import (
 from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.keys import make_node_key, public_line, read_node_key, write_node_key
+from perennial.deploy.processes import require_flower
 from perennial.deploy.run_book import FlowerRun
-from perennial.deploy.superlink import _flwr_command
-from perennial.deploy.supernode import ports_in_words, read_setup, require_free_ports
+from perennial.deploy.supernode import (
+    NOT_UNPACKED,
+    PLACE,
+    RECORD,
+    _here,
+    port_in_words,
+    read_setup,
+    require_free_port,
+    was_killed,
+)
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import sole_owner
 
 
 @pytest.fixture
@@ -76,7 +86,7 @@ def test_each_site_has_its_own_key(operator: OperatorFolder) -> None:
     with pytest.raises(ConfigError, match="did you mean 'graz'"):
         operator.site("gratz")
     operator.write_site("graz", SiteRecord(state="registered", node="7"))
-    with pytest.raises(StateError, match="revoke it"):
+    with pytest.raises(StateError, match="with another key; .*deploy revoke"):
         operator.add_site("graz", public_line(make_node_key()))
     for name in ("../graz", "", "a b", "x" * 65):
         with pytest.raises(ConfigError, match="site name"):
@@ -151,7 +161,7 @@ def test_a_site_without_connection_or_key_says_so(tmp_path: Path) -> None:
     path.write_text("site: graz\nstate_dir: state\n")
     with pytest.raises(ConfigError, match=r"connection\.superlink"):
         read_setup(path)
-    path.write_text("site: graz\nstate_dir: state\nconnection: {superlink: 'fl:9092', any_app: true}\n")
+    path.write_text("site: graz\nstate_dir: state\nconnection: {superlink: 'fl:9092'}\n")
     with pytest.raises(StateError, match=r"node\.key: cannot be read"):
         read_setup(path)
 
@@ -161,7 +171,7 @@ def test_compose_files_are_hardened(operator: OperatorFolder, tmp_path: Path) ->
     path.write_text(path.read_text().replace("runtime: process", "runtime: compose"))
     write_operator_files(OperatorFolder(operator.path))
     operator.add_site("graz", public_line(make_node_key()))
-    open_bundle(write_bundle(operator, "graz"), tmp_path / "graz", None)
+    open_bundle(write_bundle(operator, "graz"), tmp_path / "graz")
     for folder in (operator.path, tmp_path / "graz"):
         services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
         for name, service in services.items():
@@ -171,24 +181,6 @@ def test_compose_files_are_hardened(operator: OperatorFolder, tmp_path: Path) ->
         assert "PERENNIAL_USER=0" not in (folder / ".env").read_text()
     site = yaml.safe_load((tmp_path / "graz" / "compose.yaml").read_text())["services"]["supernode"]
     assert "ports" not in site and "./:/site:ro" in site["volumes"]
-
-
-def test_the_superlinks_database_waits_for_a_busy_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from flwr.supercore import constant, sql_mixin
-    from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-    from sqlalchemy import text
-
-    from perennial.deploy.superlink_process import BUSY_TIMEOUT, wait_for_the_database
-
-    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", constant.SQLITE_PRAGMAS)
-    wait_for_the_database()
-    store = SqlObjectStore(str(tmp_path / "superlink.db"))
-    store.initialize()
-    with store.session() as session:
-        assert session.scalar(text("PRAGMA busy_timeout")) == BUSY_TIMEOUT
-        assert session.scalar(text("PRAGMA foreign_keys")) == 1
 
 
 COMPOSE_PROJECT = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -204,7 +196,7 @@ def test_every_name_is_a_project_of_its_own_for_compose(tmp_path: Path) -> None:
         write_operator_files(operator)
         operator.add_site(name, public_line(make_node_key()))
         site = tmp_path / f"site-{index}"
-        open_bundle(write_bundle(operator, name), site, None)
+        open_bundle(write_bundle(operator, name), site)
         assert load_site_config(site / "site.yaml").site == name
         for folder in (operator.path, site):
             project = yaml.safe_load((folder / "compose.yaml").read_text())["name"]
@@ -223,12 +215,12 @@ def test_no_key_enters_a_repository_that_a_folder_is_made_in(tmp_path: Path) -> 
     write_operator_files(operator)
     operator.add_site("graz", public_line(make_node_key()))
     site = tmp_path / "site"
-    open_bundle(write_bundle(operator, "graz"), site, None)
+    open_bundle(write_bundle(operator, "graz"), site)
     write_node_key(make_node_key(), site / "node.key")
     command = ["git", "-C", tmp_path, "add", "--all", "--dry-run"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
     (site / ".gitignore").write_text("node.key\n")
-    open_bundle(write_bundle(operator, "graz"), site, None)
+    open_bundle(write_bundle(operator, "graz"), site)
     assert (site / ".gitignore").read_text() == "node.key\n", "what the hospital wrote stays"
 
 
@@ -236,7 +228,7 @@ def test_the_log_of_a_run_that_has_not_started_is_not_waited_for(
     operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {run: FlowerRun(status) for run, status in (("7", "pending"), ("8", "running"), ("9", "starting"))}
-    monkeypatch.setattr(operations, "flower_runs", lambda folder: runs)
+    monkeypatch.setattr(operations.control, "list_runs", lambda folder: runs)
     with pytest.raises(StateError, match="run 'trial': pending .*SuperExec"):
         operations.require_started(operator, "trial", "7")
     with pytest.raises(StateError, match="starting"):
@@ -244,12 +236,17 @@ def test_the_log_of_a_run_that_has_not_started_is_not_waited_for(
     operations.require_started(operator, "trial", "8")
 
 
-def test_a_changed_port_reaches_flowers_commands(operator: OperatorFolder) -> None:
-    path = operator.path / "deploy.yaml"
-    path.write_text(path.read_text().replace("control_port: 8000", "control_port: 8123"))
-    assert "127.0.0.1:8000" in (operator.state / "flower" / "config.toml").read_text()
-    _flwr_command(OperatorFolder(operator.path), ("list",))
-    assert '"127.0.0.1:8123"' in (operator.state / "flower" / "config.toml").read_text()
+def test_a_changed_port_reaches_compose_by_the_next_command_and_settings_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    assert CliRunner().invoke(app, ["deploy", "init", str(folder), "--host", "fl.example.org"]).exit_code == 0
+    (folder / ".env").write_text("LOG_FILES=3\n")
+    path = folder / "deploy.yaml"
+    path.write_text(path.read_text().replace("fleet_port: 9092", "fleet_port: 9123") + "health_port: 9099\n")
+    before = (folder / "compose.yaml").read_text()
+    assert ":9092:9092" in before
+    assert CliRunner().invoke(app, ["deploy", "rotate", "--folder", str(folder)]).exit_code == 0
+    after = (folder / "compose.yaml").read_text()
+    assert ":9123:9123" in after and (folder / ".env").read_text() == "LOG_FILES=3\n"
 
 
 @pytest.mark.parametrize("runtime", ["process", "compose"])
@@ -271,10 +268,34 @@ def test_a_second_supernode_on_a_machine_is_told_which_key_to_change() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for first in (port, port - 1):
-            connection = Connection(superlink="fl.example.org:9092", runtime_port=first)
-            with pytest.raises(StateError, match=f"runtime_port: {first} .*{port} is in use"):
-                require_free_ports(connection)
-            with pytest.raises(StateError, match="runtime_port"):
-                ports_in_words(connection)
-    assert "are free" in ports_in_words(Connection(superlink="fl.example.org:9092", runtime_port=port))
+        connection = Connection(superlink="fl.example.org:9092", runtime_port=port)
+        with pytest.raises(StateError, match=f"runtime_port: {port} .*is in use"):
+            require_free_port(connection)
+        with pytest.raises(StateError, match="runtime_port"):
+            port_in_words(connection)
+    assert "is free" in port_in_words(connection)
+
+
+def test_a_supernode_that_was_killed_here_is_known_by_its_folder(tmp_path: Path) -> None:
+    place = tmp_path / PLACE
+    assert not was_killed(tmp_path)
+    place.mkdir(exist_ok=True)
+    (place / RECORD).write_text(_here(place))
+    assert was_killed(tmp_path)
+    with sole_owner(place, "the SuperNode"):
+        assert not was_killed(tmp_path), "it lives"
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert not was_killed(tmp_path / "copy"), "the one in the first folder may live"
+
+
+@pytest.mark.parametrize("error", ["[Errno 13] Permission denied", "[Errno 30] Read-only file system"])
+def test_an_app_that_could_not_be_unpacked_is_known_by_flowers_line(error: str) -> None:
+    line = f"OSError: {error}: '/site/flower/apps/perennial.perennial.0.2.0.f0782fa7'\n".encode()
+    found = NOT_UNPACKED.search(line)
+    assert found is not None and found[1] == b"f0782fa7"
+
+
+def test_only_flower_of_one_version_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perennial.deploy.processes.version", lambda _: "1.39.0")
+    with pytest.raises(StateError, match=r"flwr: found 1\.39\.0, allowed 1\.42\.x"):
+        require_flower()

@@ -39,26 +39,13 @@ def federation() -> Iterator[Deployment]:
     with Deployment(SITES) as deployment:
         deployment.init()
         digit_folders(deployment.folder / "data", SITES, 150)
-        passphrase = deployment.folder / "passphrase"
-        passphrase.write_text("correct horse battery staple\n")
-        # one hospital makes its key, the other receives it sealed
-        own = deployment.folder / "graz"
-        own.mkdir()
-        deployment.perennial("site", "keygen", own / "node.key")
-        deployment.deploy("add-site", "graz", "--public-key", own / "node.key.pub")
-        deployment.deploy("add-site", "linz", "--passphrase-file", passphrase)
+        deployment.start_superlink()
         for name in SITES:
-            deployment.deploy("bundle", name)
-            bundle = deployment.operator / "bundles" / f"{name}.tar.gz"
-            sealed = ("--passphrase-file", passphrase) if name == "linz" else ()
-            deployment.perennial("site", "open", bundle, deployment.folder / name, *sealed)
+            deployment.make_site(name)
             deployment.edit_site(
                 name,
                 data={"path": str(deployment.folder / "data" / name)},
-                connection={"runtime_port": deployment.ports[name], "any_app": not deployment.pinned},
             )
-            deployment.open_site(name)
-        deployment.start_superlink()
         yield deployment
 
 
@@ -81,7 +68,6 @@ def test_a_federation_from_nothing_to_a_finished_run(federation: Deployment) -> 
     experiment = write_experiment(federation)
     approve(federation, federation.deploy("stage", experiment))
     for name in SITES:
-        federation.deploy("register", name)
         federation.start_site(name)
     federation.deploy("submit", experiment)
     assert federation.wait_for_run("hospitals") == "finished:completed", federation.logs()
@@ -148,14 +134,14 @@ def test_a_revoked_site_and_a_stranger_are_shut_out(federation: Deployment) -> N
     assert federation.wait_for_end("linz") != 0
     assert "the operator has revoked this site's key" in federation.log("linz")
     said = federation.perennial("site", "check", federation.site_file("linz"), fails=True)
-    assert "the operator has revoked this site's key" in said and "site keygen" in said
-    federation.perennial("site", "keygen", federation.folder / "stranger.key")
-    federation.edit_site("linz", connection={"key": "../stranger.key"})
+    assert "the operator has revoked this site's key" in said and "site open" in said
+    federation.perennial("site", "open", "--folder", federation.folder)
+    federation.edit_site("linz", connection={"key": "../node.key"})
     federation.start_site("linz")
     assert federation.wait_for_end("linz") != 0
     assert "this site's key is not registered at the SuperLink" in federation.log("linz")
     said = federation.perennial("site", "check", federation.site_file("linz"), fails=True)
-    assert "is not registered" in said and "deploy register" in said
+    assert "is not registered" in said and "deploy add-site" in said
 
 
 def test_a_site_with_another_authority_says_what_to_do(federation: Deployment) -> None:

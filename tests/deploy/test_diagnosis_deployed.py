@@ -48,8 +48,7 @@ class Watched:
         self.there.start_superlink()
         for name in SITES:
             self.there.make_site(name)
-            self.there.edit_site(name, data=None, connection={"any_app": False})
-            self.there.deploy("register", name)
+            self.there.edit_site(name, data=None)
             self.there.start_site(name)
         runs = self.there.operator / "state" / "runs"
         self.pages = stack.enter_context(operator_pages(runs))
@@ -173,15 +172,14 @@ def test_a_dead_supernode_is_named_until_it_is_started(watched: Watched) -> None
 
 
 def test_a_revoked_site_comes_back_with_a_new_key(watched: Watched) -> None:
-    there, key = watched.there, watched.there.folder / "site-1" / "new.key"
+    there, key = watched.there, watched.there.folder / "site-1" / "new" / "node.key"
     there.deploy("revoke", "site-1")
     watched.names("revoked", "site-1")
     there.wait_for_end("site-1")
-    there.perennial("site", "keygen", key)
-    there.deploy("add-site", "site-1", "--public-key", f"{key}.pub")
-    there.edit_site("site-1", connection={"key": "new.key"})
+    there.perennial("site", "open", "--folder", key.parent)
+    there.edit_site("site-1", connection={"key": "new/node.key"})
     watched.names("unregistered", "site-1")
-    there.deploy("register", "site-1")
+    there.deploy("add-site", "site-1", f"{key}.pub")
     before = there.log("site-1").count(ENTERED)
     there.start_site("site-1")
     until(lambda: there.log("site-1").count(ENTERED) > before, SECONDS)

@@ -39,7 +39,7 @@ def test_both_sides_name_the_other_version_and_a_proxy_is_passed(tmp_path: Path)
         path = deployment.folder / "data"
         deployment.prepare(experiment, lambda name: {"data": {"path": str(path / name)}})
         deployment.environment["linz"] = {"PYTHONPATH": str(other_release(tmp_path))}
-        deployment.environment["graz"] = {"grpc_proxy": proxy.url, "no_proxy": "127.0.0.1"}
+        deployment.environment["graz"] = {"https_proxy": proxy.url, "no_proxy": "127.0.0.1"}
         deployment.start_sites()
         assert set(proxy.asked) == {f"localhost:{deployment.fleet}"}, "graz came by its hospital's proxy"
         deployment.deploy("submit", experiment)

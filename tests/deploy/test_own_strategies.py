@@ -77,7 +77,6 @@ def federation() -> Iterator[Own]:
         for site in SITES:
             deployment.make_site(site)
             deployment.edit_site(site, data=None, policy=TRUSTING)
-            deployment.deploy("register", site)
         deployment.start_sites()
         yield deployment
 

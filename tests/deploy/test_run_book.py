@@ -1,57 +1,53 @@
 """A submit whose answer is lost leaves no run that nobody sees or can stop."""
 
-import json
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from perennial.deploy import operations
 from perennial.deploy.application import Application
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
-from perennial.deploy.operations import flower_runs, resume, stop, submit
+from perennial.deploy.operations import resume, stop, submit
 from perennial.deploy.run_book import FlowerRun, RunBook
-from perennial.deploy.superlink_status import STATUS
 from perennial.foundation.errors import StateError
 
 NAME, BUNDLE = "trial", "a" * 64
 
 
 class Flower:
-    """What `flwr run`, `list` and `stop` say; an answer can be lost on its way."""
+    """The Control API; an answer can be lost on its way."""
 
     def __init__(self) -> None:
-        self.runs: list[dict[str, str]] = []
+        self.runs: dict[str, FlowerRun] = {}
         self.lost: bool | str = False
         self.down = False
 
-    def answer(self, folder: OperatorFolder, *arguments: str) -> dict[str, Any]:
+    def list_runs(self, folder: OperatorFolder) -> dict[str, FlowerRun]:
         if self.down:
-            raise StateError("Connection to the SuperLink is unavailable")
-        if arguments[0] == "list":
-            return {"runs": self.runs}
+            raise StateError("the SuperLink does not answer")
+        return dict(self.runs)
+
+    def start_run(self, folder: OperatorFolder, fab: bytes, digest: str, settings: Mapping[str, str]) -> str:
+        self.list_runs(folder)
         assert RunBook(folder.apps).names() == [NAME], "the intent is on the disk before Flower is asked"
-        self.runs.append({"run-id": str(len(self.runs) + 7), "status": "running", "fab-hash": BUNDLE})
+        run = str(len(self.runs) + 7)
+        self.runs[run] = FlowerRun("running", digest, settings["name"])
         if self.lost:
             self.down = self.lost == "for longer"
-            raise StateError("Connection to the SuperLink is unavailable")
-        return self.runs[-1]
+            raise StateError("the SuperLink does not answer")
+        return run
 
-    def command(self, folder: OperatorFolder, *arguments: str) -> str:
-        (run,) = [run for run in self.runs if run["run-id"] == arguments[1]]
-        run["status"] = "finished:stopped"
-        return ""
+    def stop_run(self, folder: OperatorFolder, run: str) -> None:
+        self.runs[run] = FlowerRun("finished:stopped", self.runs[run].bundle)
 
 
 @pytest.fixture
 def flower(monkeypatch: pytest.MonkeyPatch) -> Flower:
     made = Flower()
-    monkeypatch.setattr(operations, "flwr_json", made.answer)
-    monkeypatch.setattr(operations, "flwr", made.command)
+    monkeypatch.setattr(operations, "control", made)
     return made
 
 
@@ -88,11 +84,11 @@ def test_a_superlink_that_stays_away_is_asked_once_it_is_back(
 
 def test_a_run_of_nobody_is_unknown_and_can_be_stopped(operator: OperatorFolder, flower: Flower) -> None:
     submit(operator, Path("x"), [], NAME, "cpu")
-    flower.runs.append({"run-id": "99", "status": "running", "fab-hash": "b" * 64})
+    flower.runs["99"] = FlowerRun("running", "b" * 64)
     book = RunBook(operator.apps)
-    assert book.unknown(flower_runs(operator)) == {"99": "running"}
+    assert book.unknown(flower.runs) == {"99": "running"}
     assert "no folder here names it" in stop(operator, "99").said
-    assert book.unknown(flower_runs(operator)) == {}
+    assert book.unknown(flower.runs) == {}
 
 
 def test_two_names_of_one_app_are_told_apart_by_the_name_that_flower_keeps(operator: OperatorFolder) -> None:
@@ -112,26 +108,6 @@ def test_a_list_of_0_2_0_is_read(operator: OperatorFolder) -> None:
     book.path(NAME).write_text("{")
     with pytest.raises(StateError, match=r"trial\.runs\.json"):
         book.recorded(NAME)
-
-
-def test_the_superlinks_own_list_is_taken_once_it_is_newer_than_the_last_command(
-    operator: OperatorFolder, flower: Flower
-) -> None:
-    RunBook(operator.apps).intend(NAME, BUNDLE)
-    path = operator.state / "runs" / STATUS
-
-    def write(looked: float) -> None:
-        facts = {"certificate_ends": 1e12, "sites": {}, "runs": {"5": ("running", BUNDLE, NAME)}}
-        path.write_text(json.dumps({**facts, "looked": looked}))
-
-    write(time.time() + 1)
-    assert flower_runs(operator) == {"5": FlowerRun("running", BUNDLE, NAME)}
-    operations.FRESH, fresh = 0.2, operations.FRESH
-    try:
-        write(time.time() - 60)
-        assert flower_runs(operator) == {}, "asked of Flower, because the file is older than the command"
-    finally:
-        operations.FRESH = fresh
 
 
 def test_the_status_is_told_without_pytorch() -> None:

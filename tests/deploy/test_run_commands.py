@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from perennial.deploy import operations
 from perennial.deploy.application import Application
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
 from perennial.deploy.operations import Done, pause, resume, stop, submit
+from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.server.control import read_request, write_request
 from perennial.server.withdrawal import withdraw
@@ -23,24 +23,23 @@ NAME = "trial"
 
 
 class Flower:
-    """The runs that the Control API knows: what `flwr run`, `list` and `stop` say of them."""
+    """The runs that the Control API knows."""
 
     def __init__(self, operator: OperatorFolder) -> None:
         self.operator, self.runs = operator, dict[str, str]()
 
-    def answer(self, folder: OperatorFolder, *arguments: str) -> dict[str, Any]:
-        if arguments[0] == "list":
-            return {"runs": [{"run-id": run, "status": status} for run, status in self.runs.items()]}
-        assert arguments[0] == "run"
+    def list_runs(self, folder: OperatorFolder) -> dict[str, FlowerRun]:
+        return {run: FlowerRun(status) for run, status in self.runs.items()}
+
+    def start_run(self, *arguments: object) -> str:
         run = str(len(self.runs) + 1)
         self.runs[run] = "running"
         (self.operator.state / "runs" / NAME).mkdir(exist_ok=True)
-        return {"run-id": run}
+        return run
 
-    def command(self, folder: OperatorFolder, *arguments: str) -> str:
-        assert arguments[0] == "stop" and self.runs[arguments[1]] == "running"
-        self.runs[arguments[1]] = "finished:stopped"
-        return ""
+    def stop_run(self, folder: OperatorFolder, run: str) -> None:
+        assert self.runs[run] == "running"
+        self.runs[run] = "finished:stopped"
 
     @property
     def going(self) -> list[str]:
@@ -75,8 +74,7 @@ def test_every_order_of_commands_leaves_one_run_that_answers(
         runs_file.unlink(missing_ok=True)
         operations.clear_request(run_folder)
         flower = Flower(operator)
-        monkeypatch.setattr(operations, "flwr_json", flower.answer)
-        monkeypatch.setattr(operations, "flwr", flower.command)
+        monkeypatch.setattr(operations, "control", flower)
         for verb in verbs:
             before = list(flower.going), len(flower.runs), read_request(run_folder)
             said = _said(operator, flower, verb)
@@ -115,8 +113,7 @@ def test_a_run_that_goes_on_is_not_started_again_and_can_still_be_stopped(
     operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flower = Flower(operator)
-    monkeypatch.setattr(operations, "flwr_json", flower.answer)
-    monkeypatch.setattr(operations, "flwr", flower.command)
+    monkeypatch.setattr(operations, "control", flower)
     assert submit(operator, Path("x.yaml"), [], NAME, "cpu").said == "trial: started as Flower's run 1"
     assert "trial: running (Flower's run 1)" in submit(operator, Path("x.yaml"), [], NAME, "cpu").said
     assert "trial: running (Flower's run 1)" in resume(operator, NAME, "cpu").said
@@ -143,8 +140,7 @@ def test_a_finished_run_that_a_site_left_is_resumed_once(
     run(tmp_path, NAME, **chooses)
     shutil.copytree(tmp_path / "runs" / NAME, operator.state / "runs" / NAME)
     flower = Flower(operator)
-    monkeypatch.setattr(operations, "flwr_json", flower.answer)
-    monkeypatch.setattr(operations, "flwr", flower.command)
+    monkeypatch.setattr(operations, "control", flower)
     submit(operator, Path("x.yaml"), [], NAME, "cpu")
     flower.end("finished:completed")
     assert "trial: finished; " in resume(operator, NAME, "cpu").said

@@ -8,7 +8,7 @@ import yaml
 
 from perennial.client.policy import leaving_in_words
 from perennial.config.site import SitePolicy
-from perennial.deploy.site_template import template_policy
+from perennial.deploy.bundle import template_policy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
 BLOCKS = re.findall(r"```yaml\n(policy:.*?)```\n+```text\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -3,18 +3,13 @@
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from perennial.deploy.superlink_status import (
-    MISSED,
-    PATIENCE,
     STATUS,
-    SilentSites,
     SuperLinkStatus,
-    keep_status,
     read_superlink_status,
 )
 from perennial.foundation.heartbeat import SILENT_AFTER
@@ -39,59 +34,6 @@ def said(
     content |= {"others": others or {}, "unknown": unknown or {}}
     (runs / STATUS).write_text(json.dumps(content))
     os.utime(runs / STATUS, (time.time() - silence, time.time() - silence))
-
-
-@dataclass
-class Node:
-    """What Flower's SuperLink knows of a node."""
-
-    node_id: int
-    status: str
-    online_until: float | None
-    heartbeat_interval: float = 30.0
-
-
-@dataclass
-class LinkState:
-    """As much of Flower's as is asked for."""
-
-    nodes: list[Node]
-
-    def get_node_info(self) -> list[Node]:
-        return self.nodes
-
-
-def test_a_site_is_silent_before_flower_takes_it_for_gone_and_since_the_same_moment() -> None:
-    now = time.time()
-    beat = PATIENCE * 30.0
-    fresh, late, never = Node(1, "online", now + beat), Node(2, "online", now + beat - MISSED - 1), 3
-    state = LinkState([fresh, late, Node(never, "registered", None)])
-    silent = SilentSites(state, "online")
-    names = {"1": "graz", "2": "linz", "3": "wels", "4": "unknown to Flower"}
-    found = silent.look(names)
-    assert found["graz"] is None and found["wels"] == 0.0 and found["unknown to Flower"] == 0.0
-    since = found["linz"]
-    assert since is not None and now - MISSED - 2 < since < now - MISSED
-    late.status = "offline"
-    assert silent.look(names)["linz"] == since
-    late.status, late.online_until = "online", now + beat
-    assert silent.look(names)["linz"] is None
-
-
-def test_the_status_is_renewed_and_survives_an_error(tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    def sites() -> dict[str, float | None]:
-        asked.append(1)
-        if len(asked) == 2:
-            raise ValueError("database is locked")
-        return {"graz": None, "linz": 5.0} if len(asked) > 2 else {"graz": None}
-
-    keep_status(tmp_path, 1e10, sites)
-    until(lambda: (found := read_superlink_status(tmp_path)) is not None and "linz" in found.sites)
-    found = read_superlink_status(tmp_path)
-    assert found is not None and found.alive
-    assert found.sites == {"graz": None, "linz": 5.0} and found.certificate_ends == 1e10
 
 
 @pytest.mark.parametrize(

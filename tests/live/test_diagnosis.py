@@ -228,7 +228,7 @@ def world(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         for name in ("graz", "linz"):
             made.operator.write_site(name, SiteRecord(state="registered", node="1"))
         # the Control API is asked in the slow tests
-        monkeypatch.setattr(deployment_status, "ask_flower", lambda _: made.listed())
+        monkeypatch.setattr(deployment_status, "list_runs", lambda _: made.listed())
         yield made
 
 

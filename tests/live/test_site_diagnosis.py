@@ -17,8 +17,15 @@ import yaml
 
 from perennial.client.activity import note_unapproved, noted
 from perennial.client.consent import pause, resume
-from perennial.deploy.handshake import CERTIFICATE_EXPIRED, SET_CLOCK, Unreachable
-from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
+from perennial.deploy.handshake import (
+    CERTIFICATE_EXPIRED,
+    CLOCK,
+    CONNECTED,
+    REVOKED,
+    SET_CLOCK,
+    UNREGISTERED,
+    Unreachable,
+)
 from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError, StateError
 from perennial.foundation.heartbeat import beating, renew

@@ -24,7 +24,6 @@ from perennial.privacy.shared_noise import SharedNoise
 from perennial.privacy.shared_noise_cost import shared_multiplier, tau
 from perennial.server import central_privacy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.secure.masked_round import MaskedRound
 from tests.seeded_noise import SeededNoise
 
 SMALL: dict[str, Any] = {
@@ -117,21 +116,21 @@ def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
     """Shares for m = 3 of n = 4 sites, of which all answer, beside a trusted server's noise at multiplier
     sigma sqrt(n/m). Training at a rate of next to nothing leaves the noise of the round alone."""
     found: list[torch.Tensor] = []
-    take_sum, noised = MaskedRound.take_sum, central_privacy.noised
+    take_sum, noised = FedAvg.take_sum, central_privacy.noised
 
     def flat(tensors: Any) -> torch.Tensor:
         return torch.cat([tensors[name].reshape(-1).double() for name in sorted(tensors)])
 
-    def opened(masked: MaskedRound, strategy: FedAvg, ctx: Any, total: Any, weight: float) -> Any:
+    def opened(strategy: FedAvg, ctx: Any, total: Any, weight: float) -> Any:
         found.append(flat(total))
-        return take_sum(masked, strategy, ctx, total, weight)
+        return take_sum(strategy, ctx, total, weight)
 
     def released(arrays: Any, std: float, source: Any) -> Any:
         result = noised(arrays, std, source)
         found.append(4 * (flat(result) - flat(arrays)))
         return result
 
-    monkeypatch.setattr(MaskedRound, "take_sum", opened)
+    monkeypatch.setattr(FedAvg, "take_sum", opened)
     monkeypatch.setattr(central_privacy, "noised", released)
     changes: dict[str, Any] = {
         "model": {"name": "mlp", "hidden": [64]},

@@ -19,7 +19,6 @@ from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import load_site_config
-from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import set_task_identity
 from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
@@ -35,6 +34,7 @@ from perennial.protocol.messages import (
     TrainReply,
 )
 from perennial.protocol.stamp import Stamp
+from tests.approved import approve_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE, RUN = "site-1", "0123456789abcdef"

@@ -243,7 +243,8 @@ def replace_settings(hospital: Hospital, changed: str) -> Outcome:
     return imprint(Other())
 
 
-RING = {"name": "serial_ring", "segments": 87, "least_segment": 1, "relabel": "none"}
+RING = {"name": "serial_ring", "segments": 29, "least_segment": 1, "relabel": "none"}
+OF_THE_RING = BASE["data"] | {"samples_limit": 100}
 ONE_TASK = {"tasks": {"count": 1, "rounds": 2}}
 ATTACKS = {
     "settings of the run": Attack(
@@ -269,7 +270,9 @@ ATTACKS = {
         },
         imprint,
     ),
-    "ring, one sample a segment": Attack("update", ONE_TASK | {"strategy": RING}, segments),
+    "ring, one sample a segment": Attack(
+        "update", ONE_TASK | {"strategy": RING, "data": OF_THE_RING}, segments
+    ),
     "class means, one exemplar a class": Attack(
         "class_means",
         {

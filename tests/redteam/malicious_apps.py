@@ -23,8 +23,7 @@ import yaml
 from perennial.config.document import DOCUMENT, document_digest
 from perennial.config.experiment import load_experiment
 from perennial.config.site import SiteConfig
-from perennial.deploy.app_archive import LARGEST, MANIFEST
-from perennial.deploy.application import PROJECT, VERSION, project_file
+from perennial.deploy.application import DATE, LARGEST, MANIFEST, PROJECT, VERSION, project_file
 from perennial.deploy.approval import read_offer
 from perennial.deploy.bundle import open_bundle
 from perennial.deploy.review import offer_in_words
@@ -57,7 +56,7 @@ def packed(members: Members, *, listed: bool = True, method: int = zipfile.ZIP_S
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, data in [*members, *([(MANIFEST, manifest(members))] if listed else [])]:
-            info = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            info = zipfile.ZipInfo(name, DATE)
             info.compress_type = method
             archive.writestr(info, data)
     return buffer.getvalue()
@@ -297,8 +296,8 @@ def bundles() -> Made:
     yield "bundle that is no archive", b"not a tar"
     yield "bundle that is cut", tarred({"graz/site.yaml": b"x" * 5000})[:60]
     yield "bundle with a member twice", tarred({"graz/ca.crt": b"x", "other/ca.crt": b"y"})
-    yield "bundle without sums", tarred({"graz/ca.crt": b"x"})
-    yield "bundle with wrong sums", tarred({"graz/ca.crt": b"x", "graz/SHA256SUMS": b"00  ca.crt\n"})
+    yield "bundle of an authority alone", tarred({"graz/ca.crt": b"x"})
+    yield "bundle with sums of its own", tarred({"graz/ca.crt": b"x", "graz/SHA256SUMS": b"00  ca.crt\n"})
     yield "bundle with a header of 1 MB", _long_header(2**20)
 
 
@@ -324,7 +323,7 @@ def read_app(path: Path) -> str:
 
 def read_bundle(path: Path) -> str:
     """What a hospital is told of a bundle: '' if it was unpacked."""
-    return _told(lambda: open_bundle(path, path.parent / "opened", None))
+    return _told(lambda: open_bundle(path, path.parent / "opened"))
 
 
 def _told(read: Callable[[], object]) -> str:

@@ -17,7 +17,7 @@ from perennial.config.approval import read_approvals
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy, load_site_config
-from perennial.deploy.approval import Offer, approve_installed
+from perennial.deploy.approval import Offer
 from perennial.deploy.review import asked_in_words, offer_in_words
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.foundation.errors import PolicyRefusal
@@ -26,6 +26,7 @@ from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import DescribeRequest
 from perennial.protocol.stamp import VERSION
 from perennial.server.app import serve
+from tests.approved import approve_installed
 from tests.redteam.attacked_hospital import BASE, SITE, Hospital, template_policy
 from tests.redteam.hostile_server import SAMPLE
 
@@ -155,7 +156,7 @@ def test_a_site_without_data_for_an_experiment_says_so_before_a_round(
     hospital.ask(DescribeRequest(version=VERSION, experiment=hospital.experiment.digest))
     words = f"data: site.yaml of graz has no `data`, and experiment hostile {found}; write under `data`"
     assert words in hospital.refusal
-    offer = Offer(hospital.file, b"", "", hospital.experiment, "")
+    offer = Offer(hospital.file, "", hospital.experiment, "", {})
     said = [*offer_in_words(offer, load_site_config(hospital.site_file), None)]
     assert said[-1].startswith(f"this site would refuse it: {words}")
 

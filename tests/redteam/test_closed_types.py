@@ -58,7 +58,6 @@ RAW = {
     "config/yaml_file.py:read_yaml": "a mapping that `validate` makes a typed model of",
     "config/yaml_file.py:parse_yaml": "likewise",
     "config/yaml_file.py:_parsed": "likewise",
-    "deploy/fork_server.py:ForkServer._app_server": "starts a process of the installed package",
 }
 """Functions that hand plain values on to what types them."""
 LEAVES = (

@@ -10,7 +10,7 @@ import torch
 
 from perennial.client import door
 from perennial.client import time_limit as time_limit_module
-from perennial.client.floor import withheld
+from perennial.client.policy import withheld
 from perennial.client.request_count import RequestCount
 from perennial.client.time_limit import time_limit
 from perennial.config.site import SitePolicy, load_site_config

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.client.floor import withheld
 from perennial.client.plan import Plan
+from perennial.client.policy import withheld
 from perennial.client.request_count import REPEATS, RequestCount
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal

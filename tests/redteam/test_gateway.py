@@ -21,10 +21,15 @@ from starlette.responses import Response
 
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.gateway import FLEET, LIST_RUNS, PULL, Gateway
+from perennial.deploy.handshake import (
+    CLOCK,
+    CONNECTED,
+    REVOKED,
+    UNREGISTERED,
+    check_admission,
+    signed_headers,
+)
 from perennial.deploy.keys import make_node_key, public_line
-from perennial.deploy.reasons import CLOCK, CONNECTED, REVOKED, UNREGISTERED
-from perennial.deploy.stock import check_admission, signed_headers, speaks_http
-from perennial.deploy.wire import listed_runs
 from perennial.foundation.errors import StateError
 
 NAMES = ("graz", "linz", "wels")
@@ -227,8 +232,7 @@ def test_a_clock_that_differs_is_told(world: World, monkeypatch: pytest.MonkeyPa
     assert world.post("/admission").text.strip() == CLOCK
 
 
-def test_a_site_checks_its_key_by_the_same_words(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perennial.deploy.stock.speaks_http", lambda: True)
+def test_a_site_checks_its_key_by_the_same_words(world: World) -> None:
     address = f"127.0.0.1:{world.port}"
     check_admission(address, world.authority, world.keys["graz"], connected=True)
     with pytest.raises(StateError, match="revoked this site's key"):
@@ -291,26 +295,8 @@ def test_who_is_connected_is_what_was_seen(world: World) -> None:
     json.dumps(status)
 
 
-def test_runs_are_read_as_flower_writes_them() -> None:
-    from flwr.proto.control_pb2 import ListRunsResponse
-
-    answer = ListRunsResponse(now="now")
-    run = answer.run_dict[2**63 + 5]
-    run.run_id, run.fab_hash = 2**63 + 5, "a" * 64
-    run.status.status, run.status.sub_status = "finished", "completed"
-    run.override_config["name"].string = "trial"
-    run.override_config["threads"].sint64 = 3
-    run.clientapp_runtime = 1.5
-    found = listed_runs(answer.SerializeToString())[str(2**63 + 5)]
-    assert (found.status, found.bundle, found.name) == ("finished:completed", "a" * 64, "trial")
-    for damaged in (b"\x0a", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0b"):
-        with pytest.raises(ValueError, match="protocol buffer"):
-            listed_runs(damaged)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not speaks_http(), reason="Flower 1.39 has no Fleet API over HTTP")
 def test_every_path_of_the_superlinks_own_page_is_refused_to_a_client_without_a_key() -> None:
     """A client that holds the authority's certificate, and no key, against a SuperLink of Flower itself."""
     from tests.loopback import Deployment

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from perennial.deploy.application import archive_of, read_application
+from perennial.deploy.control import start_run
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.superlink import CONNECTION, flwr_json
 from perennial.foundation.files import replace_file
 from tests.loopback import Deployment
 
@@ -42,11 +43,10 @@ def hostile_run(deployment: Deployment, name: str, **settings: str) -> tuple[str
     """What `flwr run` starts with the approved app and other settings: (status, what the server said)."""
     operator = OperatorFolder(deployment.operator)
     whole = {"name": name, "runs": str(operator.root / "state" / "runs"), **settings}
-    run_config = " ".join(f'{key}="{value}"' for key, value in whole.items())
-    app = str(operator.root / "apps" / "guarded")
-    answer = flwr_json(operator, "run", app, CONNECTION, "--run-config", run_config)
+    app = read_application("guarded", operator.apps)
+    run = start_run(operator, archive_of(app.folder), app.digest, whole)
     runs = operator.apps / "guarded.runs.json"
-    replace_file(runs, json.dumps([str(answer["run-id"])]).encode(), mode=0o644)
+    replace_file(runs, json.dumps([run]).encode(), mode=0o644)
     status = deployment.wait_for_run("guarded")
     return status, deployment.deploy("logs", "guarded")
 

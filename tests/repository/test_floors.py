@@ -22,9 +22,8 @@ FLOORS = [
     ["server", "baselines"],
     ["engine", "deploy", "live", "cli"],
 ]
-BESIDE = {("cli", "engine"), ("cli", "deploy"), ("cli", "live"), ("live", "deploy"), ("engine", "deploy")}
-"""The command line calls the rooms beside it; pages steer what is deployed; the engine needs
-deploy/flower_seam.py."""
+BESIDE = {("cli", "engine"), ("cli", "deploy"), ("cli", "live"), ("live", "deploy")}
+"""The command line calls the rooms beside it; pages tell of what is deployed."""
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 

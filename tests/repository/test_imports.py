@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perennial.deploy.approval import approve_installed
+from tests.approved import approve_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("opacus", "ray", "scipy", "sklearn.datasets", "sympy", "torch._dynamo", "torchvision")

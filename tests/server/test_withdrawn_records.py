@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from perennial.cli.withdraw import withdraw as site_withdraw
+from perennial.client.door import keep_split_key, key_of_form
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
-from perennial.client.split_key import keep_split_key, key_of_form
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig

@@ -12,8 +12,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.statistics import Statistics
 from perennial.server.verification import verify
 from perennial.server.withdrawal import withdraw
-from perennial.strategies.analytic.counted import parts_of
-from perennial.strategies.analytic.kept import KeptSums
+from perennial.strategies.analytic.kept import KeptSums, parts_of
 from tests.strategies.test_analytic_runs import experiment, own_cache, run
 
 __all__ = ["own_cache"]

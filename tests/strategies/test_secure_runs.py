@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -20,16 +19,12 @@ from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.learning.worth import Scores
 from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
 from perennial.protocol.stamp import STAMP_FIELDS
 from perennial.server.app import serve
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.context import RoundOutcome
-from perennial.strategies.secure.masked_round import MaskedRound
-from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened, SumStore
 
 SMALL: dict[str, Any] = {
@@ -371,20 +366,3 @@ def test_site_of_a_masked_run_answers_no_request_in_the_clear(
     monkeypatch.setattr(FedAvg, "attach", attach)
     with pytest.raises(StateError, match="exactly when the experiment has `secure`"):
         run(tmp_path, rounds={"max_skipped": 1})
-
-
-def test_update_that_costs_accuracy_is_halved_and_named(tmp_path: Path) -> None:
-    experiment = load_experiment(Path(write(tmp_path, secure={"least": 3, "largest_drop": 0.1})))
-
-    def judge(arrays: Any, samples: int) -> Scores:
-        """Of 100 samples of one class, 90 right at 0 and 10 fewer for each step away from it."""
-        right = np.arange(100) < 90 - 10 * abs(float(arrays["w"]))
-        return Scores(1, np.zeros(100, dtype=np.int64), right, right.astype(np.float64))
-
-    outcome = RoundOutcome()
-    rounds = MaskedRound(MaskedSums(experiment, None), judge)
-    before = {"w": torch.tensor(0.0)}
-    assert float(rounds.halved({"w": torch.tensor(6.0)}, before, outcome)["w"]) == 0.75
-    assert "halved 3 times" in outcome.warnings[0]
-    assert float(rounds.halved({"w": torch.tensor(0.5)}, before, outcome)["w"]) == 0.5
-    assert len(outcome.warnings) == 1

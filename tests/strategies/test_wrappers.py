@@ -7,11 +7,11 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from perennial.config.asks import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.strategies.base import Wrapper
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import Disclosures, Traits
-from perennial.strategies.wrapper import Wrapper
 
 
 class Noted(FedAvg):

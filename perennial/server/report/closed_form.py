@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from perennial.server.charts.cells import HeatMap
+from perennial.server.charts.curves import HeatMap
 from perennial.server.measures.figure import wilson
 from perennial.server.report.markup import (
     MISSING,

@@ -55,17 +55,10 @@ def power(value: float | None) -> str:
 
 def size(count: float) -> str:
     """Bytes as '12.4 MB'; 1 MB is 1,000,000 bytes."""
-    unit, factor = size_unit(count)
-    digits = 0 if factor == 1 else 1
-    return f"{count / factor:,.{digits}f}{THIN_SPACE}{unit}"
-
-
-def size_unit(largest: float) -> tuple[str, float]:
-    """(the unit in which sizes up to `largest` bytes are shown, its bytes)."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if largest >= factor:
-            return unit, factor
-    return "bytes", 1
+        if count >= factor:
+            return f"{count / factor:,.1f}{THIN_SPACE}{unit}"
+    return f"{count:,.0f}{THIN_SPACE}bytes"
 
 
 def duration(seconds: float) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perennial.foundation.errors import StateError
-from perennial.server.charts.cells import HeatMap
-from perennial.server.charts.curves import Curve, Curves
+from perennial.server.charts.curves import Curve, Curves, HeatMap
 from perennial.server.charts.frame import Axis
 from perennial.server.report.closed_form import (
     OwnHead,

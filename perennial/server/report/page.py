@@ -4,8 +4,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 
-from perennial.server.charts.cells import SHADES
-from perennial.server.charts.curves import LINE_STYLES
+from perennial.server.charts.curves import LINE_STYLES, SHADES
 from perennial.server.report.markup import Markup, Section, escape
 
 _DASHES = ("none", "8 4", "2 4", "8 3 2 3", "13 4", "13 3 2 3")

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from perennial.server.charts.cells import HeatMap
-from perennial.server.charts.curves import Curve, Curves
+from perennial.server.charts.curves import Curve, Curves, HeatMap
 from perennial.server.charts.frame import Axis, whole_percent
 from perennial.server.measures.calibration import least_samples
 from perennial.server.measures.figure import Figure as Measure

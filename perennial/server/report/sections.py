@@ -3,8 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from perennial.server.charts.cells import HeatMap
-from perennial.server.charts.curves import Curve, Curves, Span
+from perennial.server.charts.curves import Curve, Curves, HeatMap, Span
 from perennial.server.charts.frame import SHARES, Axis, after_tasks, whole_percent
 from perennial.server.metrics import forgetting
 from perennial.server.report.markup import (

@@ -7,9 +7,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.config.bounds import LEAST_SITES, BoundsConfig
+from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.learning.analytic.files import PARTS, read_statistics_file, write_statistics
-from perennial.learning.analytic.statistics import Statistics
+from perennial.learning.analytic.influence import PARTS as UNITS
+from perennial.learning.analytic.influence import parts_by_registration, parts_by_share
+from perennial.learning.analytic.solve import Sums
+from perennial.learning.analytic.statistics import EXACT_SAMPLES, Statistics
 from perennial.privacy.signed_sums import Signer, Statement
 from perennial.strategies.analytic.checks import check_exact
 
@@ -197,3 +201,55 @@ def require_room(kept: int) -> None:
 def file_name(task: int, site: str) -> str:
     """Name of the file with a site's sums of one task, in a run's folder of statistics."""
     return f"{site}-task-{task:04d}.safetensors"
+
+
+def require_own_sums(bounds: BoundsConfig, own: bool) -> None:
+    """Raise ConfigError if bounds limit influence but the server lacks each site's own plain sums."""
+    if (bounds.share or bounds.registered) and not own:
+        raise ConfigError(
+            "bounds.share, bounds.registered: each site's own sums are cut when the head is solved for; "
+            "allowed with keep_sites and head gaussian or ridge, without privacy and without secure"
+        )
+
+
+def parts_of(kept: KeptSums, bounds: BoundsConfig) -> dict[tuple[int, str], int]:
+    """(task, site) -> weight of its sums in units of 1/UNITS; sums of full weight are left out."""
+    given = kept.contributions
+    registered = parts_by_registration({site: kept.samples(site) for site in kept.sites}, bounds.registered)
+    found = {}
+    for task, of_task in given.items():
+        names = sorted(of_task)
+        counts = [of_task[site]["samples"] * registered[site] // UNITS for site in names]
+        parts = [UNITS] * len(names)
+        if bounds.share is not None and len(names) >= LEAST_SITES:
+            parts = parts_by_share(counts, bounds.share)
+        for site, part in zip(names, parts, strict=True):
+            if (cut := max(1, registered[site] * part // UNITS)) < UNITS:
+                found[task, site] = cut
+    return found
+
+
+def counted_sums(kept: KeptSums, bounds: BoundsConfig, classes: range) -> Sums:
+    """The total of the kept sums, weighted as parts_of() says, with rows for these classes.
+
+    Raises DataError if there are no sums, or more samples than weighted ones stay exact for; StateError
+    if a site's own sums were not kept.
+    """
+    if kept.total is None:
+        raise DataError("no site has sent sums yet")
+    cut = parts_of(kept, bounds)
+    if not cut:
+        return Sums.of(kept.total.over(classes))
+    if kept.total.samples >= EXACT_SAMPLES:
+        raise DataError(
+            f"bounds.share, bounds.registered: found {kept.total.samples} samples; allowed fewer than 2^20"
+        )
+    total = _scaled(kept.total, UNITS)
+    for (task, site), parts in sorted(cut.items()):
+        total = total - _scaled(kept.kept(task, site), UNITS - parts)
+    sums = Sums.of(total.over(classes))
+    return Sums(sums.gram.div_(UNITS), sums.sums / UNITS, sums.counts / UNITS)
+
+
+def _scaled(found: Statistics, times: int) -> Statistics:
+    return Statistics(found.gram * times, found.sums * times, found.counts * times, found.classes)

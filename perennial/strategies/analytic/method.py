@@ -24,13 +24,11 @@ from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.analytic import cross_site as judged
-from perennial.strategies.analytic.automatic import AutomaticHead
+from perennial.strategies.analytic.automatic import AutomaticHead, MapChoice
 from perennial.strategies.analytic.balanced import BalancedSums
 from perennial.strategies.analytic.checks import noise_of_one, noised_total, sums_form
-from perennial.strategies.analytic.counted import counted_sums, require_own_sums
 from perennial.strategies.analytic.heads import Criterion, HeadSettings, Shrinkage
-from perennial.strategies.analytic.kept import FOLDER, KeptSums, require_room
-from perennial.strategies.analytic.map_choice import MapChoice
+from perennial.strategies.analytic.kept import FOLDER, KeptSums, counted_sums, require_own_sums, require_room
 from perennial.strategies.analytic.statistics_round import StatisticsRound
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import RoundOutcome, RunContext

@@ -12,9 +12,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perennial.client.floor import check_floor, withheld
 from perennial.client.learnt import note_learnt
-from perennial.client.policy import check_answer, check_compared_heads, check_statistics
+from perennial.client.policy import (
+    check_answer,
+    check_compared_heads,
+    check_floor,
+    check_statistics,
+    withheld,
+)
 from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Paid, Typed, leave, paid_before, pay
 from perennial.client.secure_values import is_secure, masked_reply
@@ -403,4 +408,4 @@ class SumsSite(SiteMethod):
 
 def _alternatives(plan: PlannedRun) -> int:
     """Maps that are compared before the sums of the chosen ones are asked for."""
-    return sum(len(found.of) for found in plan.experiment.model.choices)
+    return sum(map(len, plan.experiment.model.choices))

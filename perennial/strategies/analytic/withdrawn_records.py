@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.floor import exempt, withheld
-from perennial.client.policy import check_answer, check_statistics
+from perennial.client.policy import check_answer, check_statistics, exempt, withheld
 from perennial.client.release import pay
 from perennial.client.secure_state import own_identity
 from perennial.client.site import Site

@@ -24,14 +24,15 @@ from perennial.models.layers import select_layers
 from perennial.models.sparsity import Combine
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.clustered_personalisation.aggregation import ClusterAggregation, Model
-from perennial.strategies.clustered_personalisation.clustering import adjusted_rand, two_directions
-from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule, VectorSettings
-from perennial.strategies.clustered_personalisation.personal_models import (
+from perennial.strategies.base import IncrementalStrategy, Wrapper
+from perennial.strategies.clustered_personalisation.aggregation import (
+    ClusterAggregation,
+    Model,
     OwnAccuracy,
     complete_personal_models,
 )
+from perennial.strategies.clustered_personalisation.clustering import adjusted_rand, two_directions
+from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule, VectorSettings
 from perennial.strategies.clustered_personalisation.site import PERSONAL
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome, RunContext
@@ -46,7 +47,6 @@ from perennial.strategies.round.request import (
     part,
     with_settings,
 )
-from perennial.strategies.wrapper import Wrapper
 
 DELTA = 1e-5
 """Of the noise on sparsity vectors."""

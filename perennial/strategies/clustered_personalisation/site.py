@@ -13,9 +13,8 @@ from typing import ClassVar, get_args
 from torch import Tensor
 
 from perennial.client.class_means import own_class_means
-from perennial.client.floor import check_floor
 from perennial.client.held_out import held_out_counts
-from perennial.client.policy import check_answer, check_sparsity
+from perennial.client.policy import check_answer, check_floor, check_sparsity
 from perennial.client.record_sets import choose
 from perennial.client.release import leave
 from perennial.client.site import Site

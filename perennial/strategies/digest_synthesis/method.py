@@ -20,14 +20,13 @@ from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.base import IncrementalStrategy, Wrapper
 from perennial.strategies.digest_synthesis.lending import DigestLending
 from perennial.strategies.digest_synthesis.recall import ServerNetworks
 from perennial.strategies.digest_synthesis.store import spread_factor
 from perennial.strategies.round.context import Aggregator, Around, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import Arrays, TaskStart, Traits
-from perennial.strategies.wrapper import Wrapper
 
 RECALL_EPOCHS = 1
 """Over an absent site's digests."""

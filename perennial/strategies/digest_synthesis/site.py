@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perennial.client.floor import check_floor
-from perennial.client.policy import check_digests
+from perennial.client.policy import check_digests, check_floor
 from perennial.client.record_sets import choose
 from perennial.client.release import leave, paid_before, pay
 from perennial.client.site import Site

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.secure_words import UpdateWords
@@ -21,9 +20,9 @@ from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.context import RoundContext, RoundOutcome
+from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import Arrays, RoundRequest
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 
@@ -83,23 +82,13 @@ class MaskedRound:
         except (NotEnough, ValueError) as missing:
             outcome.warnings.append(f"no sum was opened: {missing}")
         else:
-            outcome.arrays = self.take_sum(strategy, ctx, total, weight)
+            outcome.arrays = strategy.take_sum(ctx, total, weight)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
             outcome.details["secure"] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
         outcome.absent = outcome.without_answer(request.sites)
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         outcome.asked, outcome.seconds = ctx.asked, time.monotonic() - start
         return outcome
-
-    def take_sum(
-        self, strategy: FedAvg, ctx: RoundContext, total: Arrays, weight: float
-    ) -> dict[str, Tensor]:
-        """Make the new global model. total: sum of weighted updates, float64. weight: of their weights."""
-        scale = 1.0 / (ctx.asked if strategy.fixed_weights else weight)
-        return {
-            name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
-            for name, tensor in ctx.reference.items()
-        }
 
     def _check(
         self,

@@ -19,17 +19,17 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from perennial.client import site as client_site
 from perennial.client.app import app as client_app
-from perennial.client.warm import import_for
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import load_site_config
-from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
 from perennial.foundation.record_key import record_key
+from perennial.learning.site_method import SiteMethods
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.fields import read_kind
 from perennial.server.app import serve
+from tests.approved import approve_installed
 from tests.privacy.twins.coupling import coupled, drawn_as
 from tests.privacy.twins.records import Records
 
@@ -131,7 +131,9 @@ class Federation:
                 record_key(folder / "state")
             approve_installed(self.file, load_site_config(folder / "site.yaml").approvals)
         # what is imported draws from the secure source itself, the first time
-        import_for(self.experiment())
+        for name in ("client.handlers", "client.secure_answers", "client.site", "learning.private_training"):
+            import_module(f"perennial.{name}")
+        SiteMethods.of(self.experiment())
         import_module("opacus.grad_sample")
 
     def recorded(self, *, copies: bool = True) -> list[Ran]:

@@ -1,0 +1,100 @@
+"""What the Control API is asked, and what an app is, are byte for byte as Flower's own code has them."""
+
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.install import install_from_fab
+from flwr.proto.control_pb2 import (
+    ListRunsResponse,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StartRunResponse,
+    StopRunRequest,
+    StreamLogsResponse,
+)
+
+from perennial.config.site import SiteConfig
+from perennial.deploy import control
+from perennial.deploy.application import archive_of, stage_application
+from perennial.deploy.approval import approve, read_offer
+from perennial.deploy.control import fields, listed_runs
+from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
+from perennial.deploy.keys import make_node_key, public_line
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+
+
+class Asked:
+    """A Control API that notes a request and gives an answer."""
+
+    def __init__(self, reply: bytes) -> None:
+        self.reply, self.call, self.body = reply, "", b""
+
+    def __call__(self, folder: OperatorFolder, call: str, body: bytes) -> "Asked":
+        self.call, self.body = call, body
+        return self
+
+    def __enter__(self) -> "Asked":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, size: int = -1) -> bytes:
+        data, self.reply = self.reply[:size] if size >= 0 else self.reply, self.reply[size:]
+        return data
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> OperatorFolder:
+    settings = Federation(name="trials", hosts=("127.0.0.1",), runtime="process")
+    return create_operator_folder(tmp_path / "operator", settings, 2)
+
+
+def test_requests_are_as_flower_reads_them(operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(StartRunResponse(run_id=2**64 - 1).SerializeToString())
+    monkeypatch.setattr(control, "_asked", asked)
+    settings = {"name": "trial", "device": "cpu"}
+    assert control.start_run(operator, b"x" * 300, "ab" * 32, settings) == str(2**64 - 1)
+    request = StartRunRequest.FromString(asked.body)
+    assert (request.fab.content, request.fab.hash_str) == (b"x" * 300, "ab" * 32)
+    assert {key: value.string for key, value in request.override_config.items()} == settings
+    operator.add_site("graz", public_line(make_node_key()))
+    asked.reply = b"\x08\x07"
+    assert control.register_node(operator, "graz") == "7"
+    request = RegisterNodeRequest.FromString(asked.body)
+    assert request.name == "graz" and request.public_key.startswith(b"-----BEGIN PUBLIC KEY-----")
+    control.stop_run(operator, str(2**63 + 7))
+    assert asked.call == "stop-run" and StopRunRequest.FromString(asked.body).run_id == 2**63 + 7
+    frames = (StreamLogsResponse(log_output=text).SerializeToString() for text in ("one", "two"))
+    asked.reply = b"".join(len(frame).to_bytes(4) + frame for frame in frames)
+    assert [*control.logged(operator, "7", follow=True)] == ["one", "two"]
+
+
+def test_runs_are_read_as_flower_writes_them() -> None:
+    answer = ListRunsResponse(now="now")
+    run = answer.run_dict[2**63 + 5]
+    run.run_id, run.fab_hash = 2**63 + 5, "a" * 64
+    run.status.status, run.status.sub_status = "finished", "completed"
+    run.override_config["name"].string = "trial"
+    run.override_config["threads"].sint64 = 3
+    run.clientapp_runtime = 1.5
+    found = listed_runs(answer.SerializeToString())[str(2**63 + 5)]
+    assert (found.status, found.bundle, found.name) == ("finished:completed", "a" * 64, "trial")
+    for damaged in (b"\x0a", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0b"):
+        with pytest.raises(ValueError, match="protocol buffer"):
+            listed_runs(damaged)
+    assert dict(fields(b"\x08\xff\x01")) == {1: 255}
+
+
+def test_an_app_has_the_bytes_and_the_folder_that_flower_gives_it(tmp_path: Path) -> None:
+    app = stage_application(EXPERIMENTS / "quickstart.yaml", [], "", tmp_path / "apps")
+    assert app.fab.read_bytes() == archive_of(app.folder) == build_fab_from_disk(app.folder)
+    installed = install_from_fab(app.fab, install_dir=tmp_path / "flower", skip_prompt=True)
+    offer = read_offer(app.fab, SiteConfig(site="graz", state_dir=tmp_path / "state"))
+    assert approve(offer, tmp_path / "own", tmp_path / "approvals").name == installed.name
+    own = tmp_path / "own" / "apps" / installed.name
+    assert {path.name: path.read_bytes() for path in own.iterdir()} == {
+        path.name: path.read_bytes() for path in installed.iterdir()
+    }
