@@ -165,6 +165,7 @@ def every_block(site: str) -> dict[str, Any]:
         },
         "map_choice": [tried],
         "head_choice": [tried],
+        "columns": {"counts": [5, 4], "explained": {"": 0.5, site: 0.2}},
         "bounds": {site: {"scaled": 2, "capped": 0}},
         "cross_site": {
             "features": 4,

@@ -94,7 +94,7 @@ class UpdateWords:
 def integer_words(*tensors: Tensor) -> Words:
     """(N,) words of integer tensors of any shapes, one tensor after the other.
 
-    integers_of() reverts it, so any integers can go through a masked sum; docs/architecture.md says how.
+    integers_of() reverts it, so any integers can be masked; see docs/secure_aggregation.md.
     """
     return torch.cat([tensor.to(torch.int64).cpu().reshape(-1) for tensor in tensors]).numpy().view(np.uint64)
 

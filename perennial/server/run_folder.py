@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import Registry
 from perennial.foundation.errors import StateError
@@ -107,7 +109,13 @@ def _require_same_experiment(
         *("data.columns", "data.column_kinds", "data.imputation"),
     )
     free = (*FREE_ON_RESUME, "tasks", *read)
-    found = _differences(checkpoint.experiment, experiment.model_dump(mode="json"), "")
+    try:
+        # as this release reads it: keys that are gone are left out
+        began = Experiment.model_validate(checkpoint.experiment).model_dump(mode="json")
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise StateError(f"{path}: the run began with settings that this release lacks: {reason}") from error
+    found = _differences(began, experiment.model_dump(mode="json"), "")
     changed = [key for key in found if not key.startswith(free)]
     if changed:
         raise StateError(

@@ -160,7 +160,11 @@ def check_sums(reply: FinishTaskReply, width: int) -> None:
     check_exact(_sums(reply, width))
 
 
-def gaussian_head(replies: Mapping[str, FinishTaskReply], width: int) -> Tensor:
+def gaussian_head(
+    replies: Mapping[str, FinishTaskReply],
+    width: int,
+    shrinkage: float = float(DEFAULT_SHRINKAGE["gaussian"]),
+) -> Tensor:
     """(M, d + 1) float32: weights and bias of each class; one without samples is never predicted.
 
     Raises DataError when the samples of all sites do not determine it.
@@ -168,7 +172,7 @@ def gaussian_head(replies: Mapping[str, FinishTaskReply], width: int) -> Tensor:
     if not replies:
         raise DataError("no site sent sums")
     total = reduce(add, (_sums(reply, width) for reply in replies.values()))
-    tensors = gaussian(Sums.of(total), float(DEFAULT_SHRINKAGE["gaussian"])).tensors()
+    tensors = gaussian(Sums.of(total), shrinkage).tensors()
     return torch.cat([tensors["head.weight"], tensors["head.bias"][:, None]], dim=1)
 
 

@@ -118,7 +118,7 @@ def test_a_request_for_another_encoder_is_refused(tmp_path: Path) -> None:
 
 def test_a_claim_that_digests_would_break_is_refused() -> None:
     local = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
-    with pytest.raises(PrivacyError, match="digest hides one sample"):
+    with pytest.raises(PrivacyError, match="digest would leave without a proven guarantee"):
         experiment = Experiment.model_validate(EXPERIMENT | {"privacy": local})
         check_privacy(experiment, FedAvg(), rounds=2, estimated_constants=False)
 
@@ -132,7 +132,7 @@ class WithdrawingGrid(InProcessGrid):
             assert request is not None
             metadata, fields = request.metadata, reply.content.config_records["fields"]
             if metadata.message_type == "train" and metadata.dst_node_id == 2 and fields["round"] == 2:
-                fields["metrics"] = json.dumps({"digests": "withdrawn"})
+                fields["lends_digests"] = False
             yield reply
 
 

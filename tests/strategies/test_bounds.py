@@ -83,11 +83,12 @@ def test_what_sites_count_as_in_a_first_round(
 
 
 def test_the_state_is_a_part_of_the_checkpoint_and_forgets_old_rounds() -> None:
-    bounds = begun([5.0], [10], window=2)
-    for norm in (1.0, 2.0):
+    bounds = begun([5.0], [10])
+    latest = [*[1.0] * 9, 2.0]
+    for norm in latest:
         bounds.round_done([reply("a", norm)])
-    resumed = RunningBounds(BoundsConfig(norm_multiple=3, window=2), json.loads(json.dumps(bounds.state)))
-    assert resumed.state["norms"] == [1.0, 2.0]
+    resumed = RunningBounds(BoundsConfig(norm_multiple=3), json.loads(json.dumps(bounds.state)))
+    assert resumed.state["norms"] == latest
     assert resumed.bounded(reply("x", 9.0), True).norm == 6.0
     assert not resumed.waiting and RunningBounds(BoundsConfig(norm_multiple=3), {}).waiting
     assert not RunningBounds(BoundsConfig(), {}).waiting

@@ -192,5 +192,5 @@ def test_sites_are_asked_for_what_the_weights_need_in_one_message_for_all() -> N
     assert first is second
     assert first.settings == '{"mu": 1, "tell": ["held_out_accuracy", "classification_loss"]}'
     assert MultiFactor(gamma=0, delta=0).requests(request, ["a"]) == {"a": request}
-    literal = MultiFactor(quality="train", timeliness="coverage", delta=0)
+    literal = MultiFactor(beta=0.1, gamma=0.1, quality="train", timeliness="coverage")
     assert literal.measurements == ["class_coverage", "train_accuracy"]

@@ -23,6 +23,7 @@ BASES: dict[str, dict[str, Any]] = {
     "contribution": {"base": "serial_ring"},
     "digest_synthesis": {"base": "fedavg"},
     "fedper": {"personal": ["head"]},
+    "multi_factor": {"beta": 0.5},
     "pfa": {"global_rounds": 1, "layer": 1},
 }
 """What a strategy must be told besides the key that is tried."""
@@ -49,7 +50,7 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("layer_attention", "alpha", [0.0, 2.0], [-0.1, 2.1]),
     ("layer_attention", "order", [1.0], [0.9, math.nan]),
     ("layer_attention", "temperature", [1e-9], [0.0, math.inf]),
-    ("multi_factor", "alpha", [0.0], [-0.1, math.inf]),
+    ("multi_factor", "alpha", [1e-9], [-0.1, math.inf]),
     ("multi_factor", "max_weight", [1e-9, 1.0], [0.0, 1.1]),
     ("multi_factor", "staleness", [0], [-1]),
     ("pfa", "layer", [1], [0]),
