@@ -72,3 +72,23 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 def state_of_the_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites that name no ledger_tip note theirs in a folder of the test, and not in the user's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("user-state", numbered=True)))
+
+
+REPEATED = {
+    *("test_cohort_runs", "test_secure_analytic", "test_pp_fcil", "test_rivals_runs", "test_compositions"),
+    *("test_durability", "test_resume", "test_consolidation", "test_class_means", "test_bayesian_record"),
+    *("test_noised_sums", "test_golden", "test_crash_windows", "test_privacy_attacks", "test_run_epsilon"),
+}
+"""Modules that compare private runs to the bit, in one process."""
+
+
+@pytest.fixture(autouse=True)
+def repeated_noise(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let noise repeat where tests compare bits; the product's noise never does."""
+    if request.module.__name__.rpartition(".")[2] not in REPEATED:
+        yield
+        return
+    from tests.seeded_noise import repeatable_noise
+
+    with repeatable_noise():
+        yield

@@ -106,7 +106,7 @@ class Deployment:
             *(str(argument) for argument in arguments),
         ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-        said = done.stdout + done.stderr
+        said = done.stderr + done.stdout  # what a command prints comes last
         assert (done.returncode != 0) == fails, f"{arguments}: {done.returncode}: {said}{self.logs()}"
         return said
 

@@ -35,23 +35,22 @@ class SeededNoise(Noise):
 
 
 @contextmanager
-def repeatable_noise(seed: int = 0) -> Iterator[None]:
-    """Inside it this process's noise follows from the seed, the site, the round and the order of draws."""
-    place = [("", 0, count())]
+def repeatable_noise() -> Iterator[None]:
+    """Inside it this process's noise follows from site and order of draws in one answer."""
+    place: list[Any] = ["", count()]
 
     def stream() -> CipherContext:
-        site, number, drawn = place[0]
-        key = sha256(f"{seed} {site} {number} {next(drawn)}".encode()).digest()
+        key = sha256(f"{place[0]} {next(place[1])}".encode()).digest()
         return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
     speak, finish = app.speak_of, CentralPrivacy.finish_round
 
     def spoken(**facts: Any) -> None:
-        place[0] = (str(facts.get("site", "")), facts.get("round", 0), count())
+        place[:] = [facts.get("site", ""), count()]
         speak(**facts)
 
     def finished(self: CentralPrivacy, outcome: Any, number: int) -> None:
-        place[0] = ("server", number, count())
+        place[:] = ["server", count()]
         finish(self, outcome, number)
 
     with (

@@ -47,9 +47,9 @@ def choose(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
     release, StateError when the record book cannot be read.
     """
     entry = mechanism.entry
-    if site.experiment.privacy.enabled:
-        data_are_read()
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
+        if site.experiment.privacy.enabled:
+            data_are_read()
         return Chosen(rows)
     lines, patients = _identified(site, rows)
     if not entry.protected:
@@ -57,6 +57,7 @@ def choose(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
     stays = np.ones(len(rows), dtype=bool)
     limit, ledger = site.identity.policy.limit, site.identity.ledger
     ledger.require_within(entry, limit)
+    data_are_read()
     payments = book_of(site.identity.state_dir).payments(ledger)
     if limit is not None:
         stays &= payments.affordable(lines, limit, entry)

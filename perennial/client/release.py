@@ -147,8 +147,8 @@ def check_left(reply: WireMessage) -> None:
     typed, held = getattr(reply, _MARK, {}), _held(reply)
     if not typed or any(held[name] is not typed[name] for name in held):
         raise PrivacyError(
-            f"{type(reply).__name__}: not built by the exit (client/release.py), so that its fields have no "
-            "type and no charge; nothing left the site"
+            f"{type(reply).__name__}: not built by the exit (client/release.py), or changed since: fields "
+            "have no type and no charge; nothing left the site"
         )
 
 

@@ -172,7 +172,7 @@ def test_dp_sgd_that_took_more_steps_than_are_charged_does_not_leave(
         training_turn.TrainingTurn, "_trained", lambda turn: dataclasses.replace(train(turn), steps=99)
     )
     assert hospital.ask(request(hospital)) is None
-    assert "99 steps" in hospital.refusal and paid(hospital) == 0
+    assert hospital.refusal.startswith("privacy: PrivacyError;") and paid(hospital) == 0
 
 
 def test_a_reply_that_a_handler_built_itself_does_not_leave(
@@ -245,9 +245,8 @@ def test_a_method_of_the_site_cannot_change_what_leaves(
     hospital = private(tmp_path)
     reply = hospital.ask(request(hospital))
     assert isinstance(reply, TrainReply) and seen
-    assert torch.cat([tensor.flatten() for tensor in reply.update.values()]).sum() == pytest.approx(
-        seen[0].sum(), rel=1e-4
-    )
+    left = sum(float(tensor.double().sum()) for tensor in reply.update.values())
+    assert left == pytest.approx(float(seen[0].double().sum()), rel=1e-3)
 
 
 def test_a_reply_is_as_long_whatever_the_data(tmp_path: Path) -> None:

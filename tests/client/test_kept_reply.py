@@ -208,7 +208,7 @@ def test_the_run_counts_a_question_once_and_never_takes_off_what_may_have_left(t
     from perennial.config.experiment import load_experiment
 
     experiment = load_experiment(Path(settings(tmp_path).experiment))
-    entry = [charges.update(experiment, "ab")]
+    entry = [charges.update(experiment, "ab").entry]
 
     def count(*steps: tuple[str, int, str]) -> int:
         record = Releases(tmp_path)

@@ -93,7 +93,7 @@ def one_release() -> float:
     from perennial.config.experiment import Experiment
 
     content = {"name": "x"} | {key: value for key, value in EXPERIMENT.items() if value is not None}
-    entry = charges.sums(Experiment.model_validate(content), "r", 1)
+    entry = charges.sums(Experiment.model_validate(content), "r", 1).entry
     return 1.1 * budget_for([entry], 1e-5).epsilon
 
 
@@ -205,7 +205,7 @@ def test_an_export_made_anew_gives_no_budget_back(tmp_path: Path, name: str) -> 
     wider = Hospital(tmp_path, policy, own, **EXPERIMENT)
     spent_limit = Limit(one_release(), 1e-5, "sample")
     payments = book_of(wider.site.identity.state_dir).payments(wider.site.identity.ledger)
-    entry = charges.sums(wider.site.experiment, "1" * 16, 1)
+    entry = charges.sums(wider.site.experiment, "1" * 16, 1).entry
     lines, _ = _identified(wider.site, torch.arange(len(again) + len(fresh)))
     paid = ~payments.affordable(lines, spent_limit, entry)
     assert paid[: len(again)].all() and not paid[len(again) :].any()

@@ -26,6 +26,7 @@ STAMP = {
 EXPERIMENT = {
     "name": "vectors",
     "data": {"source": "digits"},
+    "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "mlp"},
     "learner": {"preset": "none", "optimizer": {"lr": 0.1}},
 }

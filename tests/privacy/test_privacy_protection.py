@@ -89,7 +89,7 @@ def test_zero_update_leaves_as_noise() -> None:
 
 
 def test_negative_multiplier_is_refused() -> None:
-    with pytest.raises(PrivacyError, match="noise multiplier"):
+    with pytest.raises(PrivacyError, match="standard deviation"):
         protect_update(torch.ones(2), 1.0, -0.1, Noise())
 
 

@@ -156,9 +156,9 @@ def test_run_is_client_central_s_once_both_have_the_same_noise(
     drawn: list[np.ndarray] = []
     add = SharedNoise.add
 
-    def noted(self: SharedNoise, words: Any, source: Any, *, counts_within: bool) -> None:
+    def noted(self: SharedNoise, words: Any, source: Any) -> None:
         before = words.copy()
-        add(self, words, source, counts_within=counts_within)
+        add(self, words, source)
         drawn.append((words - before)[:-1].view(np.int64) * self.step)
 
     def same(arrays: dict[str, torch.Tensor], std: float, source: Any) -> dict[str, torch.Tensor]:

@@ -88,7 +88,8 @@ def test_maps_follow_from_the_kind_and_shape_of_the_data_alone() -> None:
         return ["choice" if isinstance(each, list) else each["name"] for each in found]
 
     assert names((30,), "float32") == ["inputs", "pairs"]
-    assert names((3000,), "float32") == ["random"]
+    assert names((3000,), "float32") == ["inputs"]
+    assert names((6000,), "float32") == ["random"]
     assert names((1, 28, 28)) == ["choice", "inputs"]
     assert names((3, 64, 64)) == ["pretrained", "choice", "random"]
     assert names((3, 64, 64), network=False) == ["choice", "random"]
