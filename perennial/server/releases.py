@@ -2,7 +2,8 @@
 
 A line is on the disk before the requests leave. The same question in the same round counts once: a site
 answers it with the bytes that it sent before (client/kept_reply.py). Any other question that follows a crash
-counts anew, since its first answers may have been seen. A site that refused released nothing, and is taken
+counts anew, since its first answers may have been seen, and so does one under a changed experiment or of
+another release of Perennial, which a site answers anew. A site that refused released nothing, and is taken
 off. This holds for sites that have what they kept: one that lost it answers anew, as its ledger says.
 """
 
@@ -15,29 +16,34 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainValidator
 
+import perennial
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.foundation.files import flush_folder
 from perennial.privacy.entries import Entry
+from perennial.protocol.stamp import VERSION
 
 UPDATE = "update"
+RELEASE = f"{perennial.__version__} protocol {VERSION}"
+_Question = tuple[str, str, tuple[Entry, ...]] | None
+"""What a site is asked, by which release; the entries name the experiment. None: always a new question."""
 
 
 class _Kept:
     """What a site has kept of its replies: those of the newest round in which it was asked."""
 
     def __init__(self) -> None:
-        self._round, self._asked = -1, dict[str, int]()
+        self._round, self._asked = -1, dict[_Question, int]()
 
-    def asked(self, number: int, same: str) -> bool:
+    def asked(self, number: int, same: _Question) -> bool:
         """Whether this question costs a release."""
         if number != self._round:
             self._round, self._asked = number, {}
-        if not same:
+        if same is None:
             return True
         self._asked[same] = self._asked.get(same, 0) + 1
         return self._asked[same] == 1
 
-    def refused(self, same: str) -> bool:
+    def refused(self, same: _Question) -> bool:
         """Whether a release of before may have left, although the latest question was refused."""
         times = self._asked.pop(same, 1)
         if times > 1:
@@ -80,10 +86,10 @@ class Releases:
         for line in self._lines():
             release = line.once, line.entries
             for site in line.asked:
-                new = kept.setdefault(site, _Kept()).asked(line.round, line.same)
+                new = kept.setdefault(site, _Kept()).asked(line.round, line.question)
                 times.setdefault(site, Counter())[release] += new
             for site in line.refused:
-                released = kept.setdefault(site, _Kept()).refused(line.same)
+                released = kept.setdefault(site, _Kept()).refused(line.question)
                 times.setdefault(site, Counter())[release] -= not released
         return {
             site: [
@@ -99,7 +105,7 @@ class Releases:
         times, run = 0, _Kept()
         for line in self._lines():
             if line.asked and any(entry.kind == UPDATE for entry in line.entries):
-                times += run.asked(line.round, line.same)
+                times += run.asked(line.round, line.question)
         return times > rounds
 
     def _lines(self) -> Iterator["_Line"]:
@@ -121,7 +127,7 @@ class Releases:
     ) -> None:
         if not (names := sorted(sites)):
             return
-        line = {"round": number, word: names, "once": once, "same": same}
+        line: dict[str, Any] = {"round": number, word: names, "once": once, "same": same, "by": RELEASE}
         line["entries"] = [entry.to_json() for entry in entries]
         try:
             data = self.path.read_bytes() if self.path.exists() else b""
@@ -153,4 +159,9 @@ class _Line(BaseModel):
     refused: list[str] = []
     once: str
     same: str
+    by: str = ""
     entries: Annotated[tuple[Entry, ...], PlainValidator(_entries)]
+
+    @property
+    def question(self) -> _Question:
+        return (self.same, self.by, self.entries) if self.same else None

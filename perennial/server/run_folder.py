@@ -116,7 +116,7 @@ def _require_same_experiment(
         reason = error.errors(include_url=False)[0]["msg"]
         raise StateError(f"{path}: the run began with settings that this release lacks: {reason}") from error
     found = _differences(began, experiment.model_dump(mode="json"), "")
-    changed = [key for key in found if not key.startswith(free)]
+    changed = [f"{key} {values}" for key, values in found.items() if not key.startswith(free)]
     if changed:
         raise StateError(
             f"{path}: the experiment differs from the one this run began with, in: {', '.join(changed)}; "
@@ -167,10 +167,16 @@ def _as_stored(inputs: Inputs) -> dict[str, Any]:
     return json.loads(json.dumps(inputs.to_json() | {"columns": columns}))
 
 
-def _differences(old: Any, new: Any, key: str) -> list[str]:
+def _differences(old: Any, new: Any, key: str) -> dict[str, str]:
+    """Return the keys with different values, and for each both values in words."""
     if not isinstance(old, dict) or not isinstance(new, dict):
-        return [] if old == new else [key]
-    found: list[str] = []
+        return {} if old == new else {key: f"(was {_as_yaml(old)}, is {_as_yaml(new)})"}
+    found: dict[str, str] = {}
     for name in sorted(old.keys() | new.keys()):
-        found += _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
+        found |= _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
     return found
+
+
+def _as_yaml(value: Any) -> str:
+    """As a person writes a value in an experiment, cut where it is long."""
+    return f"{json.dumps(value):.60}"

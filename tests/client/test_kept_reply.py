@@ -4,6 +4,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,6 @@ def test_the_run_counts_a_question_once_and_never_takes_off_what_may_have_left(t
     assert count(("asked", 1, "a"), ("refused", 1, "a"), ("asked", 1, "a")) == 1
     assert count(("asked", 1, "a"), ("asked", 1, "a"), ("refused", 1, "a")) == 1
     assert json.loads(Releases(tmp_path).path.read_text().splitlines()[0])["same"] == "a"
+    again, changed = Releases(tmp_path), [replace(entry[0], experiment="another")]
+    again.asked(1, ["linz"], changed, same="a")
+    assert len(again.charged()["linz"]) == 2, "under a changed experiment a site answers anew"

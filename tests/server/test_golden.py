@@ -1,11 +1,15 @@
 """What each release left on disks is opened by this one, and its messages keep their fields."""
 
 import json
+import re
 import zipfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
@@ -14,6 +18,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.record_book import RecordBook, as_ids
+from perennial.server.releases import Releases
 from perennial.server.run_record import read_events, read_run, read_summary
 from perennial.server.verification import verify
 from perennial.server.withdrawal import withdraw
@@ -30,24 +35,57 @@ def unpacked(release: Path, name: str, folder: Path) -> Path:
     return folder
 
 
+def as_stored(run: Path, name: str, folder: Path) -> Path:
+    """The experiment that a run's folder has, every key written out, with the data's path on this machine."""
+    own = yaml.safe_load(write_experiment(name, folder).read_text())
+    content = yaml.safe_load((run / "experiment.yaml").read_text())
+    content["data"]["path"] = own["data"]["path"]
+    path = folder / "stored.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def with_secure_noise(run: Path) -> None:
+    """Turn a run whose noise repeats into the usual one, at the same length so that its checkpoint loads."""
+    for path in (run / "experiment.yaml", *(run / "checkpoint").glob("*.safetensors")):
+        path.write_bytes(re.sub(rb"(noise_source\W+)seeded", rb"\1secure", path.read_bytes()))
+
+
+def resume(path: Path, runs: Path) -> dict[str, Any]:
+    return run_in_process(RunSettings(str(path), name="run", runs=str(runs), resume="yes"))
+
+
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 @pytest.mark.parametrize("name", [name for name, (*_, stopped) in STATES.items() if stopped])
 def test_a_run_that_an_earlier_release_began_is_finished_by_this_one(
     release: Path, name: str, tmp_path: Path
 ) -> None:
     run = unpacked(release, name, tmp_path / "run")
-    path = write_experiment(name, tmp_path)
+    with_secure_noise(run)
     before = [event for event in read_events(run) if event["event"] == "round"]
-    result = run_in_process(RunSettings(str(path), runs=str(tmp_path), resume="yes"))
+    result = resume(as_stored(run, name, tmp_path), tmp_path)
     assert result["rounds"] == 4
     after = [event for event in read_events(run) if event["event"] == "round"]
     # the third round was not in a checkpoint yet, and is asked again
     assert after[:2] == before[:2] and [event["round"] for event in after] == [1, 2, 3, 4]
     if name == "protected":
         assert read_summary(run).epsilon is not None
+        counted = Releases(run).charged()
         for site in (run / "sites").iterdir():
             charges = [entry.kind for entry in Ledger(site).entries()]
-            assert charges.count("update") == 4, "the reply that was kept is not charged again"
+            # this release asks another question in the third round: it is answered, and paid for, anew
+            assert charges.count("update") == 5
+            assert Counter(charges) == Counter(entry.kind for entry in counted[site.name])
+
+
+def test_a_run_that_this_release_would_go_on_with_otherwise_is_refused_by_the_key(tmp_path: Path) -> None:
+    run = unpacked(GOLDEN / "0.2.0", "replay", tmp_path / "run")
+    with pytest.raises(StateError, match=r"began with, in: bounds\.norm_multiple \(was 3\.0, is null\); "):
+        resume(write_experiment("replay", tmp_path), tmp_path)
+    run = unpacked(GOLDEN / "0.2.0", "protected", tmp_path / "again" / "run")
+    path = write_experiment("protected", tmp_path / "again")
+    with pytest.raises(StateError, match=r"privacy\.noise_source: found 'seeded', allowed 'secure' alone"):
+        resume(path, run.parent)
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
