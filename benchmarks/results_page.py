@@ -64,9 +64,9 @@ or on seeds of the tables that show them, and still stand:
 - FedPerC: which layers make the sparsity vector, on seeds other than its tables' (`sparsity_vectors.md`).
 - Noise on sums of CIFAR-100: 128 and 256 features were compared on test images, on seed 11.
 
-Runs of averaging, and of methods above it, were made with `bounds: {norm_multiple: 3}`, which was the default then and
-is off now; they are to be made again without it. Runs under a protection drew their noise from a seed; noise is
-drawn from the system now, with the same distribution.
+Runs of averaging, and of methods above it, were made with `bounds: {norm_multiple: 3}`, which was the
+default then and is off now; they are to be made again without it. Runs under a protection drew their noise
+from a seed; noise is drawn from the system now, with the same distribution.
 """
 
 PAPERS = """## What the five papers claim, and what we saw
