@@ -71,7 +71,7 @@ BAD: dict[str, dict[str, Any]] = {
     "a ring that freezes everything": {"strategy": {"name": "serial_ring", "freeze": 9, "relabel": "none"}},
     "more rounds than a Bayesian figure was planned for": {
         "privacy": BAYESIAN,
-        "tasks": {"count": 2, "rounds": 2},
+        "tasks": {"count": 2, "rounds": 51},
         **UNMEASURED,
     },
 }

@@ -13,7 +13,6 @@ from perennial.cli.main import app
 from perennial.config.experiment import Experiment
 from perennial.config.run import APP_ROOT
 from perennial.foundation.errors import ConfigError
-from perennial.strategies.factory import build_strategy
 
 CONTENT: dict[str, Any] = {
     "name": "merged",
@@ -124,8 +123,6 @@ def test_words_of_other_libraries_are_answered_with_ours(setting: str, words: st
         load_experiment(path, [setting])
 
 
-def test_a_network_may_be_given_by_its_name_and_fedprox_is_explained(tmp_path: Path) -> None:
+def test_a_network_may_be_given_by_its_name() -> None:
     named = Experiment.of(**CONTENT | {"model": "mlp"})
     assert named == Experiment.of(**CONTENT | {"model": {"name": "mlp"}})
-    with pytest.raises(ConfigError, match=r"found 'fedprox'.*use fedavg with learner\.correction"):
-        build_strategy("fedprox", {})

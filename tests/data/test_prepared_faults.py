@@ -189,7 +189,7 @@ TABLES: dict[str, tuple[Rows, str]] = {
     ),
     "two decimal signs": (
         column("wert", lambda i, r: f"{i},5"),
-        "'wert' is left out until you say what it is.*numbers with a comma",
+        "column 'wert' holds numbers with a comma such as '0,5'.*--decimal ,",
     ),
     # leaking
     "days": (

@@ -86,7 +86,7 @@ def test_the_page_s_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if "--against" in arguments:
             # two models of a few records: whether one is as good is not this page's matter
             judged = CliRunner().invoke(app, arguments)
-            assert judged.exit_code in (0, 1) and "Signed: " in Path("runs/skin/card.md").read_text()
+            assert judged.exit_code in (0, 1) and ", margins " in Path("runs/skin/card.md").read_text()
             continue
         told = call(*arguments, *quick)
         if arguments[0] == "predict" and "--output" not in arguments:
@@ -212,21 +212,23 @@ def read_table(path: Path, text: str, **block: object) -> Source:
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "column"),
+    ("header", "row", "column", "asked"),
     [
-        ("age,size,label", '{0}.5,"{0},5",{1}', "column 'size' holds numbers with a comma such as"),
-        ("age;size;label", "1.{0:03};{0},5;{1}", "column 'age' holds numbers with a point such as"),
+        ("age,size,label", '{0}.5,"{0},5",{1}', "column 'size' holds numbers with a comma such as", True),
+        ("age;size;label", "1.{0:03};{0},5;{1}", "column 'age' holds numbers with a point such as", False),
     ],
 )
 def test_a_column_with_another_decimal_sign_does_not_become_categories(
-    tmp_path: Path, header: str, row: str, column: str
+    tmp_path: Path, header: str, row: str, column: str, asked: bool
 ) -> None:
     text = "\n".join([header, *(row.format(index, "ab"[index % 2]) for index in range(40))])
     with pytest.raises(DataError, match=column):
         read_table(tmp_path / "t.csv", text)
     name = column.split("'")[1]
     assert read_table(tmp_path / "t.csv", text, column_kinds={name: "ignore"}).train.x.shape == (40, 2)
-    assert name in survey(tmp_path / "t.csv").ignored
+    found = survey(tmp_path / "t.csv")
+    assert [(each.key, each.value) for each in found.questions] == ([("decimal", ",")] if asked else [])
+    assert (name in found.ignored) != asked
 
 
 def test_people_who_are_nobody_are_not_one_patient(tmp_path: Path) -> None:

@@ -80,12 +80,12 @@ def test_each_side_is_told_every_authority_that_it_trusts(
     assert "last bundle" not in said("deploy", "rotate", *inside)
 
 
-def archive(path: Path, members: dict[str, bytes], link: bool = False) -> Path:
+def archive(path: Path, members: dict[str, bytes], link: str = "") -> Path:
     with tarfile.open(path, "w:gz") as tar:
         for name, data in sorted(members.items()):
             member = tarfile.TarInfo(name)
             member.size = len(data)
-            if link:
+            if name == link:
                 member.type, member.linkname, member.size = tarfile.SYMTYPE, "/etc/passwd", 0
             tar.addfile(member, io.BytesIO(data))
     return path
@@ -155,10 +155,13 @@ def test_a_bundle_writes_only_what_a_bundle_holds(
     }
 
 
-def test_a_bundle_with_a_link_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not packed as .*: a link"):
-        open_bundle(archive(tmp_path / "link.tar.gz", {"graz/ca.crt": b""}, link=True), tmp_path / "s")
-    assert not (tmp_path / "s").exists()
+def test_a_bundle_with_a_link_is_refused(operator: OperatorFolder, tmp_path: Path) -> None:
+    operator.add_site("graz", public_line(make_node_key()))
+    files, site = members(write_bundle(operator, "graz")), tmp_path / "s"
+    with pytest.raises(ConfigError, match=r"not packed as .* a link,"):
+        open_bundle(archive(tmp_path / "link.tar.gz", files, link="graz/GUIDE.md"), site)
+    assert not site.exists()
+    assert open_bundle(archive(tmp_path / "plain.tar.gz", files), site), "but for the link it opens"
 
 
 def test_a_newer_bundle_does_not_change_what_runs(operator: OperatorFolder, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_server_without_samples_values_sites_by_each_others_sums(
     )
     assert found["valuation"]["held_out"] == "sites" and found["valuation"]["utility"] == "squared error"
     liar = found["contribution"].pop("site-3")
-    assert liar["value"] < 0 and "skill" in liar["flag"] and len(liar["costs"]) == 3
+    assert liar["value"] < 0 and "labels mixed up" in liar["flag"] and len(liar["costs"]) == 3
     for entry in found["contribution"].values():
         assert entry["flag"] is None and entry["costs"] == ["site-3"]
         assert entry["value"] > 0 and entry["value_low"] < entry["value"] < entry["value_high"]
