@@ -43,9 +43,10 @@ class Ran:
 def settings_hash(experiment: Experiment, attack: str | None = None) -> str:
     """SHA-256 of what the experiment's file and changes say, and of the attack, without defaults.
 
-    So a setting that is new to the program does not make old results out of date.
+    So a setting that is new to the program does not make old results out of date, nor does an edit of a
+    plug-in's file; RESULTS_REVISION counts changes of what programs do.
     """
-    said = experiment.model_dump(mode="json", exclude_unset=True, exclude=ON_DISK)
+    said = experiment.model_dump(mode="json", exclude_unset=True, exclude={**ON_DISK, "plugins": True})
     if attack:
         said["attack"] = attack
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

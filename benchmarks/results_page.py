@@ -63,6 +63,10 @@ or on seeds of the tables that show them, and still stand:
 - Baselines of `rivals_digits`: the strength of each method, on one seed of the table.
 - FedPerC: which layers make the sparsity vector, on seeds other than its tables' (`sparsity_vectors.md`).
 - Noise on sums of CIFAR-100: 128 and 256 features were compared on test images, on seed 11.
+
+Runs of averaging, and of methods above it, were made with `bounds: {norm_multiple: 3}`, which was the
+default then and is off now; they are to be made again without it. Runs under a protection drew their noise
+from a seed; noise is drawn from the system now, with the same distribution.
 """
 
 PAPERS = """## What the five papers claim, and what we saw

@@ -83,7 +83,10 @@ def test_one_sample_moves_the_sum_by_at_most_the_clip_norm() -> None:
 @pytest.mark.parametrize(
     "scale", [1e37, float("inf"), float("nan")], ids=["overflows", "infinite", "no number"]
 )
-def test_a_sample_without_a_finite_gradient_counts_as_zero(scale: float) -> None:
+def test_a_sample_without_a_finite_gradient_counts_as_zero(
+    monkeypatch: pytest.MonkeyPatch, most: int, scale: float
+) -> None:
+    monkeypatch.setattr(sample_level, "MOST_AT_ONCE", most)
     (x, y), model = samples(6), network()
     with torch.no_grad():
         model[4].weight.mul_(1e3)  # pyright: ignore[reportOperatorIssue, reportCallIssue, reportArgumentType]

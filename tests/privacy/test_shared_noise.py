@@ -188,7 +188,7 @@ def test_run_is_client_central_s_once_both_have_the_same_noise(
         ({"secure": {"least": 3}}, "needs `secure` with a quorum"),
         ({"privacy": SMALL["privacy"] | {"accountant": "prv"}}, "allowed 'rdp'"),
         (
-            {"privacy": SMALL["privacy"] | {"adaptive_clipping": {"count_noise_multiplier": 1.0}}},
+            {"privacy": SMALL["privacy"] | {"adaptive_clipping": {"quantile": 0.5}}},
             "needs mode client_central",
         ),
         (

@@ -1,6 +1,7 @@
 """What a dishonest site can do under masks, where nobody sees its update, and what the sum still shows."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from flwr.app import Message
 
 from perennial.client import handlers
+from perennial.client.release import Typed
 from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal, StateError
+from perennial.privacy.released import Released
 from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Subject
-from perennial.protocol.messages import TrainReply, TrainRequest
+from perennial.protocol.messages import TrainRequest
 from tests.privacy.secure_sites import MaskedFederation, attempt_of, subject_of
 from tests.strategies.test_secure_runs import events, run, serve_with
 
@@ -25,10 +28,10 @@ Change = Any
 def with_liar(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     honest = handlers.update_words
 
-    def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
-        words = honest(site, request, reply)
+    def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) -> Released[Words]:
+        words = honest(site, request, typed)
         if site.name == "site-0":
-            change(words)
+            change(words.value)
         return words
 
     monkeypatch.setattr(handlers, "update_words", update_words)

@@ -13,8 +13,11 @@ from flwr.app import Message
 from perennial.client import time_limit
 from perennial.client.request_count import REPEATS
 from perennial.client.secure_state import SecureState
+from perennial.config.charges import update
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, StateError
+from perennial.privacy.released import Released
+from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import WireMessage
@@ -156,12 +159,12 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
     )
     together, sent = threading.Barrier(2, timeout=1), []
 
-    def words() -> np.ndarray[Any, Any]:
+    def words() -> Released[Words]:
         number = len(sent)
         sent.append(number)
         with suppress(threading.BrokenBarrierError):
             together.wait()  # both are here, unless the second has to wait for the first
-        return np.full(4, number, np.uint32)
+        return Released(np.full(4, number, np.uint64), update(site.experiment, request.run))
 
     answers: list[bytes] = []
 

@@ -9,7 +9,7 @@ import pytest
 from perennial.client.site import Site
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import StatisticsRequest
-from perennial.strategies.analytic import site as statistics
+from perennial.strategies.analytic.site import SumsSite
 from tests.strategies.test_analytic_runs import own_cache, run, sums_of
 
 __all__ = ["own_cache"]
@@ -21,7 +21,7 @@ FAILS = "site-1"
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Makes FAILS crash at each request for sums up to a round."""
-    honest = statistics.answer_statistics
+    honest = SumsSite.answers[StatisticsRequest]
 
     def until(last: int) -> None:
         def crashing(site: Site, request: StatisticsRequest) -> Any:
@@ -29,7 +29,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 raise RuntimeError("the site's process died")
             return honest(site, request)
 
-        monkeypatch.setattr(statistics, "answer_statistics", crashing)
+        answers = SumsSite.answers | {StatisticsRequest: crashing}
+        monkeypatch.setattr(SumsSite, "answers", answers)
 
     return until
 

@@ -128,7 +128,7 @@ def events(folder: Path, name: str = "secure") -> list[dict[str, Any]]:
             "absence": [{"site": "site-3", "first_round": 1, "last_round": 1}],
         },
     ],
-    ids=["fedavg", "uniform_mean", "32 bits", "fedprox", "class sums", "late site"],
+    ids=["fedavg", "uniform_mean", "fedprox", "class sums", "late site"],
 )
 def test_model_has_the_same_bits_with_masks_and_without(tmp_path: Path, changes: dict[str, Any]) -> None:
     masked = run(tmp_path / "on", **changes)
