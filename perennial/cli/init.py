@@ -111,8 +111,8 @@ def init_command(
 
 
 def _refuse(there: Sequence[Path]) -> None:
-    for path in there:
-        raise ConfigError(f"{path}: exists already, and is kept; give another --output FOLDER")
+    if there:
+        raise ConfigError(f"{there[0]}: exists already, and is kept; give another --output FOLDER")
 
 
 def _seen(found: Survey) -> list[str]:
@@ -122,19 +122,12 @@ def _seen(found: Survey) -> list[str]:
     lines = [f"{what}: " + ", ".join(f"{name} {count}" for name, count in [*found.samples.items()][:12])]
     if found.images and found.source == "folder":
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.modes.most_common())
-        lines.append(f"of the images looked at: {kinds}; {_sizes(found)}")
+        lines.append(f"of the images looked at: {kinds}; {found.sizes_in_words}")
     if found.columns:
         lines.append(f"{len(found.columns)} columns become features")
     if len(found.samples) == 1:
         lines.append("one class alone: a model of it tells nothing apart; add samples of another class")
     return [*lines, *found.notes, *(f"question: {each}" for each in found.questions)]
-
-
-def _sizes(found: Survey) -> str:
-    widths, heights = zip(*found.sizes, strict=True)
-    if len(set(found.sizes)) == 1:
-        return f"all {widths[0]} x {heights[0]} pixels"
-    return f"{min(widths)} x {min(heights)} to {max(widths)} x {max(heights)} pixels"
 
 
 def _experiment(found: Survey, *, closed_form: bool, epsilon: float | None = None) -> str:
@@ -252,11 +245,9 @@ def _partition(found: Survey) -> list[str]:
 
 
 def _image_keys(found: Survey) -> list[str]:
-    size = _image_size(found)
-    lines = []
+    size, lines = _image_size(found), list[str]()
     if found.source == "folder":
-        same = len(set(found.sizes)) == 1
-        as_it_is = same and size == init_private.median_size(found)
+        as_it_is = len(set(found.sizes)) == 1 and size == init_private.median_size(found)
         why = "as the files are" if as_it_is else "the files are larger; more pixels take longer"
         lines.append(f"  image_size: {_yaml(list(size))} # height, width: {why}")
         ratios = [width / height for width, height in found.sizes]
@@ -327,7 +318,8 @@ def _for_real_sites(found: Survey, private: bool) -> list[str]:
 
 
 def _tasks(found: Survey, closed_form: bool) -> list[str]:
-    rounds = 1 if closed_form else _rounds(found)
+    steps_of_a_round = 2 * math.ceil(0.72 * found.total / (len(found.sites) or SITES) / 32)
+    rounds = 1 if closed_form else max(5, min(40, round(STEPS / steps_of_a_round)))
     lines = []
     if len(found.samples) > FEW_CLASSES:
         lines.append(
@@ -337,12 +329,6 @@ def _tasks(found: Survey, closed_form: bool) -> list[str]:
         lines.append("# really new later join with: perennial run LONGER.yaml --resume RUN")
     why = "one exchange a task" if closed_form else f"about {STEPS} optimiser steps at a site of mean size"
     return [*lines, f"tasks: {{count: 1, rounds: {rounds}}} # {why}"]
-
-
-def _rounds(found: Survey) -> int:
-    sites = len(found.sites) or SITES
-    a_round = 2 * math.ceil(0.72 * found.total / sites / 32)
-    return max(5, min(40, round(STEPS / a_round)))
 
 
 def _closed_form(found: Survey) -> list[str]:

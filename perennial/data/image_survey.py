@@ -49,6 +49,14 @@ class Survey:
         """Number of samples."""
         return sum(self.samples.values())
 
+    @property
+    def sizes_in_words(self) -> str:
+        """The least and the largest size of the images."""
+        widths, heights = zip(*self.sizes, strict=True)
+        if len(set(self.sizes)) == 1:
+            return f"all {widths[0]} x {heights[0]} pixels"
+        return f"{min(widths)} x {min(heights)} to {max(widths)} x {max(heights)} pixels"
+
     def answered(self, question: Suspicion) -> "Survey":
         """This survey after a person answered yes to `question`: the key that it proposes is set."""
         key, value, options = question.key, question.value, dict(self.options)

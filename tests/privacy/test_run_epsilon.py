@@ -60,8 +60,6 @@ MEANS = {
 KINDS: dict[str, dict[str, Any]] = {
     "updates": {"privacy": LOCAL},
     "DP-SGD": {"privacy": SAMPLE},
-    "digests, Laplace": DIGESTS
-    | {"digests": {"per_digest": 4, "protection": "laplace", "epsilon": 8.0, "largest": 1.0}},
     "digests, Gauss, labels too": DIGESTS
     | {
         "digests": {

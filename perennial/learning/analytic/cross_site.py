@@ -19,8 +19,6 @@ from perennial.learning.analytic.solve import LinearHead, Sums, best_by_gcv, rid
 
 LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Shrinkages that cross-validation chooses among, from the sums without the site that is judged."""
-WIDEST = 1024
-"""Features that heads are solved on; sums of more are projected to the total's leading eigenvectors."""
 LEAST_KNOWN = 0.9
 """Share of a site's records that must be of classes that others have, for the others to judge it."""
 LEAST_RECORDS = 10
@@ -119,26 +117,6 @@ def guess_error(frequency: Tensor, sums: Sums, known: Tensor) -> float:
     every = float(sums.counts.sum())
     total = every * float(share.square().sum()) - 2 * float((share * records).sum()) + float(records.sum())
     return total / float(records.sum())
-
-
-def basis_of(total: Sums, widest: int = WIDEST) -> Tensor | None:
-    """(d, widest) leading eigenvectors of the matrix of products; None if d is at most `widest`."""
-    if len(total.gram) - 1 <= widest:
-        return None
-    return torch.linalg.eigh(total.gram[:-1, :-1])[1][:, -widest:]
-
-
-def turned(sums: Sums, basis: Tensor | None) -> Sums:
-    """The sums of features projected to a basis, with the constant unchanged; basis None: the same sums."""
-    if basis is None:
-        return sums
-    width = basis.shape[1]
-    gram = torch.empty(width + 1, width + 1, dtype=torch.float64)
-    gram[:-1, :-1] = basis.T @ sums.gram[:-1, :-1] @ basis
-    gram[:-1, -1] = gram[-1, :-1] = basis.T @ sums.gram[:-1, -1]
-    gram[-1, -1] = sums.gram[-1, -1]
-    rows = torch.cat([sums.sums[:, :-1] @ basis, sums.sums[:, -1:]], dim=1)
-    return Sums(gram, rows, sums.counts, sums.constant)
 
 
 def cross_site(sites: Mapping[str, Sums], judge: Judge = EVERYTHING) -> CrossSite:

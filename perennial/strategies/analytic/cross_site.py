@@ -4,20 +4,22 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from perennial.foundation.errors import DataError
 from perennial.learning.analytic.cross_site import (
     EVERYTHING,
     LEAST_RECORDS,
-    WIDEST,
     Judge,
-    basis_of,
     class_differences,
     cross_site,
-    turned,
 )
 from perennial.learning.analytic.solve import LinAlgError, Sums
 from perennial.strategies.analytic.kept import KeptSums
 
+WIDEST = 1024
+"""Features that heads are solved on; sums of more are projected to the total's leading eigenvectors."""
 DEAR = 1e11
 """Multiplications from which on the table is made once, at the end of a run, and not after every task."""
 
@@ -26,6 +28,26 @@ def work(sites: int, width: int) -> float:
     """Approximate number of multiplications that the table takes. width: features with the constant."""
     used = min(width, WIDEST)
     return sites * sites * used**3 / 3 + (10 * width**3 if width > WIDEST else 0)
+
+
+def basis_of(total: Sums, widest: int = WIDEST) -> Tensor | None:
+    """(d, widest) leading eigenvectors of the matrix of products; None if d is at most `widest`."""
+    if len(total.gram) - 1 <= widest:
+        return None
+    return torch.linalg.eigh(total.gram[:-1, :-1])[1][:, -widest:]
+
+
+def turned(sums: Sums, basis: Tensor | None) -> Sums:
+    """The sums of features projected to a basis, with the constant unchanged; basis None: the same sums."""
+    if basis is None:
+        return sums
+    width = basis.shape[1]
+    gram = torch.empty(width + 1, width + 1, dtype=torch.float64)
+    gram[:-1, :-1] = basis.T @ sums.gram[:-1, :-1] @ basis
+    gram[:-1, -1] = gram[-1, :-1] = basis.T @ sums.gram[:-1, -1]
+    gram[-1, -1] = sums.gram[-1, -1]
+    rows = torch.cat([sums.sums[:, :-1] @ basis, sums.sums[:, -1:]], dim=1)
+    return Sums(gram, rows, sums.counts, sums.constant)
 
 
 def sums_by_site(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Sums]:

@@ -91,12 +91,11 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
         about,
         lambda: _words(request, _typed_sums(site, request, backbone, classes)),
         # other runs may divide the same classes into other tasks
-        closes=[_of_class(request.features, site.process.registry.classes[label]) for label in classes],
+        closes=[
+            sha256(json.dumps([request.features, site.process.registry.classes[label]]).encode()).hexdigest()
+            for label in classes
+        ],
     )
-
-
-def _of_class(features: str, name: str) -> str:
-    return sha256(json.dumps([features, name]).encode()).hexdigest()
 
 
 def _words(request: StatisticsRequest, typed: Released[Tensors]) -> Released[Words]:
@@ -161,7 +160,7 @@ def _released(
             mechanism = mechanism.noted(f"{STATEMENT} {signed.sha256}")
         return Released(clear, mechanism, chosen=chosen)
     assert privacy.noise_multiplier is not None
-    state, name = site.state(request.run), _record(request.of_task)
+    state, name = site.state(request.run), f"statistics-{request.of_task}"
     multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
     moved = sensitivity(sums.sums.shape[1], privacy.blocks)
     mechanism = mechanism.within(moved)
@@ -185,12 +184,8 @@ def _sent_before(site: Site, request: StatisticsRequest) -> Paid[Tensors] | None
     """What left with noise when this was asked for before; None where nothing did."""
     if not site.experiment.privacy.enabled:
         return None
-    kept = site.state(request.run).get(_record(request.of_task), before=1)
+    kept = site.state(request.run).get(f"statistics-{request.of_task}", before=1)
     return None if kept is None else paid_before(Tensors(kept[0]))
-
-
-def _record(task: int) -> str:
-    return f"statistics-{task}"
 
 
 def summed(
@@ -326,8 +321,7 @@ def _right_answers(
     data = site.samples(chosen.rows)
     correct = torch.zeros(count, known, dtype=torch.int64)
     if len(data):
-        weight = heads["weight"].to(data.x.device)
-        bias = heads["bias"].to(data.x.device)
+        weight, bias = (heads[name].to(data.x.device) for name in ("weight", "bias"))
         for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
             for head in range(count):
                 hits = (features @ weight[head].T + bias[head]).argmax(dim=1) == labels
@@ -370,7 +364,7 @@ class SumsSite(SiteMethod):
     }
 
     def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
-        maps = _alternatives(plan)
+        maps = sum(map(len, plan.experiment.model.choices))  # compared before sums of the chosen are asked
         match kind:
             case "statistics" | "class_counts":
                 if kind == "class_counts" and not self._balanced:
@@ -383,7 +377,7 @@ class SumsSite(SiteMethod):
                 return 0
 
     def extra_questions(self, plan: PlannedRun) -> tuple[int, int]:
-        rounds, maps = plan.last_rounds[-1], _alternatives(plan)
+        rounds, maps = plan.last_rounds[-1], sum(map(len, plan.experiment.model.choices))
         asked = sum(self.extra_requests("compare_heads", number, plan) for number in range(1, rounds + 1))
         return asked, heads_compared(self.keys) * rounds + HEADS_OF_A_MAP * maps
 
@@ -404,8 +398,3 @@ class SumsSite(SiteMethod):
     @property
     def _balanced(self) -> bool:
         return (self.keys.get("head") or "gaussian") == "balanced_ridge"
-
-
-def _alternatives(plan: PlannedRun) -> int:
-    """Maps that are compared before the sums of the chosen ones are asked for."""
-    return sum(map(len, plan.experiment.model.choices))
