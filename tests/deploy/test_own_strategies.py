@@ -92,7 +92,7 @@ def approve(deployment: Own, said: str, fails: bool = False) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", OWN)
 def test_what_is_ones_own_gives_the_bits_of_one_process_at_real_sites(federation: Own, name: str) -> None:
     experiment = federation.folder / f"{name}.yaml"
