@@ -50,9 +50,13 @@ class Plan:
         """The site halves of the experiment's methods that may add requests to the usual ones."""
         return SiteMethods.planned(self.experiment).methods
 
-    @cached_property
+    @property
     def last_rounds(self) -> list[int]:
         """Number of each task's last round."""
+        return self._last_rounds
+
+    @cached_property
+    def _last_rounds(self) -> list[int]:
         rounds = self.registry.schedule.rounds
         return list(accumulate(self.experiment.lead_rounds(i) + r for i, r in enumerate(rounds, start=1)))
 

@@ -32,7 +32,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 _data_read: ContextVar[bool] = ContextVar("data_read", default=False)
 """Whether what the request in hand has computed since may follow from the data."""
-Typed = Public[Any] | Released[Any] | "Paid[Any]" | None
 TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
 """Errors that speak of settings, messages and rounds only."""
 _MARK = "_left_by_the_exit"
@@ -50,6 +49,9 @@ class Paid(Released[T]):
     def alike(self, value: U) -> "Paid[U]":
         """What was computed from this value alone, and not from the data again: it costs nothing more."""
         return Paid(value, _EXIT)
+
+
+Typed = Public[Any] | Released[Any] | Paid[Any] | None
 
 
 def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **typed: Typed) -> Reply:

@@ -118,7 +118,7 @@ def read_csv(
 def _of_frame(path: Path) -> CsvFile:
     """The first sheet of a workbook, or a Parquet file, with its cells as texts."""
     try:
-        import polars
+        import polars  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise DataError(
             f"{path}: a file of this kind needs perennial-fl[sheets]; or save it as CSV (in UTF-8) first"

@@ -208,7 +208,7 @@ def batch_size(samples: Tensor) -> int:
 
 def _keys(samples: Tensor) -> list[bytes]:
     # all rows of one buffer: nothing is copied for a hash
-    rows = memoryview(samples.cpu().contiguous().numpy().reshape(-1).view(np.uint8))
+    rows = samples.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
     size = rows.nbytes // len(samples)
     return [
         hashlib.blake2b(rows[start : start + size], digest_size=KEY).digest()

@@ -81,6 +81,7 @@ class Analytic(IncrementalStrategy):
         self.cross_site: dict[str, Any] = {}
         self.chosen: dict[int, float] = {}  # task -> shrinkage of its head
         self._facts: list[dict[str, str]] = []
+        self._parts: tuple[list[int], list[str]] = ([], [])
         self.withdrawn: dict[str, dict[str, Any]] = {}
         """Sites whose sums were taken back, and what was said of it; they are asked no more."""
         self.groups: dict[str, dict[str, Any]] = {}
@@ -131,7 +132,7 @@ class Analytic(IncrementalStrategy):
         """Through the maps that are chosen, or all where there is no choice."""
         seen = self.maps.seen
         self.form = sums_form(seen.width, self.run.experiment.privacy)
-        self.features, self._facts = seen.content, seen.facts_of_seen
+        self.features, self._facts, self._parts = seen.content, seen.facts_of_seen, seen.parts
         if isinstance(self.settings, AutomaticHead):
             self.settings = self.settings.over(*seen.parts, seen.of_rows, seen.fillers)
 
@@ -231,7 +232,7 @@ class Analytic(IncrementalStrategy):
         """
         if self._privacy.enabled or self.head == "balanced_ridge" or self._plain.total is None:
             return {}
-        widths, names = self.maps.seen.parts
+        widths, names = self._parts
         if "inputs" not in names:
             return {}
         start = sum(widths[: names.index("inputs")])
@@ -250,6 +251,8 @@ class Analytic(IncrementalStrategy):
         state["withdrawn"], state["groups"] = self.withdrawn, self.groups
         state |= self.maps.state()
         state["tried"] = self.settings.tried
+        # a run that is resumed after its last task begins none
+        state["seen"] = {"features": self.features, "facts": self._facts, "parts": list(self._parts)}
         state["chosen"] = {str(task): value for task, value in self.chosen.items()}
         return state
 
@@ -261,6 +264,9 @@ class Analytic(IncrementalStrategy):
         self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
         self.chosen = {int(task): float(value) for task, value in state["chosen"].items()}
         self.settings.tried[:] = state.get("tried", ())
+        if seen := state.get("seen"):
+            self.features, self._facts = seen["features"], seen["facts"]
+            self._parts = (seen["parts"][0], seen["parts"][1])
 
     # after the run: withdrawal and merging
 
