@@ -255,7 +255,7 @@ class TrainingTurn:
         if privacy.enabled:
             # steps follow the number of samples, except in mode sample, where they are public
             steps = (self.mechanism.entry.steps or 0) if privacy.mode == "sample" else 0
-            return typed | {"num_examples": Public(1), "steps": Public(steps)}
+            return {**typed, "num_examples": Public(1), "steps": Public(steps)}
         return typed | {
             "num_examples": released(len(self.indices)),
             "train_loss": released(result.loss),

@@ -29,7 +29,8 @@ def test_a_run_is_attacked_and_its_report_shows_it(
     experiment.write_text(yaml.safe_dump(SMALL))
     run_in_process(RunSettings(str(experiment), runs=str(tmp_path)))
     folder = tmp_path / "small"
-    attack_command(folder, victims=2, steps=60)
+    # the noise is the system's: a mean of two images passes the bound once in a hundred times
+    attack_command(folder, victims=6, steps=60)
     loss, ratio, inversion = json.loads((folder / "summary.json").read_text())["attacks"]
     assert loss["figures"].keys() == ratio["figures"].keys()
     assert 0.3 < loss["figures"]["auc"] < 0.9
