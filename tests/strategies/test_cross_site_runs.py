@@ -63,7 +63,7 @@ def test_a_boosted_liar_is_named_everywhere_and_withdrawn_to_the_bits_of_a_run_w
     assert "are labels mixed up?" in state.marks[liar], "its sums hold each class's records as another's"
     page = write_report(folder).read_text()
     assert f"{liar} is fitted by the others&#39; model" in page or f"{liar} is fitted by the others" in page
-    assert "Who gains from whom" in page and "How far a class differs" in page
+    assert "Who gains from whom" in page and "lies furthest from the others" in page
     withdraw(folder, liar)
     after = json.loads((folder / "summary.json").read_text())
     assert after["model_sha256"] == never["model_sha256"]
