@@ -137,7 +137,8 @@ def finish(
     else:
         path = runs / f"{run.name}.yaml"
         content = content_of(run, sizes, class_order(sizes, run.seed))
-        content["data"].get("path") and content["data"].update(path=_absolute(content["data"]["path"]))
+        if content["data"].get("path"):
+            content["data"]["path"] = _absolute(content["data"]["path"])
         path.write_text(yaml.safe_dump(content, sort_keys=False))
         command += [str(path), "--runs", str(runs), "--name", run.name]
     began = time.monotonic()
