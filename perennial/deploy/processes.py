@@ -72,7 +72,9 @@ def warm(
     own = str(Path(sys.executable).parent)
     environment = os.environ | {
         "FLWR_HOME": str(home),
+        # Flower would tell its makers of each start, and ask them whether there is a newer release
         "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": LOOK,
         SOCKET: str(socket),
         # the stand-in first, then this environment's own programs
