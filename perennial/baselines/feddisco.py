@@ -37,17 +37,19 @@ def discrepancies(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return divergence / divergence.sum() if divergence.sum() > 0 else divergence
 
 
-def disco_weights(
-    samples: Sequence[int], distances: NDArray[np.float64], a: float, b: float
-) -> NDArray[np.float64]:
-    """(K,) weights that sum to 1: max(0, n_k/n - a d_k + b), normalised; n_k/n where every term is 0."""
+A, B = 0.5, 0.1
+"""The authors' own, of their experiments."""
+
+
+def disco_weights(samples: Sequence[int], distances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(K,) weights that sum to 1: max(0, n_k/n - A d_k + B), normalised; n_k/n where every term is 0."""
     shares = np.asarray(samples, dtype=np.float64) / sum(samples)
-    raw = np.maximum(0.0, shares - a * distances + b)
+    raw = np.maximum(0.0, shares - A * distances + B)
     return raw / raw.sum() if raw.sum() > 0 else shares
 
 
 class FedDisco(FedAvg):
-    """theta + sum_k w_k update_k with disco_weights; a = b = 0 is FedAvg.
+    """theta + sum_k w_k update_k with disco_weights.
 
     Sites are asked how many samples of each class they train on, which no accountant covers: under privacy
     they refuse. Weights depend on who answers, so updates wait on the server's disk until the round is over.
@@ -57,13 +59,8 @@ class FedDisco(FedAvg):
     asks = ASKS["feddisco"]
     traits = Traits(requires="label counts from the sites")
 
-    def __init__(self, a: float = 0.5, b: float = 0.1, **flower: Any) -> None:
-        super().__init__(**flower)
-        if not a >= 0 or not b >= 0:
-            raise ValueError(f"a, b: found {a}, {b}; allowed 0 or more")
-        self.a, self.b = a, b
-        self.asked = False
-        """Whether sites were asked for label counts."""
+    asked = False
+    """Whether sites were asked for label counts."""
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         self.asked = True
@@ -107,12 +104,12 @@ class BalancedMean(Aggregator):
     def _weights(self, sites: Sequence[str]) -> NDArray[np.float64]:
         samples = [self._replies[site].num_examples for site in sites]
         if not self._counts:
-            return disco_weights(samples, np.zeros(len(sites)), 0.0, 0.0)
+            return np.array(samples, dtype=np.float64) / sum(samples)
         width = max(len(row) for row in self._counts.values())
         counts = np.array(
             [self._counts[site] + [0] * (width - len(self._counts[site])) for site in sites], dtype=np.int64
         )
-        return disco_weights(samples, discrepancies(counts), self._method.a, self._method.b)
+        return disco_weights(samples, discrepancies(counts))
 
 
 def checked_counts(value: Any, samples: int) -> list[int]:

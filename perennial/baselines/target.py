@@ -78,7 +78,7 @@ class TargetSite(SiteMethod):
             x.to(turn.device),
             logits.to(turn.device),
             float(self.keys.get("distillation", DISTILLATION)),
-            float(self.keys.get("temperature", TEMPERATURE)),
+            TEMPERATURE,
             turn.learner.batch_size,
         )
 
@@ -92,7 +92,7 @@ class Target(FedAvg):
     """FedAvg whose sites also distil the old model on made-up inputs.
 
     samples: how many inputs are made before each task after the first. steps: of the generator that makes
-    them. distillation, temperature: its weight and softness at the sites. Made-up inputs are
+    them. distillation: its weight at the sites. Made-up inputs are
     a function of a model that every site has seen; they travel to the sites in every round.
     """
 
@@ -103,14 +103,12 @@ class Target(FedAvg):
         samples: int = 256,
         steps: int = 200,
         distillation: float = DISTILLATION,
-        temperature: float = TEMPERATURE,
         **flower: Any,
     ) -> None:
         super().__init__(**flower)
-        if samples < 2 or steps < 1 or not distillation > 0 or not temperature > 0:
-            raise ValueError("allowed samples from 2, steps from 1, distillation and temperature above 0")
-        self.samples, self.steps = samples, steps
-        self.distillation, self.temperature = distillation, temperature
+        if samples < 2 or steps < 1 or not distillation > 0:
+            raise ValueError("allowed samples from 2, steps from 1, distillation above 0")
+        self.samples, self.steps, self.distillation = samples, steps, distillation
         self.made: dict[str, Tensor] = {}
         self._whole: Target | None = None
 
@@ -133,7 +131,7 @@ class Target(FedAvg):
             self.run.experiment.seed,
             task.task,
             self.steps,
-            self.temperature,
+            TEMPERATURE,
         )
         self.made = {"x": inputs, "logits": logits}
 

@@ -340,10 +340,8 @@ def _closed_form(found: Survey) -> list[str]:
         "# auto: the sites' validation samples choose among the patches, then among heads, shrinkages, and "
         "each map alone",
         "# or all together, by a few more messages; report.html says what was tried and by how much it won. "
-        "`criterion:",
-        "# plain` has the share of right answers choose, in place of the mean over classes. Under privacy: "
-        "head: gaussian, and",
-        "# maps written out, as features: [inputs].",
+        "Under",
+        "# privacy: head: gaussian, and maps written out, as features: [inputs].",
         "strategy: {name: analytic, head: auto}",
     ]
 

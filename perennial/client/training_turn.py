@@ -129,17 +129,11 @@ class TrainingTurn:
             adversary=adversary,
             start=arrays,
         )
-        opened.hold()
         return opened
-
-    def hold(self) -> None:
-        """Let the shared model keep fixed the tensors that this turn freezes, and no others."""
-        self.flat.hold(self.methods.frozen)
 
     def resume(self, vector: Tensor) -> None:
         """Load this turn's parameters, vector (P,), into the shared model again, after other turns."""
         self.flat.vector.copy_(vector)
-        self.hold()
 
     def taken(self) -> TrainReply:
         """Train this site alone and return its reply. No other turn may have been opened since this one."""
@@ -237,7 +231,6 @@ class TrainingTurn:
             self.neighbours.keep()
         privacy = site.experiment.privacy
         within = protected(site, request, self.mechanism, result)
-        flat.clear_held(result.update)
 
         update = flat.views(result.update)
         lends = site.experiment.digests is None or "digest" in site.identity.policy.answers

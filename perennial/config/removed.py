@@ -52,6 +52,7 @@ EXPERIMENT: dict[str, Removed] = {
         "The encoder is random and drawn from the seed (docs/methods/feddig.md).",
     ),
     "data.encoding": Removed(None, "Files are read as UTF-8, UTF-16 or Windows-1252; save others as UTF-8."),
+    "data.partition.balance": Removed(False, "A site that has its equal share may get more."),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
@@ -75,6 +76,24 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("clustered_personalisation", "batch_norm"): Removed("shared", "Name the layers in `personal`."),
     ("clustered_personalisation", "channel_choice"): Removed("seeded", "`channels` are drawn by the seed."),
     ("clustered_personalisation", "extractor"): Removed("global", "Vectors are of the global model."),
+    ("clustered_personalisation", "standardise"): Removed(False, "Vectors are compared as they are."),
+    **{
+        (name, key): Removed(value, "The value is that of the paper.")
+        for name in ("fedadam", "fedyogi", "fedadagrad")
+        for key, value in (("beta_1", 0.9), ("beta_2", 0.99), ("tau", 1e-3))
+    },
+    ("layer_attention", "order"): Removed(2.0, "Distances are L2 norms."),
+    ("layer_attention", "temperature"): Removed(1.0, "Use `scale: mean`."),
+    ("multi_factor", "max_weight"): Removed(0.5, "No site counts for more than half."),
+    ("serial_ring", "sizes"): Removed("variable", "Segments have drawn sizes."),
+    ("serial_ring", "least_segment"): Removed(None, "A segment has 32 samples, if the site has enough."),
+    ("serial_ring", "freeze"): Removed(0, "A frozen network is a map of `features`."),
+    ("serial_ring", "init_noise_layers"): Removed(0.5, "Half of the layers get noise."),
+    ("feddisco", "a"): Removed(0.5, "The value is that of the paper."),
+    ("feddisco", "b"): Removed(0.1, "The value is that of the paper."),
+    ("target", "temperature"): Removed(2.0, "The value is 2."),
+    ("contribution", "held_out"): Removed(None, "The server's samples judge, or else the other sites' sums."),
+    ("analytic", "criterion"): Removed("balanced", "Validation samples judge by the mean over classes."),
 }
 """(strategy, its key) -> what became of it, for a strategy alone and for one that is the base of another."""
 

@@ -176,8 +176,7 @@ def _equal_parts(totals: np.ndarray, holds: np.ndarray, task: int) -> np.ndarray
 def _dirichlet(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
     """p_c ~ Dirichlet(alpha) for each class, drawn anew until every site has min_samples of the task.
 
-    Hsu et al. 2019 (arXiv 1909.06335). balance: a site that already has its equal share gets no more
-    (Li et al. 2022, arXiv 2102.02079).
+    Hsu et al. 2019 (arXiv 1909.06335).
     """
     setting = f"data.partition: alpha {config.alpha:g} and min_samples {config.min_samples}"
     if totals.sum() < sites * config.min_samples:
@@ -188,24 +187,13 @@ def _dirichlet(config: PartitionConfig, totals: np.ndarray, sites: int, seed: in
     for attempt in range(MOST_TRIES):
         generator = stream(seed, "dirichlet", task, attempt)
         shares = generator.dirichlet(np.full(sites, config.alpha), size=len(totals))
-        counts = _capped(totals, shares) if config.balance else apportion(totals, shares)
+        counts = apportion(totals, shares)
         if counts.sum(axis=0).min() >= config.min_samples:
             return counts
     raise ConfigError(
         f"{setting}: none of {MOST_TRIES} draws gave each of {sites} sites that many of the {totals.sum()} "
         f"training samples of task {task}; raise alpha, or lower min_samples or the number of sites"
     )
-
-
-def _capped(totals: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    counts = np.zeros(shares.shape, dtype=np.int64)
-    for c, total in enumerate(totals):
-        room = counts.sum(axis=0) < totals.sum() / shares.shape[1]
-        allowed = np.where(room, shares[c], 0.0)
-        # With a tiny alpha all the mass can lie on sites that are full.
-        allowed = allowed if allowed.sum() > 0 else np.where(room, 1.0, 0.0) + (not room.any())
-        counts[c] = apportion(np.array([total]), allowed[None])[0]
-    return counts
 
 
 def _groups(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:

@@ -71,7 +71,6 @@ PartitionKind = Literal["iid", "dirichlet", "class_subset", "quantity", "natural
 _PARTITION_OF: dict[str, PartitionKind] = {
     "alpha": "dirichlet",
     "min_samples": "dirichlet",
-    "balance": "dirichlet",
     "classes_per_site": "class_subset",
     "ratios": "quantity",
     "groups": "groups",
@@ -89,7 +88,6 @@ class PartitionConfig(FiniteBlock):
     kind: PartitionKind = "iid"
     alpha: float | None = Field(default=None, gt=0)
     min_samples: int = Field(default=10, ge=0)
-    balance: bool = False
     classes_per_site: PositiveInt | Literal["disjoint"] | None = None
     ratios: tuple[float, ...] | None = None
     groups: PositiveInt | None = None

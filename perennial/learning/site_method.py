@@ -99,15 +99,14 @@ class SiteMethod:
     pull, shift: a half that changes every gradient by shift + pull * (parameters - received) sets them in
     `open`, and then works for sites that train in one pass too. shift: (T,).
     answers: what the half does for requests of kinds that are the method's own.
-    frozen: names of tensors that training leaves as they are. stays: of tensors that are no part of the
-    reply. alone: whether the site cannot train in one pass with others. batch_ids: further ids of the stream
-    that draws batches. claim: facts about the turn that a privacy claim depends on (learning/privacy_claim).
+    stays: names of tensors that are no part of the reply. alone: whether the site cannot train in one pass
+    with others. batch_ids: further ids of the stream that draws batches. claim: facts about the turn that a
+    privacy claim depends on (learning/privacy_claim).
     """
 
     answers: ClassVar[Answers] = {}
     pull: float = 0.0
     shift: Tensor | None = None
-    frozen: tuple[str, ...] = ()
     stays: tuple[str, ...] = ()
     alone: bool = False
     batch_ids: tuple[int, ...] = ()
@@ -271,10 +270,6 @@ class SiteMethods:
     def answer_to(self, kind: type) -> Callable[[Any, Any], Any] | None:
         """Return what answers a request of this kind; None: no half does."""
         return next((method.answers[kind] for method in self.methods if kind in method.answers), None)
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        return tuple(name for method in self.methods for name in method.frozen)
 
     @property
     def stays(self) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def train(
     if normalises_batches and len(data) == 1:
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
     device = flat.vector.device
-    before = flat.vector.clone() if start is None or correction is not None or flat.keeps_parts else None
+    before = flat.vector.clone() if start is None or correction is not None else None
     objective = Objective(
         config.at(progress), model, data, teacher, augmentation.active, first_class, extra, terms
     )
@@ -93,8 +93,6 @@ def train(
         if correction is not None and before is not None:
             correction.apply(flat.gradient, flat.trainable, before[: len(flat.trainable)])
         optimizer.step()
-        if before is not None:
-            flat.keep_held(before)
         flat.gradient.zero_()
         size = rows.shape[0]
         epoch_loss.add_(loss.detach(), alpha=size)

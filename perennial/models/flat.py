@@ -3,8 +3,7 @@
 P: elements of all travelling tensors. T: elements of those that are trained, T <= P.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -45,7 +44,6 @@ class FlatParameters:
         check_state(self.shapes, tensors)
         self._sizes = [tensor.numel() for tensor in tensors.values()]
         self._last = {key for key, shape in self.shapes.items() if channels_last and len(shape) == 4}
-        self._starts = dict(zip(self.keys, accumulate(self._sizes, initial=0), strict=False))
         self.vector = torch.cat([self._row(key, tensor) for key, tensor in tensors.items()])
         self._model = model
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -58,7 +56,6 @@ class FlatParameters:
             homes[name].data = view
         self._homes = [(name, attrgetter(name), view.storage_offset()) for name, view in views.items()]
         self._parameters = parameters
-        self._held: tuple[slice, ...] = ()
         self.stacks: dict[int, Any] = {}
         """By number of sites: this model for several of them, as models/stacked.py makes it."""
 
@@ -144,34 +141,6 @@ class FlatParameters:
             self.vector.copy_(torch.cat(parts))
         else:
             torch.cat(parts, out=self.vector)
-
-    @property
-    def keeps_parts(self) -> bool:
-        """Whether hold() has named tensors that steps must not change."""
-        return bool(self._held)
-
-    def hold(self, keys: Iterable[str]) -> None:
-        """Name the tensors that keep_held restores; earlier names are forgotten.
-
-        Raises StateError naming a tensor that the model does not have.
-        """
-        held = []
-        for key in keys:
-            if key not in self._starts:
-                raise StateError(f"tensor {key!r} is to be held, but the model has no such tensor")
-            start = self._starts[key]
-            held.append(slice(start, start + self.shapes[key].numel()))
-        self._held = tuple(held)
-
-    def keep_held(self, before: Tensor) -> None:
-        """Set the held tensors back to their values in before (P,). Call it after each step."""
-        for held in self._held:
-            self.vector[held].copy_(before[held])
-
-    def clear_held(self, update: Tensor) -> None:
-        """Set the entries of update (P,) that belong to held tensors to exactly 0."""
-        for held in self._held:
-            update[held].zero_()
 
     def _rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The named tensors, checked, each as one row on this model's device, in the vector's order."""

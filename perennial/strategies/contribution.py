@@ -65,8 +65,7 @@ class Contribution(Wrapper):
 
     estimator: "online" takes each sweep of a ring as one permutation of the sites; "reconstruct" builds
     models from the sites' updates; "solve" solves for each coalition of a closed form (valuation/solved.py).
-    held_out: with "solve": "server" for its samples, "sites" for the other sites' sums; None: the server's
-    where it has any.
+    With "solve" the server's samples judge, or the other sites' sums where it has none.
     utility: the worth of an answer: the probability of the true class, or 1 if it is right. None:
     probability, or accuracy if the sites measure or the model is a closed form.
     samples: number of held-out samples, as many of each class as of the others.
@@ -82,7 +81,6 @@ class Contribution(Wrapper):
         utility: Utility | None = None,
         samples: int = 200,
         every: int = 1,
-        held_out: Literal["server", "sites"] | None = None,
     ) -> None:
         super().__init__(base)
         self.ring, self.closed_form = base.find(SerialRing), base.find(Analytic)
@@ -104,16 +102,13 @@ class Contribution(Wrapper):
         for name, found in {"samples": samples, "every": every}.items():
             if found < 1:
                 raise ValueError(f"{name}: found {found}, allowed 1 and more")
-        if held_out is not None and estimator != "solve":
-            raise ValueError(
-                f"held_out: found {held_out!r} with estimator {estimator!r}; allowed with 'solve'"
-            )
         self.estimator, self.samples = estimator, samples
         self._asked_utility = utility
         self.utility: Utility = utility or "probability"
         self.sampling = Sampling(cheap=estimator == "solve")
         self.every = every
-        self.held_out = held_out
+        self.held_out: Literal["server", "sites"] | None = None
+        """With "solve": whose samples or sums judge; known when a run begins."""
         self._nulls = NullUpdates()
         self._rollback = Rollback()
         self._site_judge: SiteJudge | None = None
@@ -131,9 +126,7 @@ class Contribution(Wrapper):
     def attach(self, run: RunContext) -> None:
         """Begin a run. Raises ConfigError if nobody may measure models, or an exact game is too large."""
         if self.estimator == "solve":
-            self.held_out = self.held_out or ("sites" if run.judge is None else "server")
-            if self.held_out == "server" and run.judge is None:
-                raise ConfigError("strategy.held_out: found 'server', which has no samples; allowed 'sites'")
+            self.held_out = "sites" if run.judge is None else "server"
         elif run.judge is None:
             if self._asked_utility is None:
                 self.utility = "accuracy"

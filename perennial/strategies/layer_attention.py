@@ -1,7 +1,7 @@
 """Layer attention: in every layer a site counts by how far it moved from the server's model.
 
 Hu et al. 2022 (Appl. Sci. 12(19):10025), equations 7 to 11, after FedAtt (Ji et al. 2019, arXiv 1812.07108).
-With d_k = ||update_k of the layer||_p and weights att = softmax_k(sign * d_k / temperature) the layer becomes
+With d_k = ||update_k of the layer||_2 and weights att = softmax_k(sign * d_k) the layer becomes
 theta + alpha * sum_k att_k update_k. As printed (sign 1) the site that moved most counts most, so that one
 diverged or poisoned site takes over; sign -1 trusts the near instead. See docs/methods/incre_fl.md.
 """
@@ -34,30 +34,24 @@ T = TypeVar("T")
 class LayerAttention(IncrementalStrategy):
     """One pass in flat memory for the literal rule; two, with updates on disk, where a mean comes first.
 
-    alpha: step towards the weighted mean, 0 to 2. sign: 1 favours the far, -1 the near. order: p of the norm.
-    temperature: distances are divided by it. scale: "mean" divides each layer's distances by their mean over
-    the sites first, because a norm grows with the square root of the tensor's size. head_query: distances of
-    the head from the server's own grown head, or as printed from the sites' mean.
+    alpha: step towards the weighted mean, 0 to 2. sign: 1 favours the far, -1 the near.
+    scale: "mean" divides each layer's distances by their mean over the sites first, because a norm grows with
+    the square root of the tensor's size. head_query: distances of the head from the server's own grown head,
+    or as printed from the sites' mean.
     """
 
     def __init__(
         self,
         alpha: float = 1.0,
         sign: Literal[1, -1] = 1,
-        order: float = 2.0,
-        temperature: float = 1.0,
         scale: Literal["none", "mean"] = "none",
         head_query: Literal["grown", "client_mean"] = "grown",
         **flower: Any,
     ) -> None:
         if not 0 <= alpha <= 2:
             raise ValueError(f"alpha: found {alpha}, allowed 0 to 2")
-        if not order >= 1:
-            raise ValueError(f"order: found {order}, allowed 1 or more")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature: found {temperature}, allowed a finite number above 0")
         super().__init__(**flower)
-        self.alpha, self.sign, self.order, self.temperature = alpha, sign, order, temperature
+        self.alpha, self.sign = alpha, sign
         self.scale, self.head_query = scale, head_query
         self._rounds = 0
         self._totals: dict[str, dict[str, float]] = {}
@@ -151,8 +145,7 @@ class AttendedLayers(Aggregator):
 
     def add(self, reply: Admitted) -> None:
         site = reply.site
-        order = self._method.order
-        distances = of_each(self._groups, lambda layer: _norm(reply.update, self._layers[layer], order))
+        distances = of_each(self._groups, lambda layer: _norm(reply.update, self._layers[layer]))
         far = [layer for layer, distance in distances.items() if not math.isfinite(distance)]
         if far:
             raise Rejected(f"layer {far[0]!r}: its distance from the server's model is not finite")
@@ -165,7 +158,7 @@ class AttendedLayers(Aggregator):
 
         def add(layer: str) -> None:
             if layer not in self._late:
-                score = self._score(distances[layer])
+                score = self._method.sign * distances[layer]
                 self._sums[layer].add(site, reply.update, score, reply.norm)
 
         of_each(self._groups, add)
@@ -197,9 +190,6 @@ class AttendedLayers(Aggregator):
         """Bytes of the accumulators."""
         return sum(total.nbytes for total in self._sums.values())
 
-    def _score(self, distance: float) -> float:
-        return self._method.sign * distance / self._method.temperature
-
     def _second_pass(self) -> Arrays:
         """Fold the layers whose weights need a mean over all sites first; returns the mean head update."""
         means: dict[str, Tensor] = {}
@@ -211,7 +201,7 @@ class AttendedLayers(Aggregator):
                 for layer in self._from_mean:
                     like = self._layers[layer]
                     difference = {name: update[name].double() - means[name] for name in like}
-                    self._distances[layer][site] = _norm(difference, like, self._method.order)
+                    self._distances[layer][site] = _norm(difference, like)
         for layer in self._late if self._method.scale == "mean" else ():
             row = self._distances[layer]
             mean = math.fsum(row.values()) / len(row)
@@ -220,7 +210,7 @@ class AttendedLayers(Aggregator):
 
             def add(layer: str, site: str = site, update: Arrays = update) -> None:
                 if layer in self._late:
-                    score = self._score(self._distances[layer][site])
+                    score = self._method.sign * self._distances[layer][site]
                     self._sums[layer].add(site, update, score, self._norms[site])
 
             of_each(self._groups, add)
@@ -263,10 +253,10 @@ def dominance(weights: dict[str, dict[str, float]]) -> list[str]:
     return sentences
 
 
-def _norm(update: Arrays, like: Arrays, order: float) -> float:
-    """p-norm of the flattened layer."""
-    norms = [torch.linalg.vector_norm(update[name], order) for name in like]
-    return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), order))
+def _norm(update: Arrays, like: Arrays) -> float:
+    """L2 norm of the flattened layer."""
+    norms = [torch.linalg.vector_norm(update[name]) for name in like]
+    return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))
 
 
 BAND_BITS = 8

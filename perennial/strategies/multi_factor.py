@@ -29,6 +29,8 @@ from perennial.strategies.sums.exact_sum import ExactSum
 
 LEAST = 1e-3
 """No value of a factor counts below this, so that a share never magnifies the grid of the exact sum much."""
+MAX_WEIGHT = 0.5
+"""Cap on a site's weight in rounds of three sites or more, because all factors are the sites' own words."""
 KAPPA = 0.5
 """Recency is exp(-KAPPA * rounds late)."""
 LOSS_FLOOR = 1e-3
@@ -46,8 +48,6 @@ class MultiFactor(IncrementalStrategy):
     staleness: rounds by which a reply may be late and still
     count. timeliness: "coverage" weighs the share of seen classes that a site holds in the place of recency.
     quality: accuracy on samples held out from training, or "train" as the paper's abstract has it.
-    max_weight: cap on one site's weight in rounds of three sites or more, because all factors are the sites'
-    own words.
 
     Aggregates as replies come, in one accumulator for each factor. The few updates that may yet be capped are
     kept beside them.
@@ -63,7 +63,6 @@ class MultiFactor(IncrementalStrategy):
         delta: float = 0.0,
         timeliness: Literal["recency", "coverage"] = "recency",
         quality: Literal["held_out", "train"] = "held_out",
-        max_weight: float = 0.5,
         staleness: int = 2,
         **flower: Any,
     ) -> None:
@@ -74,14 +73,9 @@ class MultiFactor(IncrementalStrategy):
                 f"alpha, beta, gamma, delta: found {alpha}, {beta}, {gamma}, {delta}; "
                 "allowed: finite numbers, none negative and not all 0"
             )
-        for name, value, allowed in (
-            ("max_weight", max_weight, 0 < max_weight <= 1),
-            ("staleness", staleness, staleness >= 0),
-        ):
-            if not allowed:
-                raise ValueError(f"{name}: found {value}, which is out of range")
+        if staleness < 0:
+            raise ValueError(f"staleness: found {staleness}, allowed 0 and more")
         self.coefficients = {name: value for name, value in given.items() if value}
-        self.max_weight = max_weight
         self.timeliness, self.quality = timeliness, quality
         measured = ", ".join(sorted(self.measurements)).replace("_", " ")
         requires = f"{measured}, measured at the sites" if measured else ""
@@ -116,7 +110,7 @@ class WeightedFactors(Aggregator):
         self._values: dict[str, Values] = {}
         self._reported = {name: ExactSum(ctx.reference, self._grid(name)) for name in method.coefficients}
         self._unreported: dict[str, ExactSum] = {}
-        self._largest = LargestWeights(int(1 / method.max_weight + 1e-9))
+        self._largest = LargestWeights(int(1 / MAX_WEIGHT + 1e-9))
 
     def add(self, reply: Admitted) -> None:
         """Add one reply. Raises Rejected when a figure is not finite or out of its range."""
@@ -134,7 +128,7 @@ class WeightedFactors(Aggregator):
         sites, coefficients = sorted(self._values), self._method.coefficients
         shares = {name: share([self._values[site][name] for site in sites]) for name in coefficients}
         raw = [mixed(coefficients, shares, self._values[site]) for site in sites]
-        filled = water_fill(raw, self._method.max_weight)
+        filled = water_fill(raw, MAX_WEIGHT)
         whole = math.fsum(coefficients.values())
         terms: list[tuple[float, Mapping[str, Tensor]]] = []
         for name, coefficient in coefficients.items():

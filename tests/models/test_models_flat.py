@@ -120,23 +120,3 @@ def test_a_model_that_left_its_vector_is_noticed(change):
     change(model)
     with pytest.raises(StateError, match="no longer lives in this vector"):
         flat.load(flat.views(flat.vector.clone()))
-
-
-def test_held_tensors_come_back_to_the_byte_and_others_do_not() -> None:
-    model = build_model(ModelConfig.model_validate({"name": "mlp", "hidden": [4]}), (3,), 2, seed=1)
-    flat = FlatParameters(model)
-    before = flat.vector.clone()
-    flat.hold(["head.weight"])
-    flat.vector.add_(1.0)
-    flat.keep_held(before)
-    views, old = flat.views(flat.vector), flat.views(before)
-    assert [name for name in flat.keys if torch.equal(views[name], old[name])] == ["head.weight"]
-    update = torch.ones_like(before)
-    flat.clear_held(update)
-    assert [name for name, part in flat.views(update).items() if not part.any()] == ["head.weight"]
-    flat.hold(())
-    flat.vector.add_(1.0)
-    flat.keep_held(before)
-    assert not any(torch.equal(flat.views(flat.vector)[name], old[name]) for name in flat.keys)
-    with pytest.raises(StateError, match=r"'head\.wait' is to be held"):
-        flat.hold(["head.wait"])

@@ -124,7 +124,7 @@ def segments(hospital: Hospital) -> Outcome:
     keys = hospital.experiment.strategy.parameters
     found = []
     for sweep in range(1, keys["segments"] + 1):
-        turn = {"sweep": sweep, "segments": keys["segments"], "least": keys["least_segment"]}
+        turn = {"sweep": sweep, "segments": keys["segments"]}
         request = TrainRequest(
             **hospital.stamp(), arrays=Tensors(arrays), settings=json.dumps({"turn": turn})
         )
@@ -243,7 +243,7 @@ def replace_settings(hospital: Hospital, changed: str) -> Outcome:
     return imprint(Other())
 
 
-RING = {"name": "serial_ring", "segments": 29, "least_segment": 1, "relabel": "none"}
+RING = {"name": "serial_ring", "segments": 29, "relabel": "none"}
 OF_THE_RING = BASE["data"] | {"samples_limit": 100}
 ONE_TASK = {"tasks": {"count": 1, "rounds": 2}}
 ATTACKS = {

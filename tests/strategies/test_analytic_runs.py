@@ -167,7 +167,7 @@ def test_the_saved_model_is_an_ordinary_one(tmp_path: Path, central: dict[str, A
     "strategy",
     [
         {"head": "gaussian", "shrinkage": "validation"},
-        {"head": "ridge", "shrinkage": "validation", "criterion": "plain"},
+        {"head": "ridge", "shrinkage": "validation"},
         {"head": "ridge", "shrinkage": "gcv", "standardise": False},
         {"head": "balanced_ridge", "shrinkage": "gcv"},
         {"head": "gaussian", "prior": 0.5},

@@ -16,8 +16,8 @@ APART = {"a": (0.0, 0.0), "b": (0.1, 0.0), "c": (0.8, 0.8), "d": (0.9, 0.8)}
 class Answering:
     """A grouping whose sites answer with the vectors that a test sets. asked: sites, one list a time."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, standardise: bool = False) -> None:
-        self.grouping = Grouping("sparsity", 2, None, SETTINGS, standardise)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.grouping = Grouping("sparsity", 2, None, SETTINGS)
         self.asked: list[list[str]] = []
         monkeypatch.setattr(self.grouping, "_ask", self._answer)
 

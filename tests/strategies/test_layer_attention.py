@@ -169,7 +169,7 @@ def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:
 
 
 def test_an_update_of_no_finite_or_no_possible_size_is_rejected_before_any_sum() -> None:
-    strategy = LayerAttention(order=1.0)
+    strategy = LayerAttention()
     round_ = begun(strategy, {"a": torch.zeros(4)})
     with pytest.raises(Rejected, match="layer 'a': its distance"):
         round_.add(reply("site-0", {"a": torch.full((4,), 3e38)}))

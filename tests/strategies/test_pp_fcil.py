@@ -217,16 +217,17 @@ def test_workers_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
         if event["event"] == "round" and event["round"] == 3:
             raise KeyboardInterrupt
 
-    # a cap that holds in every round, so that kept updates are part of the sum
+    # a site that is capped in every round, so that kept updates are part of the sum
+    uneven = {"kind": "quantity", "ratios": [0.8, 0.1, 0.1]}
     experiment = write(
         tmp_path,
+        data=SMALL["data"] | {"partition": uneven},
         strategy={
             "name": "multi_factor",
             "alpha": 0.7,
             "beta": 0.1,
             "gamma": 0.1,
             "delta": 0.1,
-            "max_weight": 0.34,
         },
     )
     whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))

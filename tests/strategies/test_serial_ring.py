@@ -11,9 +11,9 @@ from perennial.config.bounds import BoundsConfig
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.round.gate import RunningBounds
-from perennial.strategies.round.request import RoundRequest, TaskStart
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.serial_ring import hop_log as ring_log
-from perennial.strategies.serial_ring.method import SerialRing, frozen_names, layer_names, perturbed
+from perennial.strategies.serial_ring.method import SerialRing, layer_names, perturbed
 from tests.strategies.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
 
 
@@ -91,19 +91,6 @@ def test_when_all_fail_there_is_no_new_model() -> None:
     assert [site for site, _ in outcome.refused] == ["a", "b"]
 
 
-def test_frozen_tensors_keep_their_bytes_and_a_site_that_changes_them_is_dropped() -> None:
-    def honest(request: TrainRequest) -> dict[str, torch.Tensor]:
-        return {"first.weight": torch.zeros(2), "head.weight": torch.ones(1, 1)}
-
-    grid = ScriptedGrid({"a": honest, "b": adds(1)})
-    outcome = ring(freeze=1).train_round(grid, request(grid))
-    assert outcome.arrays is not None
-    assert outcome.arrays["first.weight"].numpy().tobytes() == START["first.weight"].numpy().tobytes()
-    assert float(outcome.arrays["head.weight"]) == 3
-    assert [site for site, _ in outcome.dropped] == ["b"]
-    assert "'first.weight' is frozen" in outcome.dropped[0][1]
-
-
 class Stopped(BaseException):
     """The server is killed."""
 
@@ -111,7 +98,7 @@ class Stopped(BaseException):
 def test_a_stopped_server_goes_on_at_the_next_hop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_log, "SAVE_EVERY", 0.0)
     answers = {"a": doubles_and_adds(1), "b": doubles_and_adds(10), "c": doubles_and_adds(100)}
-    settings = {"segments": 2, "reshuffle": "sweep", "init_noise_std": 0.1, "init_noise_layers": 1.0}
+    settings = {"segments": 2, "reshuffle": "sweep", "init_noise_std": 0.1}
     whole = ScriptedGrid(answers)
     expected = ring(tmp_path / "whole", **settings).train_round(whole, request(whole))
 
@@ -147,18 +134,13 @@ def stop_second(answer: Any, stop: Any) -> Any:
 def test_initial_noise_changes_the_drawn_layers_only() -> None:
     arrays = {f"layer{k}.{part}": torch.zeros(3) for k in range(6) for part in ("weight", "bias")}
     assert layer_names(arrays) == tuple(f"layer{k}" for k in range(6))
-    assert frozen_names(arrays, 1) == ("layer0.weight", "layer0.bias")
-    noisy = perturbed(arrays, 0.1, 0.5, seed=1)
+    noisy = perturbed(arrays, 0.1, seed=1)
     changed = {name.split(".")[0] for name in arrays if not torch.equal(noisy[name], arrays[name])}
     assert len(changed) == 3
     assert all(noisy[f"{layer}.{part}"].all() for layer in changed for part in ("weight", "bias"))
-    same = perturbed(arrays, 0.1, 0.0, seed=1)
-    assert all(torch.equal(same[name], arrays[name]) for name in arrays)
 
 
-def test_freezing_everything_and_uncounted_releases_are_refused() -> None:
-    with pytest.raises(ConfigError, match="freeze: found 2, allowed 0 to 1"):
-        ring(freeze=2).begin_task(TaskStart(1, 2, range(2), START, ("a",)))
+def test_uncounted_releases_are_refused() -> None:
     private = {
         "privacy": {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5},
         "evaluation": {"federated": False},

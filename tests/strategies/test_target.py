@@ -68,7 +68,7 @@ def opened(method: dict[str, torch.Tensor] | None) -> MadeInputs | None:
         input_shape=(2,),
         device=torch.device("cpu"),
     )
-    half = TargetSite({"distillation": 2.0, "temperature": 2.0})
+    half = TargetSite({"distillation": 2.0})
     half.open(cast(LocalTurn, turn))
     return half.make_extra()
 

@@ -143,7 +143,7 @@ class AutomaticHead(HeadSettings):
             (error, -value, value) for error, value in zip(errors, FINE_LAMBDAS, strict=True)
         )
         counts = sums.counts[sums.counts > 0]
-        rare = self.criterion == "balanced" and float(counts.min()) < SELDOM * float(counts.mean())
+        rare = float(counts.min()) < SELDOM * float(counts.mean())
         kind = "ridge, classes alike" if rare else "ridge"
         return error, self.candidates.index(Candidate(maps, kind, best))
 
@@ -245,11 +245,8 @@ class AutomaticHead(HeadSettings):
         return number
 
     def _judged(self, correct: Tensor, total: Tensor) -> tuple[float, float]:
-        """(the criterion, its standard error) of one head on the validation samples."""
+        """(mean share of right answers over classes, its standard error) of one head."""
         judged = total > 0
-        if self.criterion != "balanced":
-            share = float(correct.sum() / total.sum())
-            return share, math.sqrt(share * (1 - share) / float(total.sum()))
         # one sample more of either kind, so that a class of few is not taken for certain
         kept = (correct[judged] + 1) / (total[judged] + 2)
         error = float((kept * (1 - kept) / total[judged]).sum().sqrt() / int(judged.sum()))

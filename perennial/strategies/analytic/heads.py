@@ -14,21 +14,19 @@ from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, best_b
 from perennial.strategies.analytic.statistics_round import StatisticsRound
 
 Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
-Criterion = Literal["balanced", "plain"]
 
 
 @dataclass(frozen=True)
 class HeadSettings:
     """The settings of a head in closed form.
 
-    head, shrinkage, criterion, prior, standardise: as Analytic has them.
+    head, shrinkage, prior, standardise: as Analytic has them.
     shrinkages: ascending.
     """
 
     head: HeadName
     shrinkage: float | str
     shrinkages: tuple[float, ...]
-    criterion: Criterion
     prior: float
     standardise: bool
     given: float | str | None = None
@@ -43,7 +41,6 @@ class HeadSettings:
         head: HeadName,
         shrinkage: Shrinkage | None,
         shrinkages: tuple[float, ...] | None,
-        criterion: Criterion,
         prior: float,
         standardise: bool,
     ) -> Self:
@@ -62,7 +59,7 @@ class HeadSettings:
             raise ValueError(f"prior: found {prior}, allowed 0 to 1")
         tried = shrinkages or (GAMMAS if head == "gaussian" else LAMBDAS)
         chosen = shrinkage_of({"head": head, "shrinkage": shrinkage})
-        return cls(head, chosen, tuple(sorted(tried)), criterion, prior, standardise, shrinkage)
+        return cls(head, chosen, tuple(sorted(tried)), prior, standardise, shrinkage)
 
     def asks_again(self, shrinkage: float | None) -> bool:
         """Whether samples of all sites choose or weigh the head, so that a withdrawal asks the others again.
@@ -137,7 +134,6 @@ class HeadSettings:
             )
         judged = total > 0
         shares = correct[:, judged] / total[judged]
-        plain = correct.sum(dim=1) / total.sum()
-        values = (shares.mean(dim=1) if self.criterion == "balanced" else plain).tolist()
+        values = shares.mean(dim=1).tolist()
         assert all(map(math.isfinite, values))
         return max(zip(values, self.shrinkages, strict=True))[1]

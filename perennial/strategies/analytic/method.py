@@ -27,7 +27,7 @@ from perennial.strategies.analytic import cross_site as judged
 from perennial.strategies.analytic.automatic import AutomaticHead, MapChoice
 from perennial.strategies.analytic.balanced import BalancedSums
 from perennial.strategies.analytic.checks import noise_of_one, noised_total, sums_form
-from perennial.strategies.analytic.heads import Criterion, HeadSettings, Shrinkage
+from perennial.strategies.analytic.heads import HeadSettings, Shrinkage
 from perennial.strategies.analytic.kept import FOLDER, KeptSums, counted_sums, require_own_sums, require_room
 from perennial.strategies.analytic.statistics_round import StatisticsRound
 from perennial.strategies.base import IncrementalStrategy
@@ -45,10 +45,9 @@ class Analytic(IncrementalStrategy):
     auto: what validation samples prefer of these, on each map alone and on all together.
     shrinkage: a number; "validation": what the sites' validation samples prefer, by one more exchange;
     "gcv": ridge's generalised cross-validation, from the sums alone; null: 0.1 for gaussian, gcv for ridge,
-    validation for balanced_ridge. shrinkages: those to choose among. criterion: what validation counts are
-    compared by. prior: gaussian: how far scores follow the classes' frequency, 0 to 1. standardise: ridge on
-    features of deviation 1. keep_sites: keep each site's sums in the run's folder, so that it can be
-    withdrawn alone.
+    validation for balanced_ridge. shrinkages: those to choose among. prior: gaussian: how far scores
+    follow the classes' frequency, 0 to 1. standardise: ridge on features of deviation 1. keep_sites: keep
+    each site's sums in the run's folder, so that it can be withdrawn alone.
     """
 
     asks = ASKS["analytic"]
@@ -61,14 +60,13 @@ class Analytic(IncrementalStrategy):
         head: HeadName = "gaussian",
         shrinkage: Shrinkage | None = None,
         shrinkages: tuple[float, ...] | None = None,
-        criterion: Criterion = "balanced",
         prior: float = 0.0,
         standardise: bool = True,
         keep_sites: bool = True,
     ) -> None:
         super().__init__()
         settings = HeadSettings if head != "auto" else AutomaticHead
-        self.settings = settings.of(head, shrinkage, shrinkages, criterion, prior, standardise)
+        self.settings = settings.of(head, shrinkage, shrinkages, prior, standardise)
         self.head = self.settings.head
         self.keep_sites = keep_sites
         self.bounds = BoundsConfig()

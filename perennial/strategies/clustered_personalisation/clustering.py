@@ -110,13 +110,6 @@ def where_most_went(before: Mapping[str, int], now: Mapping[str, int]) -> Labels
     }
 
 
-def spread(vectors: Vectors) -> np.ndarray:
-    """(k,) standard deviation of each entry over the sites, 1 where they do not differ."""
-    _, matrix = _matrix(vectors)
-    deviation = matrix.std(axis=0)
-    return np.where(deviation > 0, deviation, 1.0)
-
-
 def has_drifted(before: Vectors, now: Vectors, of: Mapping[int, np.ndarray]) -> bool:
     """Whether a site has moved by more than half the distance between the two nearest of the centres `of`."""
     moved = [float(np.linalg.norm(now[site] - before[site])) for site in before.keys() & now.keys()]

@@ -1,6 +1,6 @@
 """Decides which site belongs to which cluster, and when sites are clustered again."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,7 +26,6 @@ from perennial.strategies.clustered_personalisation.clustering import (
     has_drifted,
     k_means,
     nearest_centre,
-    spread,
     where_most_went,
 )
 from perennial.strategies.round.context import RunContext
@@ -79,7 +78,6 @@ class VectorSettings:
 class Grouping:
     """Clusters of sites by one rule.
 
-    standardise: divide entries of vectors by their deviation between sites.
     labels: site -> cluster. vectors: the newest of each site that has been asked. truth: known groups. away:
     site -> the cluster that it would be in, of sites that were absent when clusters were found again.
     """
@@ -90,7 +88,6 @@ class Grouping:
         clusters: int | Literal["auto"],
         groups: Sequence[Sequence[str]] | None,
         settings: VectorSettings,
-        standardise: bool = False,
     ) -> None:
         """Begin without clusters. Raises ValueError when rule, clusters and groups do not fit one another."""
         if clusters != "auto" and clusters < 1:
@@ -106,8 +103,6 @@ class Grouping:
         self._rule: Rule = rule
         self._clusters: int | Literal["auto"] = clusters
         self._settings = settings
-        self._standardise = standardise
-        self._spread: np.ndarray | None = None
         self._channels: list[int] | None = None
         self.truth: Labels = {site: index for index, group in enumerate(groups or []) for site in group}
         self.labels: Labels = {}
@@ -164,29 +159,23 @@ class Grouping:
             return
         if anew and (not found.keys() & self.labels.keys() or self._moved(found)):
             by_distance = self._rule == "threshold"
-            self._spread = spread(found) if self._standardise else None
-            scaled, before = self._scaled(found), {**self.away, **self.labels}
-            self.labels = by_threshold(scaled) if by_distance else k_means(scaled, self._clusters, seed)
+            before = {**self.away, **self.labels}
+            self.labels = by_threshold(found) if by_distance else k_means(found, self._clusters, seed)
             self.away = where_most_went(before, self.labels)
             self.vectors = found
             return
         if anew:
             # the extractor has changed, so only today's vectors say where the clusters lie now
             self.vectors = found
-        of, scaled = centres(self._scaled(self.vectors), self.labels), self._scaled(found)
+        of = centres(self.vectors, self.labels)
         for site in sorted(found.keys() - self.labels.keys()):
-            self.labels[site] = nearest_centre(scaled[site], of)
+            self.labels[site] = nearest_centre(found[site], of)
         self.vectors |= found
 
     def _moved(self, found: dict[str, np.ndarray]) -> bool:
         if self._clusters == "auto" and len(set(self.labels.values())) == 1:
             return True
-        before = self._scaled(self.vectors)
-        return has_drifted(before, self._scaled(found), centres(before, self.labels))
-
-    def _scaled(self, vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """In units of the spread between sites when the clusters were found; as they are by default."""
-        return {site: v if self._spread is None else v / self._spread for site, v in vectors.items()}
+        return has_drifted(self.vectors, found, centres(self.vectors, self.labels))
 
     def _ask(
         self,
@@ -241,16 +230,12 @@ class Grouping:
         names = sorted(self.vectors)
         facts = {"labels": self.labels, "away": self.away}
         state: dict[str, Any] = {**facts, "channels": self._channels, "names": names}
-        if self._spread is not None:
-            state["spread"] = torch.from_numpy(self._spread)
         if names:
             state["vectors"] = torch.from_numpy(np.stack([self.vectors[name] for name in names]))
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.labels, self.away, self._channels = state["labels"], state["away"], state["channels"]
-        kept: Tensor | None = state.get("spread")
-        self._spread = None if kept is None else kept.double().cpu().numpy()
         vectors: Tensor | None = state.get("vectors")
         rows = [] if vectors is None else list(vectors.double().cpu().numpy())
         self.vectors = dict(zip(state["names"], rows, strict=True))

@@ -58,7 +58,6 @@ class ClusteredPersonalisation(Wrapper):
     global_rounds: of each task, or one number for all; the task's other rounds are personal.
     clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or fixed
     as groups, lists of site names; groups beside another rule only measure how well it finds them.
-    standardise: entries of the vectors count by how much they differ between sites.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
     channels, layers, combine: what a sparsity vector is made of (VectorSettings).
     By default that is every channel of the last ReLU call; the paper averages the first: combine: average.
@@ -74,7 +73,6 @@ class ClusteredPersonalisation(Wrapper):
         clusters: int | Literal["auto"] = "auto",
         grouping: Rule = "sparsity",
         groups: list[list[str]] | None = None,
-        standardise: bool = False,
         personal: tuple[str, ...] = ("head",),
         channels: int | None = None,
         layers: int | None = None,
@@ -97,7 +95,7 @@ class ClusteredPersonalisation(Wrapper):
         self._patterns = personal
         self._personal: tuple[str, ...] = ()
         self._vectors = VectorSettings(channels, layers, combine, sparsity_epsilon, DELTA)
-        self._grouping = Grouping(grouping, clusters, groups, self._vectors, standardise)
+        self._grouping = Grouping(grouping, clusters, groups, self._vectors)
         self._global: Mapping[str, Tensor] = {}
         self._in_personal_phase = False
         self._phase_task = 0

@@ -50,7 +50,6 @@ class Recall:
     def __post_init__(self) -> None:
         self.model.eval()
         self.flat, self.producer = FlatParameters(self.model), FlatParameters(self.guidance)
-        self.flat.hold(self.own)
 
     def inputs(self, features: Tensor) -> Tensor:
         """(D, *input_shape) guidance of digests, normalised as the model's inputs are."""
@@ -96,10 +95,11 @@ class Recall:
         update = self.flat.vector - before
         if not bool(torch.isfinite(update).all()):
             return None
-        self.flat.clear_held(update)
+        views = self.flat.views(update)
+        for name in self.own:
+            views.pop(name).zero_()
         norm = float(torch.linalg.vector_norm(update))
-        shared = {name: tensor for name, tensor in self.flat.views(update).items() if name not in self.own}
-        return shared, norm, steps, total / len(features)
+        return views, norm, steps, total / len(features)
 
     def joint_step(
         self,

@@ -33,6 +33,8 @@ from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, 
 from perennial.strategies.serial_ring.hop_log import Chain, Hop, RingCost, RingLog, Silent
 from perennial.strategies.serial_ring.site import MOST_SEGMENTS, USUAL_SEGMENTS, Turn
 
+NOISED = 0.5
+"""Share of the layers of the first model that get noise."""
 TELLING = 3
 """Turns whose median one dishonest site among them does not move."""
 
@@ -53,10 +55,9 @@ class Weighing:
 class SerialRing(IncrementalStrategy):
     """The model goes through all sites once for each segment of their data; the last site returns the result.
 
-    segments, sizes, least_segment: how each site cuts its data (serial_ring/site.py). reshuffle: when a new
-    order is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before each
-    hand-over. freeze: modules that are not trained, counted from the input. init_noise_std,
-    init_noise_layers: noise on that share of the layers of the first model.
+    segments: how each site cuts its data (serial_ring/site.py). reshuffle: when a new order is drawn; "never"
+    keeps the sites' own order. relabel: "permute" renames hidden neurons before each hand-over.
+    init_noise_std: of noise on half of the layers of the first model.
     A site that fails is skipped: the last valid model goes on to the next one.
     """
 
@@ -67,34 +68,18 @@ class SerialRing(IncrementalStrategy):
     def __init__(
         self,
         segments: int = USUAL_SEGMENTS,
-        sizes: Literal["variable", "equal"] = "variable",
-        least_segment: int | None = None,
         reshuffle: Literal["sweep", "round", "never"] = "sweep",
         relabel: Literal["permute", "none"] = "permute",
-        freeze: int = 0,
         init_noise_std: float = 0.0,
-        init_noise_layers: float = 0.5,
         **flower: Any,
     ) -> None:
         super().__init__(**flower)
         if not 1 <= segments <= MOST_SEGMENTS:
             raise ValueError(f"segments: found {segments}, allowed 1 to {MOST_SEGMENTS}")
-        if least_segment is not None and least_segment < 1:
-            raise ValueError(f"least_segment: found {least_segment}, allowed 1 and more")
-        if freeze < 0 or (freeze and relabel != "none"):
-            raise ValueError(
-                f"freeze: found {freeze} with relabel {relabel!r}; allowed 0, or a positive number with "
-                "relabel 'none', because relabelling rewrites every layer"
-            )
-        if not (init_noise_std >= 0 and 0 <= init_noise_layers <= 1):
-            raise ValueError(
-                f"init_noise_std: found {init_noise_std}, allowed 0 and more; "
-                f"init_noise_layers: found {init_noise_layers}, allowed 0 to 1"
-            )
-        self.segments, self.least_segment = segments, least_segment
-        self.sizes: Literal["variable", "equal"] = sizes
-        self.reshuffle, self.relabel, self.freeze = reshuffle, relabel, freeze
-        self.init_noise_std, self.init_noise_layers = init_noise_std, init_noise_layers
+        if not init_noise_std >= 0:
+            raise ValueError(f"init_noise_std: found {init_noise_std}, allowed 0 and more")
+        self.segments, self.reshuffle, self.relabel = segments, reshuffle, relabel
+        self.init_noise_std = init_noise_std
         self.hop_timeout: float | None = None
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
         self.weighing: Weighing | None = None
@@ -113,11 +98,6 @@ class SerialRing(IncrementalStrategy):
         super().attach(run)
 
     def begin_task(self, task: TaskStart) -> None:
-        modules = layer_names(task.reference)
-        if self.freeze >= len(modules):
-            raise ConfigError(
-                f"strategy.freeze: found {self.freeze}, allowed 0 to {len(modules) - 1} for this model"
-            )
         if self.relabel == "permute" and self.attached:
             # a model without a known labelling is refused now, and not after the first site has trained
             self._relabelled(task.reference, 0, 0, 0)
@@ -195,14 +175,7 @@ class SerialRing(IncrementalStrategy):
 
         Raises Refused, Rejected or Silent.
         """
-        frozen = frozen_names(arrays, self.freeze)
-        turn = Turn(
-            sweep=sweep,
-            segments=self.segments,
-            sizes=self.sizes,
-            least=self.least_segment,
-            frozen=frozen,
-        )
+        turn = Turn(sweep=sweep, segments=self.segments)
         admitted = self._chain.turn(
             grid,
             request,
@@ -215,9 +188,6 @@ class SerialRing(IncrementalStrategy):
         )
         if request.running is not None:
             admitted = request.running.bounded(admitted, scalable=True)
-        for name in frozen:
-            if admitted.update[name].any():
-                raise Rejected(f"tensor {name!r} is frozen, and the site changed it")
         return admitted, self._chain.sent
 
     def _hop(
@@ -247,7 +217,7 @@ class SerialRing(IncrementalStrategy):
         if reply.norm:
             # a zero update leaves the model's value unchanged, to the last bit
             log.worth = None
-        after = moved(log.arrays, reply.update, frozen_names(log.arrays, self.freeze))
+        after = moved(log.arrays, reply.update)
         if self.relabel == "permute":
             after = self._relabelled(after, request.stamp.round, sweep, position)
         log.arrays = after
@@ -267,7 +237,7 @@ class SerialRing(IncrementalStrategy):
         """The model that the round starts from, perturbed once before the first round that succeeds."""
         if self._cost.rounds or not self.init_noise_std:
             return arrays
-        return perturbed(arrays, self.init_noise_std, self.init_noise_layers, self._seed)
+        return perturbed(arrays, self.init_noise_std, self._seed)
 
     # Flower's own start(): one sweep over the nodes, with any ClientApp; its apps know no segments
 
@@ -313,7 +283,7 @@ class HandedOn(Aggregator):
     """Returns one site's model, for the next site to train."""
 
     def add(self, reply: Admitted) -> None:
-        self._after = moved(self.ctx.reference, reply.update, ())
+        self._after = moved(self.ctx.reference, reply.update)
 
     def result(self) -> dict[str, Tensor]:
         return self._after
@@ -330,26 +300,19 @@ def layer_names(arrays: Arrays) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.rpartition(".")[0] for name in arrays))
 
 
-def frozen_names(arrays: Arrays, modules: int) -> tuple[str, ...]:
-    """Names of the tensors of the first `modules` modules."""
-    first = set(layer_names(arrays)[:modules])
-    return tuple(name for name in arrays if name.rpartition(".")[0] in first)
+def moved(arrays: Arrays, update: Arrays) -> dict[str, Tensor]:
+    """arrays + update."""
+    return {name: tensor + update[name] for name, tensor in arrays.items()}
 
 
-def moved(arrays: Arrays, update: Arrays, frozen: Iterable[str]) -> dict[str, Tensor]:
-    """arrays + update; frozen tensors stay the same object, since -0.0 + 0.0 is other bits."""
-    still = set(frozen)
-    return {name: tensor if name in still else tensor + update[name] for name, tensor in arrays.items()}
-
-
-def perturbed(arrays: Arrays, std: float, share: float, seed: int) -> dict[str, Tensor]:
-    """arrays with N(0, std^2) added on a drawn share of the layers (equation 7).
+def perturbed(arrays: Arrays, std: float, seed: int) -> dict[str, Tensor]:
+    """arrays with N(0, std^2) added on a drawn half of the layers (equation 7).
 
     The first model is random and knows no data, so this protects nothing; it is another initialisation.
     """
     names = layer_names(arrays)
     generator = stream(seed, "initial-noise")
-    chosen = {names[i] for i in generator.permutation(len(names))[: round(share * len(names))]}
+    chosen = {names[i] for i in generator.permutation(len(names))[: round(NOISED * len(names))]}
     return {
         name: tensor + torch.from_numpy(generator.normal(0.0, std, tuple(tensor.shape))).to(tensor)
         if name.rpartition(".")[0] in chosen

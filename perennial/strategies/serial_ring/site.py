@@ -4,7 +4,7 @@ Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 5 and 6. Segments are c
 visits each of them once, in an order of its own, so that every sample is used once in a round.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -24,26 +24,21 @@ USUAL_SEGMENTS = 4
 """Where an experiment names no number."""
 
 USUAL_LEAST = 32
-"""Samples below which a segment is not cut, where the server names no number and the site has enough."""
+"""Samples below which a segment is not cut, where the site has enough."""
 
 
 class Turn(Block):
     """One turn, sent in TrainRequest.settings under the key "turn".
 
-    sweep: number of this pass of the model over all sites in its round, from 1 to segments. least: fewest
-    samples in a segment; None: 32, or fewer where the site has less. frozen: tensors that the site must
-    return as they were.
+    sweep: number of this pass of the model over all sites in its round, from 1 to segments.
     """
 
     sweep: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
     segments: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
-    sizes: Literal["variable", "equal"] = "variable"
-    least: Annotated[int, Field(ge=1)] | None = None
-    frozen: tuple[str, ...] = ()
 
 
 class RingSite(SiteMethod):
-    """One turn: train on a segment of the task's samples, and keep the frozen tensors.
+    """One turn: train on a segment of the task's samples.
 
     A request without a turn, as in rounds of pre-training, is a usual one.
     """
@@ -58,24 +53,17 @@ class RingSite(SiteMethod):
         turn = turn_of(request) if isinstance(request, TrainRequest) else None
         if turn is None:
             return
-        approved = {
-            "segments": self._segments,
-            "sizes": self.keys.get("sizes", "variable"),
-            "least": self.keys.get("least_segment"),
-        }
-        for key, value in approved.items():
-            if getattr(turn, key) != value:
-                raise PolicyRefusal(
-                    f"settings.turn.{key}: found {getattr(turn, key)!r:.40}, in the approved experiment "
-                    f"{value!r}"
-                )
+        if turn.segments != self._segments:
+            raise PolicyRefusal(
+                f"settings.turn.segments: found {turn.segments}, in the approved experiment {self._segments}"
+            )
 
     def begin(self, start: TurnStart) -> None:
         self.start, self.turn = start, turn_of(start.request)
         if self.turn is None:
             return
         # each turn follows the one before it
-        self.alone, self.frozen = True, self.turn.frozen
+        self.alone = True
         self.batch_ids = (self.turn.sweep,) if self.turn.segments > 1 else ()
         self.claim = {"segments": self.turn.segments}
 
@@ -101,18 +89,16 @@ def turn_of(request: TrainRequest) -> Turn | None:
 
 
 def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> np.ndarray:
-    """Sizes of the segments, (segments,) int64: each at least the turn's least, together `samples`.
+    """Sizes of the segments, (segments,) int64: each at least USUAL_LEAST if the samples allow it.
 
     Raises ProtocolError if the site has too few samples; the message does not say how many.
     """
-    least = turn.least or max(1, min(USUAL_LEAST, samples // turn.segments))
+    least = max(1, min(USUAL_LEAST, samples // turn.segments))
     if turn.segments * least > samples:
         raise ProtocolError(
             f"TrainRequest: settings.turn: {turn.segments} segments of at least {least} samples do not fit "
             "the data of this task at this site"
         )
-    if turn.sizes == "equal":
-        return apportion(np.array([samples]), np.ones((1, turn.segments)))[0]
     shares = generator.dirichlet(np.ones(turn.segments))[None]
     return least + apportion(np.array([samples - turn.segments * least]), shares)[0]
 
