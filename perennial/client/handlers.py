@@ -62,8 +62,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     sha256 = content_sha256(finished)
     site.keep_model(request.run, sha256, finished)
     learner = site.experiment.learner
-    # a network that trains no more has no use for samples of earlier tasks
-    if learner.memory is not None and learner.trains_in(request.task + 1):
+    if learner.memory is not None:
         new = site.task_range(request)
         choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
     sums = statistics = None

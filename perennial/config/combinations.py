@@ -102,11 +102,6 @@ def _learnt_features(experiment: ExperimentFields) -> None:
             "noised nor masked: a sample would be in a release of each task; allowed: head, or strategy "
             "analytic"
         )
-    if learner.freeze_after is not None and experiment.model.name == "dual_backbone":
-        raise ValueError(
-            "learner.freeze_after: model dual_backbone begins each task with a network that has to train; "
-            "allowed with the other models"
-        )
 
 
 def _patients(experiment: ExperimentFields) -> None:

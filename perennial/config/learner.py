@@ -182,9 +182,6 @@ class LearnerConfig(FiniteBlock):
     classifier: Literal["head", "nearest_mean", "gaussian"] = "head"
     """gaussian: linear discriminants of the features that were learnt, solved for at the end of each task
     from the sites' exact sums over new samples and exemplars; policies answer it with `statistics`."""
-    freeze_after: int | None = Field(default=None, ge=1, exclude_if=operator.not_)
-    """gaussian: the task after which nothing trains any more. Each later task's sums over all of its samples
-    are added to those of the tasks before, so that its classes cost no other class anything."""
     means: Literal["site", "global"] = "site"
     """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
     correction: Annotated[Correction, BeforeValidator(name_only)] | None = None
@@ -199,13 +196,10 @@ class LearnerConfig(FiniteBlock):
     def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
-        if self.classifier == "gaussian" and self.memory is None and self.freeze_after != 1:
+        if self.classifier == "gaussian" and self.memory is None:
             raise ValueError(
-                "classifier gaussian knows earlier classes by their exemplars; it needs `memory`, or "
-                "`freeze_after: 1`"
+                "classifier gaussian knows former classes by their exemplars; it needs `memory`"
             )
-        if self.freeze_after is not None and self.classifier != "gaussian":
-            raise ValueError(f"freeze_after: found {self.freeze_after}, allowed with classifier gaussian")
         if self.classification.name == "current_softmax" and self.memory is not None:
             raise ValueError(
                 "classification current_softmax has no place for exemplars of earlier classes; "
@@ -219,10 +213,6 @@ class LearnerConfig(FiniteBlock):
     def rows_name(self) -> str:
         """Name in messages of the rows that classify in place of the head: gaussian or means."""
         return "gaussian" if self.classifier == "gaussian" else "means"
-
-    def trains_in(self, task: int) -> bool:
-        """Whether sites train in a task. task: from 1."""
-        return self.freeze_after is None or task <= self.freeze_after
 
     def at(self, progress: float) -> "LearnerConfig":
         """These settings without the loss terms that are off in this round.

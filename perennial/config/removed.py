@@ -44,6 +44,7 @@ EXPERIMENT: dict[str, Removed] = {
     "learner.classification.weights": Removed([1.1, 0.9], "The values are those of the paper."),
     "learner.distillation.teacher": Removed("full", "The teacher is the whole model of the task before."),
     "learner.shrinkage": Removed(0.1, "The discriminants of features that learn on shrink by 0.1."),
+    "learner.freeze_after": Removed(None, "A frozen network is a map of `features`, for strategy analytic."),
     "model.expansion": Removed(None, "`features: [random]` maps the inputs themselves."),
     "model.trained_blocks": Removed("all", "A frozen network is a map of `features`."),
     "model.pretrained": Removed(None, "Give the network as the one map in `features`."),

@@ -95,10 +95,9 @@ class Curriculum:
             task = progress.task
             if progress.round_in_task == 0:
                 self._begin_task(task)
-            while self._trains_on(task):
+            while progress.round_in_task < self.position.rounds(task):
                 self._control.between_rounds(self._grid.poll)
                 self._round(task)
-            self._skip_remaining_rounds(task)
             self._finish_task(task)
 
     def finish(self) -> None:
@@ -161,7 +160,7 @@ class Curriculum:
         position.apply_outcome(outcome)
         by_plan = outcome.skipped and self.attendance.lacks_by_plan(number)
         if by_plan:
-            progress.passed_over(1, counted=True)
+            progress.passed_over()
         counts = progress.round == number
         accuracy = None
         measured = counts and position.experiment.evaluation.every == "round"
@@ -176,18 +175,6 @@ class Curriculum:
             self.rounds.wait_or_fail(outcome, passed_over=by_plan)
         else:
             self.rounds.served()
-
-    def _trains_on(self, task: int) -> bool:
-        left = self.position.progress.round_in_task < self.position.rounds(task)
-        return left and self.position.experiment.learner.trains_in(task)
-
-    def _skip_remaining_rounds(self, task: int) -> None:
-        """Count the rounds that were left out, because the model trains no more."""
-        position = self.position
-        if not position.experiment.learner.trains_in(task):
-            # the next task's rounds keep their numbers, by which sites know what they have approved
-            left_out = position.rounds(task) - position.progress.round_in_task
-            position.progress.passed_over(left_out, counted=False)
 
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""

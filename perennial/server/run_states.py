@@ -119,14 +119,10 @@ class Progress:
         self._require("aggregated")
         self.round, self.round_in_task = self.round + 1, self.round_in_task + 1
 
-    def passed_over(self, rounds: int, *, counted: bool) -> None:
-        """Leave out rounds of this task by the experiment's own rule; the later ones keep their numbers.
-
-        counted: whether the summary counts them as rounds of the run, as those without sites by `absence`.
-        """
+    def passed_over(self) -> None:
+        """Leave out a round in which the experiment declares too many sites absent; it counts as one."""
         self._require("passed_over")
-        self.round, self.round_in_task = self.round + rounds, self.round_in_task + rounds
-        self.passed += 0 if counted else rounds
+        self.round, self.round_in_task = self.round + 1, self.round_in_task + 1
 
     def task_learnt(self, model: str, holders: list[str]) -> None:
         """Go on to the next task. model: SHA-256 of the previous model there. holders: sites that keep it."""
