@@ -185,11 +185,6 @@ class AttendedLayers(Aggregator):
         self._method.report(self.ctx.outcome, {layer: total.weights() for layer, total in self._sums.items()})
         return {name: new[name] for name in self._reference}
 
-    @property
-    def sums_bytes(self) -> int:
-        """Bytes of the accumulators."""
-        return sum(total.nbytes for total in self._sums.values())
-
     def _second_pass(self) -> Arrays:
         """Fold the layers whose weights need a mean over all sites first; returns the mean head update."""
         means: dict[str, Tensor] = {}

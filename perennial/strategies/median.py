@@ -8,7 +8,6 @@ from torch import Tensor
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import Traits
 from perennial.strategies.sums.update_file import UpdateFile
 
 
@@ -19,8 +18,6 @@ class Median(IncrementalStrategy):
     round wait on disk and are read once, in pieces of 32 MiB, so that memory does not grow with their number;
     O(K log K) a value.
     """
-
-    traits = Traits(compares_updates=True)
 
     def combined(self, updates: UpdateFile) -> Iterator[tuple[str, int, Tensor]]:
         """Yield the median update in pieces: (tensor's name, index of its first flat value, (w,) float64)."""

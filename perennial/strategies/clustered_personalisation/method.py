@@ -104,7 +104,7 @@ class ClusteredPersonalisation(Wrapper):
 
     def adapted(self, base: Traits) -> Traits:
         layers = "sites that keep layers of their own, and sparsity vectors where groups are found by them"
-        return replace(base, aggregates_in_parallel=False, compares_updates=False, requires=layers)
+        return replace(base, aggregates_in_parallel=False, requires=layers)
 
     # before anything starts
 

@@ -119,7 +119,6 @@ class Traits:
     runs_per_cluster: a cluster can have a strategy of this kind, beside those of other clusters.
     aggregates_in_parallel: a round is one exchange with all sites, whose replies go to one aggregator; a ring
     has hops instead.
-    compares_updates: updates are compared with each other, whole.
     imputes_absent_sites: it makes updates in place of sites that do not answer.
     requires: what the method needs and Flower's own start() with other people's ClientApps does not give, in
     words; without it another method would run under this one's name. "": nothing.
@@ -130,7 +129,6 @@ class Traits:
     accepts_scaled_updates: bool = True
     runs_per_cluster: bool = True
     aggregates_in_parallel: bool = True
-    compares_updates: bool = False
     imputes_absent_sites: bool = False
     requires: str = ""
 
