@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.streams import stream
-from perennial.strategies.median import Median
+from perennial.strategies.krum import Median
 from perennial.strategies.round.request import TaskStart
 from perennial.strategies.sums.update_file import UpdateFile
 

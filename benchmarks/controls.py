@@ -25,11 +25,11 @@ from benchmarks.environment import machine, versions
 from benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table, table_called, tables
 from perennial.config.experiment import Experiment
 from perennial.config.schema import ON_DISK
-from perennial.data.augmentation import to_float
 from perennial.data.federation import SimulatedFederation, build
 from perennial.data.site import SiteData
 from perennial.foundation.streams import stream
 from perennial.learning.analytic.solve import Sums, gcv, ridge
+from perennial.learning.batches import to_float
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.pixels import RandomReLU
 from perennial.models.incremental import IncrementalModel

@@ -20,10 +20,10 @@ from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassif
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
+from perennial.config.automatic_maps import WIDEST_PAIRED
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.library import run
-from perennial.models.feature_maps.automatic import WIDEST_PAIRED
 
 SEEDS = range(1, 6)
 ILL = {"1": "ill", "2": "ill", "3": "ill", "4": "ill", "0": "healthy"}

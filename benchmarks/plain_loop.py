@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from benchmarks.workloads import write_workload
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.data.augmentation import to_float
 from perennial.data.federation import SimulatedFederation, build
 from perennial.foundation.streams import stream
+from perennial.learning.batches import to_float
 from perennial.models.factory import build_model
 
 State = dict[str, Tensor]

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
+from perennial.client.exemplars import herding, nearest, random_by_hash
 from perennial.data.splits import KeyedHash, content_groups, simulation_key
-from perennial.learning.exemplar_selection import herding, nearest, random_by_hash
 
 BUDGETS = (1, 2, 5, 10, 20)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from perennial.config.asks import Asks
     from perennial.config.experiment import Experiment, load_experiment
+    from perennial.config.strategies import Asks
     from perennial.data.samples import Samples, Source
     from perennial.engine.sweeps import Sweep, run_sweep
     from perennial.foundation.errors import PerennialError
@@ -45,7 +45,7 @@ _NAMES = {
     "Around": "perennial.strategies.round.context",
     "RoundContext": "perennial.strategies.round.context",
     "Traits": "perennial.strategies.round.request",
-    "Asks": "perennial.config.asks",
+    "Asks": "perennial.config.strategies",
     "Wrapper": "perennial.strategies.base",
     "Loss": "perennial.learning.losses",
     "Batch": "perennial.learning.losses",

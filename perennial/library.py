@@ -80,7 +80,7 @@ class Model:
         """Probabilities and prediction sets of samples, as probabilities() takes them."""
         import torch
 
-        from perennial.data.augmentation import to_float
+        from perennial.learning.batches import to_float
         from perennial.models.prediction import answers
 
         inputs = self.saved.inputs

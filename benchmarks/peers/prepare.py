@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from perennial.config.experiment import Experiment
-from perennial.data.augmentation import to_float
 from perennial.data.federation import build
+from perennial.learning.batches import to_float
 from perennial.models.factory import build_model
 
 

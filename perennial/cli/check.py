@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from perennial.config.analytic import HEADS_OF_A_MAP, MOST_CANDIDATES
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.presets import describe_learner
 from perennial.config.secure import SecureConfig
 from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
+from perennial.config.strategies import HEADS_OF_A_MAP, MOST_CANDIDATES
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError

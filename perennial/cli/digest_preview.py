@@ -126,8 +126,8 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     """Pictures of the site's first digests: samples, the server's guidance, an attacker's images."""
     import torch
 
-    from perennial.data.augmentation import to_float
     from perennial.foundation.streams import stream, torch_seed
+    from perennial.learning.batches import to_float
     from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
     from perennial.models.factory import build_model
     from perennial.models.incremental import travelling

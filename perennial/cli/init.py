@@ -11,6 +11,7 @@ from typing import cast, get_args
 
 from perennial.cli import init_private
 from perennial.cli.init_private import one_line as _yaml
+from perennial.config.automatic_maps import WIDEST_PAIRED, network_is_here
 from perennial.config.experiment import experiment_of
 from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import parse_yaml, validate
@@ -22,7 +23,6 @@ from perennial.data.table_columns import feature_count
 from perennial.deploy.bundle import template_policy
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.models.feature_maps.automatic import WIDEST_PAIRED, network_is_here
 
 LONGEST_SIDE = 64
 """Most pixels of an input on a processor; four times as many take about four times as long."""

@@ -10,10 +10,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from perennial.config.asks import Asks
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
-from perennial.config.strategies import asks_of, nested
+from perennial.config.strategies import Asks, asks_of, nested
 from perennial.data.schedule import Registry
 from perennial.foundation.errors import PolicyRefusal
 from perennial.foundation.plain import PlainObject, read_object

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-from perennial.config.analytic import uncovered
 from perennial.config.evaluation import require_calibration, require_covered_counts
 from perennial.config.learner import NO_LEARNER
 from perennial.config.schema import ExperimentFields
 from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
-from perennial.config.strategies import ASKS, LOCAL_STEPS, asks_of, nested
+from perennial.config.strategies import ASKS, LOCAL_STEPS, asks_of, nested, uncovered
 
 
 def _learner(experiment: ExperimentFields) -> None:

@@ -197,9 +197,7 @@ class LearnerConfig(FiniteBlock):
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
         if self.classifier == "gaussian" and self.memory is None:
-            raise ValueError(
-                "classifier gaussian knows former classes by their exemplars; it needs `memory`"
-            )
+            raise ValueError("classifier gaussian knows former classes by their exemplars; it needs `memory`")
         if self.classification.name == "current_softmax" and self.memory is not None:
             raise ValueError(
                 "classification current_softmax has no place for exemplars of earlier classes; "

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from perennial.config.asks import Asks
 from perennial.config.learner import CLASSIFICATIONS
 from perennial.config.schema import ExperimentFields
-from perennial.config.strategies import STRATEGIES, asks_of, nested
+from perennial.config.strategies import STRATEGIES, Asks, asks_of, nested
 from perennial.data.source_kinds import SOURCES
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError

@@ -10,18 +10,17 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from perennial.config.asks import Asks
-from perennial.config.bounds import BoundsConfig
 from perennial.config.learner import NO_LEARNER, LearnerConfig
 from perennial.config.rounds import (
     AbsenceConfig,
     AdversaryConfig,
+    BoundsConfig,
     EvaluationConfig,
     PretrainingConfig,
     RoundsConfig,
 )
 from perennial.config.secure import SecureConfig
-from perennial.config.strategies import asks_of, nested
+from perennial.config.strategies import Asks, asks_of, nested
 from perennial.config.yaml_file import name_only
 from perennial.data.config import DataConfig
 from perennial.data.tasks_config import TasksConfig

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.experiment import Experiment
+from perennial.config.rounds import MAX_SAMPLES
 from perennial.models.sum_grid import SumGrid
 from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noised_counts import in_samples

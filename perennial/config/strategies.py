@@ -3,10 +3,86 @@
 This is the one place outside `strategies/` and `baselines/` that knows a strategy by its name.
 """
 
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from hashlib import sha256
+from typing import Any, Literal
 
-from perennial.config.asks import Asks, Between, OneOf
+from pydantic import BaseModel, Field
+
+from perennial.foundation.block import Block, FiniteBlock
+from perennial.foundation.errors import PolicyRefusal
+
+Measurement = Literal[
+    "held_out_accuracy", "train_accuracy", "classification_loss", "class_coverage", "label_counts"
+]
+"""Names of protocol/measurements.py."""
+Scalar = str | bool | int | float | None
+
+
+class Between(FiniteBlock):
+    """Numbers from `least` to `most`, both allowed."""
+
+    least: float
+    most: float
+
+    def admits(self, value: Any) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        return f"{self.least:g} to {self.most:g}"
+
+
+class OneOf(Block):
+    """The values that a setting may have."""
+
+    values: tuple[Scalar, ...] = Field(min_length=1)
+
+    def admits(self, value: Any) -> bool:
+        return any(type(value) is type(allowed) and value == allowed for allowed in self.values)
+
+    def __str__(self) -> str:
+        return ", ".join(repr(value) for value in self.values)
+
+
+class Asks(Block):
+    """Everything that requests of a method may ask of a site beside an update of the model.
+
+    site_half: a plug-in has a half that sites run, the attribute `site_half` of its class.
+    measurements: figures that a site may be asked to report beside its update.
+    settings: dotted key of a request's settings -> values that it may have; None: whatever the site's own
+    check of the key admits. A first part that no key has is refused.
+    statistics: sums of fixed features in place of training.
+    counts_alike: updates are not multiplied by the number of samples.
+    clear_uploads: names of what replies carry without noise, beside what is measured.
+    single_updates: why the server needs the update of each site in the clear; "": a sum is enough.
+    """
+
+    site_half: bool = False
+    measurements: tuple[Measurement, ...] = ()
+    settings: dict[str, Between | OneOf | None] = Field(default_factory=dict)
+    statistics: bool = False
+    counts_alike: bool = False
+    clear_uploads: tuple[str, ...] = ()
+    single_updates: str = "it needs the update of each site in the clear"
+
+    def check_settings(self, content: dict[str, Any]) -> None:
+        """Raises PolicyRefusal naming the first key of a request's settings whose value is not allowed."""
+        for key, allowed in self.settings.items():
+            value: Any = content
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if allowed is not None and value is not None and not allowed.admits(value):
+                raise PolicyRefusal(
+                    f"settings.{key}: found {value!r:.40}, in the approved experiment {allowed}"
+                )
+
+    @property
+    def setting_keys(self) -> frozenset[str]:
+        """First parts of the dotted keys that a request's settings may have."""
+        return frozenset(key.partition(".")[0] for key in self.settings)
+
 
 _CLUSTERED = "perennial.strategies.clustered_personalisation."
 STRATEGIES = {
@@ -15,7 +91,7 @@ STRATEGIES = {
     "fedper": f"{_CLUSTERED}method:FedPer",
     "pfa": "perennial.baselines.pfa:PFA",
     "analytic": "perennial.strategies.analytic.method:Analytic",
-    "median": "perennial.strategies.median:Median",
+    "median": "perennial.strategies.krum:Median",
     "fedavg": "perennial.strategies.fedavg:FedAvg",
     "adabest": "perennial.baselines.adabest:AdaBest",
     "cyclic_weight_transfer": "perennial.baselines.cyclic_weight_transfer:CyclicWeightTransfer",
@@ -133,3 +209,65 @@ def nested(name: str, keys: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
             return
         section = {"name": base} if isinstance(base, str) else dict(base)
         name, keys = section.pop("name"), section
+
+
+DEFAULT_SHRINKAGE: Mapping[str, float | str] = {
+    "gaussian": 0.1,
+    "ridge": "gcv",
+    "balanced_ridge": "validation",
+    "auto": "validation",
+}
+"""By head. Cross-validation counts samples: of classes of very different size it shrinks too little."""
+GAMMAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
+LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0)
+"""Shrinkages that are tried if the experiment lists none."""
+MOST_CANDIDATES = 60
+"""Heads that `head: auto` compares at most."""
+HEADS_OF_A_MAP = 15
+"""Heads of one map alone or of several together that `head: auto` compares."""
+
+
+def heads_compared(keys: Mapping[str, Any] | None) -> int:
+    """Most heads that sites compare in a round. keys: of the strategy with sums; None: there is none."""
+    if keys is not None and keys.get("head") == "auto":
+        return MOST_CANDIDATES
+    if keys is None or shrinkage_of(keys) != "validation":
+        return 0
+    tried = GAMMAS if (keys.get("head") or "gaussian") == "gaussian" else LAMBDAS
+    return len(keys.get("shrinkages") or tried)
+
+
+def uncovered(keys: Mapping[str, Any]) -> str:
+    """Why no accountant covers what this head asks of sites under privacy; "" if one does.
+
+    keys: of the strategy with sums.
+    """
+    head = keys.get("head") or "gaussian"
+    if head == "balanced_ridge":
+        return (
+            "strategy.head: found 'balanced_ridge' with privacy; no bound on how much one sample moves "
+            "weighted sums has been worked out; allowed: gaussian, ridge"
+        )
+    if shrinkage_of(keys) == "validation":
+        found = "strategy.head: found 'auto'" if head == "auto" else "strategy.shrinkage: found 'validation'"
+        return (
+            f"{found} with privacy, where the counts of validation samples that choose would be a release "
+            "of their own, exact and without a charge; allowed: head gaussian, or ridge with a number"
+        )
+    return ""
+
+
+def shrinkage_of(keys: Mapping[str, Any]) -> float | str:
+    """The shrinkage in keys, a number or "gcv" or "validation"; the head's default if keys have none."""
+    given = keys.get("shrinkage")
+    return DEFAULT_SHRINKAGE[keys.get("head") or "gaussian"] if given is None else given
+
+
+def solved_by(strategy: BaseModel, bounds: BaseModel) -> str:
+    """SHA-256 of the settings that turn sums into a head: an experiment's blocks `strategy` and `bounds`.
+
+    A site signs it with its sums, so that an operator cannot solve them by other settings and say that the
+    sites agreed.
+    """
+    content = {"strategy": strategy.model_dump(mode="json"), "bounds": bounds.model_dump(mode="json")}
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from perennial.config.charges import steps_of_round
 from perennial.config.learner import LearnerConfig
-from perennial.data.augmentation import augment
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
-from perennial.learning.batches import TrainingSet
+from perennial.learning.batches import TrainingSet, augment
 from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.objective import Extra, Objective
 from perennial.learning.optimizers import FlatOptimizer

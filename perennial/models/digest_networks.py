@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
 from perennial.models.incremental import IncrementalModel, joined_features
-from perennial.models.initialisation import kaiming_uniform, seeded_initialisation
+from perennial.models.layers import kaiming_uniform, seeded_initialisation
 
 CANVAS = 32
 """Images above 16 pixels are brought to this side, so that a digest always has 256 numbers."""

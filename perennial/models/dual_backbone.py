@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
 from perennial.models.incremental import IncrementalModel, complete_state, copy_state, joined_features
-from perennial.models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
+from perennial.models.layers import LINEAR_SLOPE, empty_linear, kaiming_uniform
 
 _NEW = "backbone."
 _OLD = "old_backbone."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from perennial.foundation.errors import StateError, nearest
-from perennial.models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
+from perennial.models.layers import LINEAR_SLOPE, empty_linear, kaiming_uniform
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from perennial.foundation.torchvision_import import torchvision
 from perennial.models.config import FIRST_CHANNELS, Norm
-from perennial.models.initialisation import begin_as_shortcut
+from perennial.models.layers import begin_as_shortcut
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
-from perennial.data.augmentation import to_float
 from perennial.data.federation import SimulatedFederation
 from perennial.foundation.errors import DataError, StateError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream, torch_seed
+from perennial.learning.batches import to_float
 from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import SavedModel, load_saved
 from perennial.privacy.attacks.gradient_inversion import invert_gradient

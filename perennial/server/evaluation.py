@@ -13,8 +13,7 @@ from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
 from perennial.learning.evaluation_tables import MOST_CLASSES
-from perennial.learning.scored import Scored, score
-from perennial.learning.worth import Scores
+from perennial.learning.scored import Scored, Scores, score
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 from perennial.server.position import Position

@@ -12,7 +12,7 @@ from perennial.data.schedule import Registry, TaskSchedule
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.learning.privacy_claim import check_claim
-from perennial.learning.worth import Scores
+from perennial.learning.scored import Scores
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import Inputs

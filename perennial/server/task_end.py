@@ -12,10 +12,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config import charges
-from perennial.config.analytic import DEFAULT_SHRINKAGE
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
 from perennial.config.secure_words import class_sums_of
+from perennial.config.strategies import DEFAULT_SHRINKAGE
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.analytic.solve import Sums, gaussian
 from perennial.learning.analytic.statistics import Statistics, SumsForm

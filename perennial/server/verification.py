@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from perennial.config.analytic import solved_by
-from perennial.config.bounds import BoundsConfig
+from perennial.config.rounds import BoundsConfig
 from perennial.config.schema import StrategySpec
+from perennial.config.strategies import solved_by
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from perennial.config.asks import Asks
+from perennial.config.strategies import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.protocol.measurements import asking
 from perennial.protocol.messages import TrainRequest

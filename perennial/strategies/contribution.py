@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.learning.worth import Scores, Utility, Worth, balanced
+from perennial.learning.scored import Scores, Utility, Worth, balanced
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.base import IncrementalStrategy, Wrapper

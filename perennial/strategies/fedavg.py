@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.config.bounds import MAX_SAMPLES
+from perennial.config.rounds import MAX_SAMPLES
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from perennial.config.bounds import MAX_SAMPLES
+from perennial.config.rounds import MAX_SAMPLES
 from perennial.config.strategies import ASKS
 from perennial.models.sum_grid import SumGrid
 from perennial.protocol.measurements import (

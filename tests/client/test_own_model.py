@@ -9,8 +9,8 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.data.augmentation import to_float
 from perennial.data.images import ImageReading, read_images
+from perennial.learning.batches import to_float
 from perennial.models.saved import load_saved
 from tests.strategies.personal_runs import GROUPS, run
 

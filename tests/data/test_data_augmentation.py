@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.augmentation import augment
 from perennial.data.config import AugmentationConfig
+from perennial.learning.batches import augment
 
 
 def candidates(image: torch.Tensor, config: AugmentationConfig) -> list[torch.Tensor]:

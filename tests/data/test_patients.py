@@ -13,6 +13,7 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 
+from perennial.client.exemplars import share_by_hash
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
@@ -21,7 +22,6 @@ from perennial.data.splits import text_groups
 from perennial.data.tasks_config import TasksConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import DataError
-from perennial.learning.exemplar_selection import share_by_hash
 from perennial.privacy.composition import compose
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry

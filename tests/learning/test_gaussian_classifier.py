@@ -15,10 +15,9 @@ from perennial.client.site import Site
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
-from perennial.data.augmentation import to_float
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal, ProtocolError
-from perennial.learning.batches import TrainingSet
+from perennial.learning.batches import TrainingSet, to_float
 from perennial.learning.evaluation import by_class_means
 from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import load_saved

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.client.exemplars import herding, nearest
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
 from perennial.learning import losses
-from perennial.learning.exemplar_selection import herding, nearest
 from perennial.learning.losses import (
     BalancedSoftmax,
     Batch,

@@ -15,9 +15,9 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.learner import Optimizer
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
-from perennial.data.augmentation import to_float
 from perennial.engine.run import run_in_process
 from perennial.foundation.streams import stream
+from perennial.learning.batches import to_float
 from perennial.learning.optimizers import FlatOptimizer
 from perennial.models.factory import build_model
 

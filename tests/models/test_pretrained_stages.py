@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from perennial.foundation.errors import ConfigError
+from perennial.models.factory import build_pretrained_backbone
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.pretrained import build_pretrained, fold, stages_of
-from perennial.models.pretrained_backbone import build_pretrained_backbone
 from tests.models.test_pretrained_backbone import weights  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")

@@ -12,8 +12,8 @@ from perennial.cli.main import app
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
-from perennial.data.augmentation import to_float
 from perennial.engine.run import run_in_process
+from perennial.learning.batches import to_float
 from perennial.models.saved import SavedModel, load_saved, model_file
 
 EXPERIMENT: dict[str, Any] = {

@@ -10,12 +10,12 @@ import pytest
 import torch
 import yaml
 
+from perennial.client.exemplars import share_by_hash
 from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
-from perennial.learning.exemplar_selection import share_by_hash
 from perennial.learning.private_training import train_privately
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.config import PrivacyConfig

@@ -16,7 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from perennial.baselines.feddisco import FedDisco
-from perennial.config.bounds import BoundsConfig
+from perennial.config.rounds import BoundsConfig
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import WireMessage

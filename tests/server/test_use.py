@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from perennial import load_run
 from perennial.cli.main import app
-from perennial.data.augmentation import to_float
 from perennial.data.images import ImageReading, read_images
 from perennial.foundation.errors import DataError, PerennialError
+from perennial.learning.batches import to_float
 from perennial.learning.evaluation_tables import TEMPERATURES
 from perennial.models.prediction import NONE_OF_THE_KNOWN
 from perennial.models.saved import load_saved

@@ -13,7 +13,7 @@ from torch import Tensor
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
 from perennial.engine.grid import InProcessGrid
-from perennial.learning.worth import Scores
+from perennial.learning.scored import Scores
 from perennial.protocol.measurements import asked
 from perennial.protocol.messages import Refusal, TrainReply, TrainRequest
 from perennial.protocol.stamp import Stamp

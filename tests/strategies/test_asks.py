@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from perennial.client.plan import Plan
-from perennial.config.asks import Asks, Between, OneOf
 from perennial.config.experiment import Experiment
-from perennial.config.strategies import ASKS, STRATEGIES, asks_of
+from perennial.config.strategies import ASKS, STRATEGIES, Asks, Between, OneOf, asks_of
 from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation import plugins
 from perennial.foundation.errors import PolicyRefusal
@@ -54,7 +53,7 @@ def test_a_plug_in_never_counts_as_one_whose_sum_is_enough() -> None:
 def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(tmp_path: Path) -> None:
     (tmp_path / "curious.py").write_text(
         "from perennial import FedAvg\n"
-        "from perennial.config.asks import Asks\n"
+        "from perennial.config.strategies import Asks\n"
         "class Curious(FedAvg):\n"
         "    asks = Asks(measurements=('train_accuracy',))\n"
     )

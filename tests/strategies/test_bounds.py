@@ -10,7 +10,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from benchmarks.dishonest import attacked_run
-from perennial.config.bounds import BoundsConfig
+from perennial.config.rounds import BoundsConfig
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.grid import set_task_identity
 from perennial.protocol.messages import TrainReply

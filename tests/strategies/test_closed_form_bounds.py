@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from perennial.config.bounds import BoundsConfig
 from perennial.config.experiment import Experiment
+from perennial.config.rounds import BoundsConfig
 from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.statistics import Statistics
 from perennial.server.verification import verify

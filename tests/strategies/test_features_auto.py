@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.client.plan import Plan
+from perennial.config.automatic_maps import maps_for
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.deploy.review import asked_in_words
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
-from perennial.models.feature_maps.automatic import maps_for
 from perennial.server.continuation import registry_of
 from perennial.server.curriculum import Curriculum
 

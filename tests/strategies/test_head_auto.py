@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from perennial.cli.init import init_command
 from perennial.cli.main import app
-from perennial.config.analytic import MOST_CANDIDATES
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
+from perennial.config.strategies import MOST_CANDIDATES
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.influence import auroc_of_explained, worth_of_columns

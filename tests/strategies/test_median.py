@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
-from perennial.strategies.median import Median
+from perennial.strategies.krum import Median
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.sums import update_file
 from tests.rounds import begun

@@ -8,7 +8,7 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from perennial.config.bounds import BoundsConfig
+from perennial.config.rounds import BoundsConfig
 from perennial.engine.grid import set_task_identity
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.stamp import Stamp

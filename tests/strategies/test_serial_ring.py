@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.config.bounds import BoundsConfig
+from perennial.config.rounds import BoundsConfig
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.round.gate import RunningBounds

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
-from perennial.config.asks import Asks
+from perennial.config.strategies import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.strategies.base import Wrapper
 from perennial.strategies.factory import build_strategy

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.config.analytic import DEFAULT_SHRINKAGE, MOST_CANDIDATES
-from perennial.config.analytic import LAMBDAS as FINE_LAMBDAS
+from perennial.config.strategies import DEFAULT_SHRINKAGE, MOST_CANDIDATES
+from perennial.config.strategies import LAMBDAS as FINE_LAMBDAS
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.cross_site import Judge
 from perennial.learning.analytic.solve import (

@@ -1,7 +1,8 @@
-"""Checks whether a site's sums can be true: in whole numbers here, the rest in analytic/possible.py."""
+"""Checks whether a site's sums can be true."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -10,9 +11,8 @@ from perennial.config.secure_words import share_of_noise
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.analytic.compact import read_compact
 from perennial.learning.analytic.noised import NoisedSums
-from perennial.learning.analytic.possible import DEVIATIONS, Deviations, fault_of, fault_under_noise
-from perennial.learning.analytic.statistics import Statistics, SumsForm
-from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID, RADIUS_SQUARED
+from perennial.learning.analytic.statistics import Statistics, SumsForm, unpacked
+from perennial.models.feature_maps.ball import CONSTANT, CONSTANT_STEPS, GRID, RADIUS, RADIUS_SQUARED
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import SumsNoise
 from perennial.protocol.stamp import MAX_EXAMPLES
@@ -64,6 +64,17 @@ def check_exact(found: Statistics, weight: list[int] | None = None, sites: int =
         raise _false("gram", "products with the constant that are not the sums times it")
     if fault := fault_of(found):
         raise _false("gram, sums, counts", fault)
+
+
+class Deviations(Protocol):
+    """Standard deviations of noise on the diagonal of gram (1/sqrt 2 above it), on sums, and on counts."""
+
+    @property
+    def gram(self) -> float: ...
+    @property
+    def sums(self) -> float: ...
+    @property
+    def counts(self) -> float: ...
 
 
 def check_noised(found: Statistics, noise: Deviations, sites: int = 1) -> None:
@@ -138,3 +149,74 @@ def noised_total(
         f"{', ...' if names[10:] else ''}: fewer than two standard deviations of it were found"
     )
     return sums, [said] if names else []
+
+
+SLACK = 2.0**-44
+"""Of Cholesky's rounding, for each feature and record; 512 times its bound."""
+DEVIATIONS = 8.0
+"""Standard deviations that noise is allowed: beyond them one honest value of 10^15 lies."""
+
+
+def least_trace(features: int) -> float:
+    """Least trace of the products of one record of `features` features and the constant; the largest is 1.
+
+    Each value is rounded towards zero to 2^-16, and lengths are computed in single precision.
+    """
+    shortest = RADIUS - math.sqrt(features) / GRID
+    return CONSTANT**2 + shortest**2 - 2.0**-20
+
+
+def fault_of(found: Statistics) -> str:
+    """Why no records can have such sums, in words; '' if some could.
+
+    Does not check the constant's sums and the counts, which are checked in whole numbers elsewhere. Weighted
+    sums are compared with their weighted counts.
+    """
+    counts, features = found.counts.double(), found.width - 1
+    sums, gram = found.sums.double() / GRID, unpacked(found.gram, found.width)
+    trace, total = float(gram.trace()), float(counts.sum())
+    least, most = total * least_trace(features), total * (1 + 1e-12)
+    if not least <= trace <= most:
+        return f"a trace of {trace:.6g}, where that many records have {least:.6g} to {most:.6g}"
+    lengths = torch.linalg.vector_norm(sums[:, :-1], dim=1)
+    if bool((lengths > counts * RADIUS * (1 + 1e-9)).any()):
+        return "the sum of a class longer than its records can make it"
+    held = counts > 0
+    rows = sums[held, :-1] / counts[held, None].sqrt()
+    within = gram[:-1, :-1] - rows.T @ rows
+    within.diagonal().add_(features * max(total, 1.0) * SLACK)
+    return "" if _is_positive(within) else "products of features that are no sum of squares"
+
+
+def fault_under_noise(found: Statistics, noise: Deviations) -> str:
+    """Why no records can have such noised sums, in words; '' if some could, within DEVIATIONS of the noise.
+
+    found: sums without the constant, counts in steps of 2^-16; gram may be empty.
+    """
+    counts, features = found.counts.double() / GRID, found.width
+    sums = found.sums.double() / GRID
+    if float(counts.min()) < -DEVIATIONS * noise.counts:
+        return "counts below 0, beyond the noise"
+    lengths = torch.linalg.vector_norm(sums, dim=1)
+    reach = (counts + DEVIATIONS * noise.counts).clamp(min=0) * RADIUS
+    if bool((lengths > reach + noise.sums * (math.sqrt(features) + DEVIATIONS)).any()):
+        return "the sum of a class longer than its records can make it, beyond the noise"
+    if not found.gram.numel():
+        return ""
+    gram, total = unpacked(found.gram, features), float(counts.sum())
+    doubt = DEVIATIONS * (noise.gram * math.sqrt(features) + noise.counts * math.sqrt(len(counts)))
+    # products were rounded to 2^-17 before noise was added
+    rounded = features / GRID * max(total, 1.0)
+    least = total * (least_trace(features) - CONSTANT**2) - doubt - rounded
+    most = total / 2 + doubt
+    trace = float(gram.trace())
+    if not least <= trace <= most:
+        return f"a trace of {trace:.6g}, where that many records have {least:.6g} to {most:.6g} with noise"
+    # the largest eigenvalue of such noise
+    allowance = noise.gram * (math.sqrt(2 * features) + DEVIATIONS) + rounded
+    gram.diagonal().add_(allowance + features * max(total, 1.0) * SLACK)
+    return "" if _is_positive(gram) else "products that are no sum of squares, beyond the noise"
+
+
+def _is_positive(matrix: torch.Tensor) -> bool:
+    return not int(torch.linalg.cholesky_ex(matrix)[1])

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from perennial.config.analytic import GAMMAS, LAMBDAS, shrinkage_of
+from perennial.config.strategies import GAMMAS, LAMBDAS, shrinkage_of
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.cross_site import Judge
 from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
@@ -72,7 +72,7 @@ class HeadSettings:
     def require_noisable(self, products: bool) -> None:
         """Raise ConfigError for a setting that the solver of noised sums does not allow.
 
-        What sums with noise may release is no question of the solver: config/analytic.py.
+        What sums with noise may release is no question of the solver: config/strategies.py.
         products: whether sums of products are released.
         """
         if self.head == "gaussian":

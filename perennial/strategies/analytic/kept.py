@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from perennial.config.bounds import LEAST_SITES, BoundsConfig
+from perennial.config.rounds import LEAST_SITES, BoundsConfig
 from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.learning.analytic.files import PARTS, read_statistics_file, write_statistics
 from perennial.learning.analytic.influence import PARTS as UNITS

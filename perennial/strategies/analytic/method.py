@@ -13,7 +13,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from perennial.config import charges
-from perennial.config.bounds import BoundsConfig
+from perennial.config.rounds import BoundsConfig
 from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError

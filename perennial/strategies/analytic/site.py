@@ -25,9 +25,9 @@ from perennial.client.release import Paid, Typed, leave, paid_before, pay
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
 from perennial.config import charges
-from perennial.config.analytic import HEADS_OF_A_MAP, heads_compared, shrinkage_of
 from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
 from perennial.config.site import Release
+from perennial.config.strategies import HEADS_OF_A_MAP, heads_compared, shrinkage_of
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.site_log import log
 from perennial.learning.analytic.compact import compact_statistics

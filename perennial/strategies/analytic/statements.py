@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perennial.client.secure_state import own_identity, own_signer
 from perennial.client.site import Site
-from perennial.config.analytic import solved_by
+from perennial.config.strategies import solved_by
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.privacy.signed_sums import Statement, lists

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from perennial.config.bounds import MAX_SAMPLES
+from perennial.config.rounds import MAX_SAMPLES
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream

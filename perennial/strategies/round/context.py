@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
-from perennial.learning.worth import Scores
+from perennial.learning.scored import Scores
 from perennial.models.incremental import IncrementalModel
 from perennial.models.sum_grid import SumGrid
 from perennial.privacy.entries import Entry

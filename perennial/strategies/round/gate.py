@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Message
 from torch import Tensor
 
-from perennial.config.bounds import LEAST_SITES, MAX_SAMPLES, WINDOW, BoundsConfig
+from perennial.config.rounds import LEAST_SITES, MAX_SAMPLES, WINDOW, BoundsConfig
 from perennial.foundation.errors import REASON, ProtocolError, shown
 from perennial.foundation.plain import Plain, PlainObject, read_object
 from perennial.learning.analytic.influence import level

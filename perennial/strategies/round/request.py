@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from perennial.config.bounds import BoundsConfig
+from perennial.config.rounds import BoundsConfig
 from perennial.privacy.combinations import ReleaseProtection
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp

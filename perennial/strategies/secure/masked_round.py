@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from perennial.config.bounds import MAX_SAMPLES
+from perennial.config.rounds import MAX_SAMPLES
 from perennial.config.secure_words import UpdateWords
 from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.secure.server_session import NotEnough

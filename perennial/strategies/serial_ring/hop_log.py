@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.tensor_file import pieces
-from perennial.learning.worth import Worth
+from perennial.learning.scored import Worth
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.round.context import RoundOutcome

@@ -22,7 +22,7 @@ from torch import Tensor
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.learning.worth import Worth
+from perennial.learning.scored import Worth
 from perennial.models.incremental import travelling
 from perennial.models.relabel import relabel
 from perennial.protocol.tensors import byte_count, unpack

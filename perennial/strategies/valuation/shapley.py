@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from perennial.learning.worth import Worth, balanced, difference
+from perennial.learning.scored import Worth, balanced, difference
 
 Value = Callable[[frozenset[int]], float]
 

@@ -6,8 +6,8 @@ from statistics import median
 from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ConfigError
+from perennial.learning.scored import Worth
 from perennial.learning.site_method import PlannedRun, SiteMethod
-from perennial.learning.worth import Worth
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.context import RunContext
