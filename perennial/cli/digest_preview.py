@@ -95,10 +95,11 @@ def _facts(
     shares = digests.labels.sum(0).mul(config.per_digest)
     held = [f"{classes[label]} {count:.0f}" for label, count in enumerate(shares.tolist()) if count]
     lent = "lends" if "digest" in site.identity.policy.answers else "does not lend (policy.answers)"
+    answered = "in the clear" if config.labels_in_the_clear else "randomised"
     lines = [
         f"site {site.name} {lent} digests; task {task}: {len(digests.features)} digests of "
         f"{config.per_digest} samples, {length} numbers each",
-        f"labels as they would leave ({config.labels}): {', '.join(held)}",
+        f"labels as they would leave ({answered}): {', '.join(held)}",
         f"noise: {config.protection}, scale {guarantee.scale:.4g}; a mixed feature is "
         f"{float(digests.features.abs().mean()):.4g} in the mean, noise included",
         f"epsilon of replacing one sample's features: {_figure(guarantee.epsilon)}"

@@ -218,6 +218,6 @@ def _ledger(path: Path) -> "Ledger":
 
 
 def _flower_home(site: Path) -> Path:
-    from perennial.deploy.supernode import read_connection
+    from perennial.config.site import FLOWER_HOME
 
-    return site.absolute().parent / read_connection(site).flower_home
+    return site.absolute().parent / FLOWER_HOME

@@ -47,8 +47,8 @@ class Quota:
 
 
 def kept_features(state_dir: Path, limits: StateLimits) -> BoundedFolder:
-    """The folder in which a deployed site keeps the features of its samples."""
-    return BoundedFolder(state_dir / "features", limits.features_gigabytes)
+    """The folder of the features of a deployed site's samples; of the maps, the longest unused goes first."""
+    return BoundedFolder(state_dir / "features", limits.gigabytes / 2)
 
 
 def clean(state_dir: Path, days: float) -> list[tuple[str, int]]:

@@ -54,6 +54,7 @@ EXPERIMENT: dict[str, Removed] = {
     ),
     "data.encoding": Removed(None, "Files are read as UTF-8, UTF-16 or Windows-1252; save others as UTF-8."),
     "data.partition.balance": Removed(False, "A site that has its equal share may get more."),
+    "digests.labels": Removed("public", "`digests.label_epsilon` alone has labels answered at random."),
     "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
@@ -109,6 +110,8 @@ SITE: dict[str, Removed] = {
     "policy.max_repeats": Removed(3, _FIXED),
     "policy.max_seconds": Removed(3600, _FIXED),
     "policy.max_bytes": Removed(2**30, _FIXED),
+    "connection.flower_home": Removed("flower", "Flower's folder is `flower` beside site.yaml."),
+    "state.features_gigabytes": Removed(16, "Features take at most half of `state.gigabytes`."),
     "connection.any_app": Removed(False, "A site runs what it approved: `perennial site approve`."),
     "connection.trusted_entities": Removed(
         None, "An app carries no code, so nobody's signature lets one in."

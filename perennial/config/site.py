@@ -109,23 +109,23 @@ class StateLimits(Block):
     gigabytes_per_run: float = Field(default=8.0, gt=0, allow_inf_nan=False)
     """Most that one run keeps, in units of 10^9 bytes."""
     gigabytes: float = Field(default=32.0, gt=0, allow_inf_nan=False)
-    """Most that all runs keep together."""
-    features_gigabytes: float = Field(default=16.0, gt=0, allow_inf_nan=False)
-    """Most that features of this site's samples take; of the maps, the longest unused goes first."""
+    """Most that all runs keep together; features of samples may take half as much besides."""
+
+
+FLOWER_HOME = "flower"
+"""Flower's folder below that of site.yaml; its apps/ holds the apps that may run here."""
 
 
 class Connection(Block):
     """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
     Paths are relative to the folder of the file.
-    flower_home: Flower's folder; its apps/ holds the apps that may run here.
     runtime_port: on loopback. Each SuperNode of a machine needs its own.
     """
 
     superlink: str = Field(pattern=r"^.+:[0-9]+$")
     ca: UsablePath = Path("ca.crt")
     key: UsablePath = Path("node.key")
-    flower_home: UsablePath = Path("flower")
     runtime_port: int = Field(default=9094, ge=1, lt=65535)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perennial.client.activity import note_unapproved
 from perennial.client.secure_state import certify_own_key
-from perennial.config.site import Connection, SiteConfig, load_site_config
+from perennial.config.site import FLOWER_HOME, Connection, SiteConfig, load_site_config
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_validity
 from perennial.deploy.handshake import Unreachable, check_admission, check_handshake, sign_off
@@ -68,7 +68,7 @@ def read_setup(path: Path) -> SiteSetup:
     connection, config = read_connection(path), load_site_config(path)
     folder = path.parent
     key = read_node_key(folder / connection.key)
-    require_read_only(folder / connection.flower_home, config.approvals)
+    require_read_only(folder / FLOWER_HOME, config.approvals)
     authorities = read_validity(folder / connection.ca)
     apps = approved_apps(config.approvals)
     return SiteSetup(folder, config, connection, fingerprint(public_line(key)), authorities, apps)
@@ -159,7 +159,7 @@ def supernode_processes(setup: SiteSetup, site: Path) -> tuple[dict[str, list[st
     connection = setup.connection
     commands, environment, secret = warm(
         setup.config.state_dir / "process",
-        setup.path(connection.flower_home),
+        setup.folder / FLOWER_HOME,
         "flwr-clientapp",
         *(f"perennial.client.{module}" for module in ("app", "door", "handlers", "secure_answers", "site")),
         "perennial.learning.private_training",

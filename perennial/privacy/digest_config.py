@@ -20,7 +20,7 @@ class DigestConfig(Block):
     scale largest / (20000 * epsilon), for reproduction, and its epsilon is not a guarantee.
     largest: public bound of a feature, to which features are cut; "paper" without it takes the largest
     feature of the site, which is itself private. norm: public bound of a sample's L2 norm ("gauss").
-    labels: "public" sends them in the clear; "randomised" answers each with label_epsilon.
+    label_epsilon: of the random answer that stands for each label; None sends labels in the clear.
     """
 
     per_digest: int = Field(default=4, ge=1)
@@ -31,7 +31,6 @@ class DigestConfig(Block):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     largest: Positive | None = None
     norm: Positive | None = None
-    labels: Literal["public", "randomised"] = "public"
     label_epsilon: Positive | None = None
 
     @model_validator(mode="after")
@@ -60,16 +59,14 @@ class DigestConfig(Block):
             raise ValueError("epsilon is set, but protection is none, which adds no noise")
         if self.norm is not None and self.protection != "gauss":
             raise ValueError(f"norm belongs to protection gauss; found {self.protection!r}")
-        if (self.label_epsilon is None) != (self.labels == "public"):
-            raise ValueError("label_epsilon belongs to labels: randomised, which needs it")
-        if self.labels == "randomised" and self.mix == "within_class":
-            raise ValueError("mix within_class groups by the labels that labels: randomised is to hide")
+        if self.label_epsilon is not None and self.mix == "within_class":
+            raise ValueError("mix within_class groups by the labels that label_epsilon is to hide")
         return self
 
     @property
     def labels_in_the_clear(self) -> bool:
         """Whether what leaves tells a sample's label without noise."""
-        return self.labels == "public"
+        return self.label_epsilon is None
 
     @property
     def protects(self) -> bool:

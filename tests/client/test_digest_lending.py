@@ -76,7 +76,7 @@ def test_every_protection_is_charged_at_what_it_is_worth(tmp_path: Path) -> None
     site, request = opened(tmp_path / "gauss", protection="gauss", largest=None, norm=1.0)
     answer_digest(site, request)
     assert Ledger(tmp_path / "gauss" / "state").cost(1e-5).epsilon == pytest.approx(8.0, rel=0.02)
-    site, request = opened(tmp_path / "both", labels="randomised", label_epsilon=2.0)
+    site, request = opened(tmp_path / "both", label_epsilon=2.0)
     answer_digest(site, request)
     assert Ledger(tmp_path / "both" / "state").cost(1e-5).epsilon == pytest.approx(10.0)
     site, request = opened(tmp_path / "paper", protection="paper", epsilon=0.005, largest=None)

@@ -52,7 +52,7 @@ LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 100.0}
 CENTRAL = LOCAL | {"mode": "client_central"}
 OF_MODE = {"sample": SAMPLE, "client_local": LOCAL, "client_central": CENTRAL}
 DIGESTS = {"per_digest": 4, "protection": "laplace", "epsilon": 2.0, "largest": 1.0}
-HIDDEN_LABELS = {"labels": "randomised", "label_epsilon": 1.0}
+HIDDEN_LABELS = {"label_epsilon": 1.0}
 READS_DIGESTS = {
     "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
     "strategy": {"name": "digest_synthesis", "base": "fedavg"},
@@ -257,5 +257,5 @@ def test_perennial_check_says_what_a_site_would_refuse(
     assert refusals == [
         ("train", "the experiment has privacy.mode 'none'"),
         ("evaluate", "counts of right answers leave without noise"),
-        ("digest", "digests.labels 'public' sends labels in the clear"),
+        ("digest", "without digests.label_epsilon labels leave in the clear"),
     ]

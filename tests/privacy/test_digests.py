@@ -167,8 +167,7 @@ def test_too_few_samples_are_refused_and_impossible_features_count_as_zero() -> 
         ({"protection": "gauss", "epsilon": 1}, "norm is missing"),
         ({"protection": "paper"}, "epsilon is missing"),
         ({"epsilon": 1}, "adds no noise"),
-        ({"labels": "randomised"}, "label_epsilon belongs"),
-        ({"labels": "randomised", "label_epsilon": 1, "mix": "within_class"}, "groups by the labels"),
+        ({"label_epsilon": 1, "mix": "within_class"}, "groups by the labels"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(block: dict[str, object], reason: str) -> None:

@@ -67,7 +67,6 @@ KINDS: dict[str, dict[str, Any]] = {
             "protection": "gauss",
             "epsilon": 8.0,
             "norm": 1.0,
-            "labels": "randomised",
             "label_epsilon": 2.0,
         }
     },
