@@ -163,7 +163,7 @@ def differences(table: Table, runs: Runs) -> list[str]:
     return [
         *lines,
         "",
-        "Verdicts, which count how many claims are tested, are in `benchmarks/results/README.md`.",
+        "Verdicts, which count how many claims are tested, are in [README.md](README.md).",
     ]
 
 
