@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.policy import check_floor, check_update, withheld
+from perennial.client.record_sets import choose
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import PrivacyError
@@ -56,9 +57,9 @@ def released_class_sums(
     floor, PrivacyError when the lifetime budget does not cover the release.
     """
     check_update(site.identity.policy, site.experiment)
-    exemplars = site.samples(kept)
-    sums = class_sums(model, exemplars)
     mechanism = charges.class_means(site.experiment, request.run)
+    exemplars = site.samples(choose(site, mechanism, lambda: kept).rows)
+    sums = class_sums(model, exemplars)
     privacy, identity = site.experiment.privacy, site.identity
     if privacy.mode == "none":
         counts = exemplars.counts(model.num_classes).to(torch.float32)

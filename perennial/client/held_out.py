@@ -120,7 +120,7 @@ def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: Cou
 def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> tuple[Mechanism, Chosen]:
     """The mechanism of the counts, and the held-out samples that count."""
     mechanism = charges.evaluation(site.experiment, request.run)
-    return mechanism, choose(site, mechanism, _rows(site, request, noise))
+    return mechanism, choose(site, mechanism, lambda: _rows(site, request, noise))
 
 
 def _counted(

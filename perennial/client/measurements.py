@@ -23,19 +23,22 @@ from perennial.protocol.measurements import (
 from perennial.protocol.messages import TrainRequest
 
 
+def check_measurements(site: Site, request: TrainRequest) -> None:
+    """Raises PrivacyError if measurements are asked for and no accountant covers them."""
+    names = asked(request.settings)
+    if names and site.experiment.privacy.enabled:
+        raise PrivacyError(f"{', '.join(names)}: no accountant covers them; allowed without privacy")
+
+
 def measured(
     site: Site, request: TrainRequest, model: IncrementalModel, indices: Tensor, result: TrainingResult
 ) -> dict[str, Any]:
     """The measurements that the request's settings ask for, by name.
 
     model: as trained. indices: of the samples that it was trained on. result: of that training. Raises
-    ProtocolError on an unknown measurement, PrivacyError if no accountant covers those asked for,
-    PolicyRefusal below the floor.
+    ProtocolError on an unknown measurement, PolicyRefusal below the floor.
     """
     names = asked(request.settings)
-    if names and site.experiment.privacy.enabled:
-        raise PrivacyError(f"{', '.join(names)}: no accountant covers them; allowed without privacy")
-
     policy = site.identity.policy
     if names:
         check_floor(policy, "measurements", len(indices))

@@ -6,10 +6,11 @@ them out would let a row decide whether another one counts, and one more row cou
 replacement of another.
 
 Under a protection of samples or patients a record whose line has paid all that the site's limit allows is
-left out, in silence. What is left decides neither a refusal nor any number that leaves without noise: floors,
-steps, rates and noise follow from all records and public settings.
+left out, in silence. What is left decides neither a refusal nor any number that leaves without noise: steps,
+rates and noise follow from public settings.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.release import data_are_read
+from perennial.client.release import charge_first, data_are_read
 from perennial.client.site import Site
 from perennial.data.splits import identities, record_contents
 from perennial.foundation.record_key import record_key
@@ -38,26 +39,40 @@ class Chosen:
     version: int | None = None
 
 
-def choose(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
-    """Those of rows, (n,) int64, from which a release may be computed, and the records that are charged.
+def choose(
+    site: Site, mechanism: Mechanism, find: Callable[[], Tensor], charged: Sequence[Mechanism] = ()
+) -> Chosen:
+    """The records from which a release may be computed, charged for before anything is computed from them.
 
-    mechanism: of the release. Records that have spent the site's limit are left out if the release hides a
-    sample or patient. At a simulated site, and for a release that hides the whole
-    site, all rows stay and every record pays. Raises PrivacyError where public facts alone refuse the
-    release, StateError when the record book cannot be read.
+    mechanism: of the release. charged: what is charged in its place, if anything. find: their rows, (n,)
+    int64; it reads the data. Records that have spent the
+    site's limit are left out if the release hides a sample or patient. At a simulated site, and for a release
+    that hides the whole site, all rows stay and every record pays. Raises PrivacyError where public facts
+    alone refuse the release. If finding the rows fails, every record pays, so that no error is free.
     """
+    identity, owed = site.identity, charged or (mechanism,)
+    protected = [each for each in owed if each.entry.protected]
+    for each in protected if identity.deployed else ():
+        identity.ledger.require_within(each.entry, identity.policy.limit)
+    data_are_read(hidden=bool(protected) or site.experiment.privacy.enabled)
+    chosen = None
+    try:
+        chosen = _chosen(site, mechanism, find())
+    finally:
+        for each in protected:
+            charge_first(identity, each, chosen)
+    return chosen
+
+
+def _chosen(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
     entry = mechanism.entry
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
-        if site.experiment.privacy.enabled:
-            data_are_read()
         return Chosen(rows)
     lines, patients = _identified(site, rows)
     if not entry.protected:
         return Chosen(rows, lines)
     stays = np.ones(len(rows), dtype=bool)
     limit, ledger = site.identity.policy.limit, site.identity.ledger
-    ledger.require_within(entry, limit)
-    data_are_read()
     payments = book_of(site.identity.state_dir).payments(ledger)
     if limit is not None:
         stays &= payments.affordable(lines, limit, entry)
