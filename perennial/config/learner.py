@@ -292,7 +292,7 @@ DEFAULT_LEARNER = LearnerConfig(
     # hospitals hold their classes very unevenly; each is drawn equally often
     memory=Memory(selection="herding", per_class=20, balanced=True),
 )
-"""What `learner` is where an experiment leaves it out; docs/results.md, own data, shows what it reaches."""
+"""What `learner` is where an experiment leaves it out; benchmarks/results/own_data.md has its figures."""
 
 SAMPLE_LEVEL_LEARNER = LearnerConfig(
     epochs=2,
