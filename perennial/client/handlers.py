@@ -2,8 +2,14 @@
 
 import torch
 
-from perennial.client.class_means import own_class_means, released_class_sums
-from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words, uncounted
+from perennial.client.held_out import (
+    HeldOutCounts,
+    held_out_counts,
+    noised_words,
+    own_class_means,
+    released_class_sums,
+    uncounted,
+)
 from perennial.client.held_out_tables import (
     ReportedTables,
     counts_beside,
@@ -11,7 +17,7 @@ from perennial.client.held_out_tables import (
     reported_tables,
     score_held_out,
 )
-from perennial.client.learnt_sums import check_learnt_sums, released_learnt_sums
+from perennial.client.learnt import check_learnt_sums, released_learnt_sums
 from perennial.client.policy import check_answer
 from perennial.client.release import leave
 from perennial.client.secure_values import is_secure, masked_reply, update_words

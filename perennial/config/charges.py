@@ -14,8 +14,7 @@ from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.learner import LearnerConfig
 from perennial.privacy.accountants import gaussian_multiplier
-from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig, PrivacyConfig
 from perennial.privacy.digests import DigestGuarantee, digest_entries
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.released import Mechanism

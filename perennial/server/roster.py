@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 import perennial
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError, StateError
-from perennial.foundation.registered import registered_names
+from perennial.foundation.names import registered_names
 from perennial.foundation.streams import stream
 from perennial.privacy.signed_sums import Signer
 from perennial.protocol.messages import DescribeReply, DescribeRequest

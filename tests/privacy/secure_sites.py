@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from perennial.privacy.secure.keys import Words, new_secret
-from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Attempt, Peer, Subject
+from perennial.privacy.secure.roster import Attempt, Parameters, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import SiteSession
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.privacy.secure.keys import PRIME, Words, add_masks, agree, derive, join, new_secret, split
-from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Peer, peers_hash, roster_hash
+from perennial.privacy.secure.roster import Parameters, Peer, peers_hash, roster_hash
 from perennial.privacy.secure.server_session import ServerSession
 from perennial.privacy.secure.site_session import SiteSession
 from tests.privacy.secure_sites import (

@@ -29,10 +29,10 @@ from perennial.privacy.secure.keys import (
     unsealed,
     verified,
 )
-from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import (
     Attempt,
     Member,
+    Parameters,
     Peer,
     Subject,
     Trust,
