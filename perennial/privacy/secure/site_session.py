@@ -170,7 +170,7 @@ class SiteSession:
     def mask(self, words: Words) -> None:
         """Mask words in place: the self mask, and one with each other site of the roster. Once.
 
-        words: (N,) uint32 or uint64. Raises PolicyRefusal when this attempt has masked values already; those
+        words: (N,). Raises PolicyRefusal when this attempt has masked values already; those
         are to be sent again.
         """
         require(self.stage == "prepared" and bool(self.members), "this attempt has masked its values already")
