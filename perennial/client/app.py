@@ -16,9 +16,9 @@ from flwr.clientapp import ClientApp
 import perennial
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
-from perennial.client.door import check_bytes
 from perennial.client.identity import Identity, identify, using_plugins
 from perennial.client.release import begin_request, leave, refusal, serialise
+from perennial.client.time_limit import check_bytes
 from perennial.foundation.errors import PerennialError, PolicyRefusal, ProtocolError, shown
 from perennial.foundation.site_log import log, one_subject, speak_of
 from perennial.privacy.released import Public

@@ -1,20 +1,13 @@
 """The first check of a deployed site: is this request one that the approved experiment makes?
 
-What the request would release is judged afterwards, by client/policy.py
-and client/policy.py, where it is computed.
+What the request would release is judged afterwards, by client/policy.py, where it is computed.
 """
 
 import hashlib
 import json
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-
-from flwr.app import RecordDict
 
 from perennial.client.identity import Identity
 from perennial.client.plan import Plan
@@ -22,6 +15,7 @@ from perennial.client.policy import check_secure
 from perennial.client.request_count import RequestCount
 from perennial.client.site import registry_of_site, require_same_experiment, require_split_key
 from perennial.client.state import Quota
+from perennial.client.time_limit import LONGEST, TIME_RULE, time_limit
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import (
@@ -34,56 +28,8 @@ from perennial.foundation.errors import (
     StateError,
 )
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
-from perennial.protocol.fields import read_kind, record_bytes
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
-
-LARGEST = 2**30
-"""Bytes of the tensors and texts of one request."""
-LONGEST = 3600.0
-"""Seconds of work for one request."""
-
-
-def check_bytes(record: RecordDict) -> None:
-    """Raises PolicyRefusal for a request that is larger than a site bears, before it is parsed."""
-    found = record_bytes(record)
-    if found > LARGEST:
-        raise PolicyRefusal(f"largest request: {read_kind(record)}: found {found} bytes, allowed {LARGEST}")
-
-
-TIME_RULE = "longest request"
-"""What a refusal begins with that ended a request for its length."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raises PolicyRefusal inside the block once seconds have passed.
-
-    A site's process has one thread, where a signal stops the work; in any other thread the block ends first,
-    and its result must not leave.
-    """
-    refusal = PolicyRefusal(f"{TIME_RULE}: the request took longer than {seconds:g} s")
-    start = time.monotonic()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise refusal
-
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGALRM, stop)
-        left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-            if left:
-                # somebody else's alarm, at its own time
-                signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - start)))
-    else:
-        yield
-    if time.monotonic() - start > seconds:
-        raise refusal
-
 
 LARGEST_CLIP_NORM = 10.0
 """Of an adaptive clip norm in mode client_central, where the experiment does not name a larger first one."""

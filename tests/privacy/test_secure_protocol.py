@@ -55,7 +55,7 @@ def test_sum_has_the_same_words_as_without_masks(sites: int, colluders: int):
     values = random_values(federation.names, 1000)
     found = run_attempt(federation, values, 1, _all(federation))
     assert not isinstance(found, str), found
-    assert np.array_equal(found[0], sum(values.values(), np.zeros(1000)))
+    assert np.array_equal(found[0], sum(values.values(), np.zeros(1000, np.uint64)))
 
 
 @pytest.mark.parametrize(("sites", "colluders"), [(2, 0), (3, 0), (3, 1), (4, 0), (4, 1)])

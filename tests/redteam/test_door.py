@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from perennial.client import door
-from perennial.client.door import time_limit
+from perennial.client import time_limit as time_limit_module
 from perennial.client.policy import withheld
 from perennial.client.request_count import RequestCount
+from perennial.client.time_limit import time_limit
 from perennial.config.site import SitePolicy, load_site_config
 from perennial.foundation.errors import ConfigError, PolicyRefusal
 from perennial.protocol.measurements import LABEL_COUNTS, TRAIN_ACCURACY
@@ -144,7 +145,7 @@ def test_refusals_and_failures_do_not_shut_the_door_for_a_hospital_that_mends_th
 
 def test_large_requests_and_long_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hospital = Hospital(tmp_path, POLICIES["open"])
-    monkeypatch.setattr(door, "LARGEST", 1000)
+    monkeypatch.setattr(time_limit_module, "LARGEST", 1000)
     assert "largest request: TrainRequest: found" in refused(hospital, train(hospital))
     monkeypatch.undo()
     monkeypatch.setattr(door, "LONGEST", 0.001)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from perennial.client import door
+from perennial.client import time_limit as time_limit_module
 from perennial.client.request_count import REPEATS
 from perennial.client.secure_state import SecureState
 from perennial.config.charges import update
@@ -101,7 +101,7 @@ def test_a_long_share_is_refused_before_it_is_looked_at(hospital: Hospital) -> N
 
 
 def test_a_request_of_texts_alone_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "LARGEST", 5_000)
+    monkeypatch.setattr(time_limit_module, "LARGEST", 5_000)
     small = Hospital(tmp_path, {"answers": ["train"]}, **SECURE)
     many = {"senders": ["a"] * 50, "shares": ["0" * SEALED] * 50}
     assert "largest request: VoteRequest: found" in ask(small, "vote", **many)
