@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from perennial.deploy.superlink_status import read_superlink_status
+from perennial.deploy.superlink import read_superlink_status
 from perennial.foundation.heartbeat import beating, is_alive
 from perennial.live.diagnosis import find_faults
 from perennial.live.metrics import answer, metrics_of_runs, metrics_of_superlink, write_metrics
