@@ -21,6 +21,7 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import Refusal
 from perennial.protocol.parcel import is_parcel, opened, parcelled
 from perennial.protocol.stack import answers, stack_of
+from perennial.server.journal import LIVE_STATUS
 from perennial.strategies.round.exchange import describe_error
 
 
@@ -85,7 +86,6 @@ class ParcelGrid(ForwardingGrid):
         return reply
 
 
-LIVE_STATUS = "live.jsonl"
 ONLINE_EVERY = 2.0
 """Seconds between two questions who is connected."""
 LOGGED_EVERY = 60.0

@@ -188,7 +188,10 @@ class FedYogi(Adaptive):
 
 
 class FedAdagrad(Adaptive):
-    """v = v + mean^2."""
+    """v = v + mean^2, as published without momentum (beta_1 = 0)."""
+
+    def __init__(self, server_lr: float = 0.1, beta_1: float = 0.0, tau: float = 1e-3, **flower: Any) -> None:
+        super().__init__(server_lr, beta_1, tau=tau, **flower)
 
     def scaled(self, scale: Tensor, square: Tensor) -> Tensor:
         return scale + square

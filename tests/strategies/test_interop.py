@@ -24,8 +24,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
     "contribution": {"base": "fedavg", "estimator": "reconstruct"},
     "digest_synthesis": {"base": "fedavg"},
-    # its momentum begins at 0 and its steps shrink: with it three rounds are too few to tell
-    "fedadagrad": {"beta_1": 0.0},
     "pfa": {"global_rounds": 1, "layer": 1},
 }
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
