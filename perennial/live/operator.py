@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from perennial.config.experiment import load_experiment
-from perennial.deploy.superlink_status import read_superlink_status
+from perennial.deploy.superlink import read_superlink_status
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.heartbeat import beating, is_alive
 from perennial.live.diagnosis import find_faults
