@@ -12,13 +12,11 @@ from typing import ClassVar, get_args
 
 from torch import Tensor
 
-from perennial.client.class_means import own_class_means
-from perennial.client.held_out import held_out_counts
+from perennial.client.held_out import held_out_counts, own_class_means
 from perennial.client.policy import check_answer, check_floor, check_sparsity
-from perennial.client.record_sets import choose
 from perennial.client.release import leave
 from perennial.client.site import Site
-from perennial.client.training_samples import training_indices
+from perennial.client.training_samples import choose, training_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.foundation.errors import DataError, ProtocolError, StateError
