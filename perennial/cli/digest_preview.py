@@ -131,8 +131,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
     from perennial.models.factory import build_model
     from perennial.models.incremental import travelling
-    from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
-    from perennial.privacy.attacks.similarity import structural_similarity
+    from perennial.privacy.attacks import reconstruct_digest, structural_similarity
     from perennial.strategies.digest_synthesis.recall import Recall
     from perennial.strategies.digest_synthesis.store import spread, spread_factor
 

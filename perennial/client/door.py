@@ -1,7 +1,6 @@
 """The first check of a deployed site: is this request one that the approved experiment makes?
 
-What the request would release is judged afterwards, by client/policy.py
-and client/policy.py, where it is computed.
+What the request would release is judged afterwards, by client/policy.py, where it is computed.
 """
 
 import hashlib
@@ -13,10 +12,10 @@ from pathlib import Path
 from perennial.client.identity import Identity
 from perennial.client.plan import Plan
 from perennial.client.policy import check_secure
-from perennial.client.quota import Quota
 from perennial.client.release import were_data_read
 from perennial.client.request_count import RequestCount
 from perennial.client.site import registry_of_site, require_same_experiment, require_split_key
+from perennial.client.state import Quota
 from perennial.client.time_limit import LONGEST, time_limit
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy

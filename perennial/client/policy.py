@@ -16,7 +16,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.site import Answer, Demand, Release, SitePolicy
 from perennial.foundation.errors import PolicyRefusal, PrivacyError
 from perennial.learning.privacy_claim import check_claim
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 
 
 def check_answer(policy: SitePolicy, kind: Answer) -> None:

@@ -12,22 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.measurements import check_measurements, measured
 from perennial.client.policy import check_answer, check_floor, check_update, hides_count
-from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Typed, leave, stays_here
 from perennial.client.site import Site
-from perennial.client.training_samples import training_indices
+from perennial.client.training_samples import Chosen, choose, training_indices
 from perennial.config import charges
 from perennial.config.rounds import AdversaryKind
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.site_method import LocalTurn, SiteMethods, TurnStart
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
+from perennial.models.layers import naming_what_did_not_grow
 from perennial.privacy.noise import Noise
 from perennial.privacy.protection import protect_update
 from perennial.privacy.released import Mechanism, Public, Released
@@ -35,7 +33,66 @@ from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 
 if TYPE_CHECKING:
+    from perennial.learning.bayesian_estimate import NeighbourDistances
     from perennial.learning.cohort_training import Member
+from collections.abc import Callable
+
+from perennial.client.policy import exempt, withheld
+from perennial.learning.evaluation import by_head, count_correct
+from perennial.protocol.measurements import (
+    CLASS_COVERAGE,
+    CLASSIFICATION_LOSS,
+    HELD_OUT_ACCURACY,
+    LABEL_COUNTS,
+    TRAIN_ACCURACY,
+    asked,
+)
+
+
+def measured(
+    site: Site, request: TrainRequest, model: IncrementalModel, indices: Tensor, result: TrainingResult
+) -> dict[str, Any]:
+    """The measurements that the request's settings ask for, by name.
+
+    model: as trained. indices: of the samples that it was trained on. result: of that training. Raises
+    ProtocolError on an unknown measurement, PolicyRefusal below the floor.
+    """
+    names = asked(request.settings)
+    policy = site.identity.policy
+    if names:
+        check_floor(policy, "measurements", len(indices))
+
+    def accuracy(of: Tensor) -> float | None:
+        if len(of) < policy.min_samples and not exempt(policy, "measurements"):
+            return None
+        model.eval()
+        with site.measuring():
+            correct, total = count_correct(by_head(model), site.samples(of), request.num_classes)
+        return sum(correct) / sum(total) if sum(total) else None
+
+    def cells() -> list[int]:
+        return site.data.y[indices].bincount(minlength=request.num_classes).tolist()
+
+    def coverage() -> float:
+        found = cells()
+        stay = withheld(policy, "measurements", found)
+        held = torch.tensor([n > 0 and label not in stay for label, n in enumerate(found)])
+        return float(held.float().mean())
+
+    def counts() -> list[int | None]:
+        found = cells()
+        stay = withheld(policy, "measurements", found)
+        return [None if label in stay else n for label, n in enumerate(found)]
+
+    measure: dict[str, Callable[[], Any]] = {
+        HELD_OUT_ACCURACY: lambda: accuracy(site.data.task_indices("validation", 0, request.num_classes)),
+        TRAIN_ACCURACY: lambda: accuracy(indices),
+        CLASSIFICATION_LOSS: lambda: result.classification,
+        CLASS_COVERAGE: coverage,
+        LABEL_COUNTS: counts,
+    }
+    found = {name: measure[name]() for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -60,7 +117,7 @@ class TrainingTurn:
     chosen: Chosen
     teacher: IncrementalModel | None
     methods: SiteMethods
-    neighbours: NeighbourDistances | None
+    neighbours: "NeighbourDistances | None"
     adversary: AdversaryKind | None
     start: Mapping[str, Tensor]
 
@@ -76,7 +133,8 @@ class TrainingTurn:
         start = {"site": site.name, "seed": site.experiment.seed, "request": request, "records": state}
         methods.begin(TurnStart(**start))
         check_update(site.identity.policy, site.experiment, **methods.claim)
-        check_measurements(site, request)
+        if (names := asked(request.settings)) and site.experiment.privacy.enabled:
+            raise PrivacyError(f"{', '.join(names)}: no accountant covers them; allowed without privacy")
         if beside is None:
             site.check_experiment(request)
         previous = site.previous_model(request)
@@ -126,11 +184,7 @@ class TrainingTurn:
             chosen=chosen,
             teacher=teacher,
             methods=methods,
-            neighbours=NeighbourDistances.of(
-                site.experiment, site.identity.state_dir, site.name, request.run, request.round
-            )
-            if site.experiment.privacy.enabled
-            else None,
+            neighbours=_neighbours(site, request) if site.experiment.privacy.enabled else None,
             adversary=adversary,
             start=arrays,
         )
@@ -179,13 +233,15 @@ class TrainingTurn:
 
     def _trained(self) -> TrainingResult:
         """Train the model in place, by the learner that the experiment names and under its privacy mode."""
-        if self.site.experiment.privacy.mode == "sample":
-            return self._by_private_steps()
-        if len(self.data) == 0 and hides_count(self.site.identity):
+        mode = self.site.experiment.privacy.mode
+        if len(self.data) == 0 and mode != "sample" and hides_count(self.site.identity):
             return TrainingResult(torch.zeros_like(self.flat.vector), 0.0, 0)
-        if self.neighbours is not None:
-            self.neighbours.see_halves(self.data, self.flat, self.methods.stays, self._by_epochs)
-        return self._by_epochs(self.data, self._batches())
+        with naming_what_did_not_grow(self.methods.methods, self.flat.shapes):
+            if mode == "sample":
+                return self._by_private_steps()
+            if self.neighbours is not None:
+                self.neighbours.see_halves(self.data, self.flat, self.methods.stays, self._by_epochs)
+            return self._by_epochs(self.data, self._batches())
 
     def _batches(self) -> np.random.Generator:
         ids = self.request.round, *self.methods.batch_ids
@@ -310,6 +366,13 @@ def protected(site: Site, request: TrainRequest, mechanism: Mechanism, result: T
     std = mechanism.std if privacy.mode == "client_local" else 0.0
     within = protect_update(result.update, bound, std, Noise()) <= bound
     return within if adaptive else None
+
+
+def _neighbours(site: Site, request: TrainRequest) -> "NeighbourDistances | None":
+    from perennial.learning.bayesian_estimate import NeighbourDistances
+
+    identity = site.identity
+    return NeighbourDistances.of(site.experiment, identity.state_dir, site.name, request.run, request.round)
 
 
 def _adversary(site: Site) -> AdversaryKind | None:

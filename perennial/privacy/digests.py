@@ -19,7 +19,7 @@ from torch import Tensor
 from perennial.foundation.errors import DataError
 from perennial.foundation.site_log import log
 from perennial.privacy.accountants import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 from perennial.privacy.entries import Entry
 from perennial.privacy.noise import Noise, add_laplace, add_noise
 

@@ -80,7 +80,7 @@ class Public(Generic[T]):
 class Released(Generic[T]):
     """A value as it may leave, and the mechanisms that hide a unit in it.
 
-    chosen: the records that it was computed from (client/record_sets.py); None: every record pays.
+    chosen: the records that it was computed from (client/training_samples.py); None: every record pays.
     """
 
     def __init__(self, value: T, *mechanisms: Mechanism, chosen: Any = None) -> None:

@@ -12,8 +12,7 @@ import torch
 
 from perennial.cli.privacy import ledger_command
 from perennial.client import site as site_module
-from perennial.client.record_figures import record_figures
-from perennial.client.record_sets import (
+from perennial.client.training_samples import (
     _identified,  # pyright: ignore[reportPrivateUsage]
     book_of,
     choose,
@@ -24,7 +23,7 @@ from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
-from perennial.privacy.record_book import RecordBook
+from perennial.privacy.record_book import RecordBook, record_figures
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic.site import collected

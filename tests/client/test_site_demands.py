@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from perennial.cli.check import check_command
-from perennial.client.class_means import released_class_sums
 from perennial.client.handlers import answer_evaluate, answer_train
+from perennial.client.held_out import released_class_sums
 from perennial.client.identity import Identity
 from perennial.client.release import leave
 from perennial.client.site import Site, open_site

@@ -21,7 +21,6 @@ from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
-from perennial.server.history import History
 from perennial.server.measures.record import Measures, read_measures
 from perennial.server.metrics import (
     average_accuracy,
@@ -29,6 +28,7 @@ from perennial.server.metrics import (
     backward_transfer,
     forgetting,
 )
+from perennial.server.rounds import History
 from perennial.server.run_measures import task_measures
 from perennial.server.site_counts import SiteCounts, check_tables, tables_of
 from perennial.server.summary import measured_rounds

@@ -20,10 +20,10 @@ from perennial.client.policy import (
     check_statistics,
     withheld,
 )
-from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import Paid, Typed, leave, paid_before, pay, stays_here
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
+from perennial.client.training_samples import Chosen, choose
 from perennial.config import charges
 from perennial.config.analytic import HEADS_OF_A_MAP, heads_compared, shrinkage_of
 from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject

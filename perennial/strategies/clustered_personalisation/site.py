@@ -14,13 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perennial.client.class_means import own_class_means
-from perennial.client.held_out import held_out_counts
+from perennial.client.held_out import held_out_counts, own_class_means
 from perennial.client.policy import check_answer, check_floor, check_sparsity, hides_count
-from perennial.client.record_sets import choose
 from perennial.client.release import leave, stays_here
 from perennial.client.site import Site
-from perennial.client.training_samples import indices_left_for_training, training_indices
+from perennial.client.training_samples import choose, indices_left_for_training, training_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.config.strategies import nested

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from perennial.client.policy import check_digests, check_floor
-from perennial.client.record_sets import choose
 from perennial.client.release import leave, paid_before, pay
 from perennial.client.site import Site
+from perennial.client.training_samples import choose
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
