@@ -1,9 +1,9 @@
 """The one exit of a site: every reply is built, charged and serialised here.
 
 A handler gives each field a type (privacy/released.py). A protected release is charged before the data are
-read (client/training_samples.py), so that whether a site answers costs as much as what it answers; `leave` charges
-what was not, and builds the reply from copies. `serialise` lets out no reply that was built elsewhere or
-changed afterwards.
+read (client/training_samples.py), so that whether a site answers costs as much as what it answers. `leave`
+charges what was not, and builds the reply from copies. `serialise` lets out no reply that was built elsewhere
+or changed afterwards.
 """
 
 from collections.abc import Iterator

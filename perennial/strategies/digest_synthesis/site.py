@@ -18,7 +18,7 @@ from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
 from perennial.models.digest_networks import FeatureEncoder, encoder_hash
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
 from perennial.privacy.noise import Noise
 from perennial.privacy.released import Public, Released
