@@ -25,6 +25,7 @@ from perennial.learning.site_method import LocalTurn, SiteMethods, TurnStart
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
+from perennial.models.layers import naming_what_did_not_grow
 from perennial.privacy.noise import Noise
 from perennial.privacy.protection import protect_update
 from perennial.privacy.released import Mechanism, Public, Released
@@ -227,11 +228,12 @@ class TrainingTurn:
 
     def _trained(self) -> TrainingResult:
         """Train the model in place, by the learner that the experiment names and under its privacy mode."""
-        if self.site.experiment.privacy.mode == "sample":
-            return self._by_private_steps()
-        if self.neighbours is not None:
-            self.neighbours.see_halves(self.data, self.flat, self.methods.stays, self._by_epochs)
-        return self._by_epochs(self.data, self._batches())
+        with naming_what_did_not_grow(self.methods.methods, self.flat.shapes):
+            if self.site.experiment.privacy.mode == "sample":
+                return self._by_private_steps()
+            if self.neighbours is not None:
+                self.neighbours.see_halves(self.data, self.flat, self.methods.stays, self._by_epochs)
+            return self._by_epochs(self.data, self._batches())
 
     def _batches(self) -> np.random.Generator:
         ids = self.request.round, *self.methods.batch_ids

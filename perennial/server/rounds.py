@@ -5,6 +5,7 @@ from typing import Any
 
 from perennial.config import charges
 from perennial.foundation.errors import StateError
+from perennial.models.layers import naming_what_did_not_grow
 from perennial.protocol.tensors import content_sha256
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.evaluation import Counts
@@ -226,7 +227,8 @@ class Rounds:
         """Train one round; under `secure` in one of which the server sees the sum of the updates alone."""
         sums, mean = strategy.run.sums if strategy.attached else None, strategy.find(FedAvg)
         if sums is None or mean is None:
-            return strategy.train_round(self._grid, request)
+            with naming_what_did_not_grow((strategy, *strategy.inner), request.arrays):
+                return strategy.train_round(self._grid, request)
         from perennial.strategies.secure.masked_round import MaskedRound
 
         return MaskedRound(sums).train_round(mean, self._grid, request)
