@@ -115,7 +115,7 @@ _REPLACED: dict[Kind, str] = {
 BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "none": "none",
     "client_local": "the data of one site is replaced by another draw from where it came from",
-    "client_central": "one typical site is replaced by another",
+    "client_central": "none",
     "client_shared": "none",
     "sample": "one training sample, drawn like the others, is added or removed",
     "sample_shared": "none",
