@@ -155,7 +155,6 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
         roster_masks=[member.mask for member in members],
         roster_commitments=[member.commitment for member in members],
         roster_signatures=[member.signature for member in members],
-        sum_updates=3,
     )
     together, sent = threading.Barrier(2, timeout=1), []
 
