@@ -36,8 +36,8 @@ UNCOVERED = (
     Uncovered(
         r"Refusal(\..*)?",
         "whether the site has samples of a task at all, and whether all, or a class, are as many as "
-        "policy.min_samples says: it refuses below. An update, sums of features or a sparsity vector that the "
-        "site's own noise hides leaves whatever their number",
+        "policy.min_samples says: it refuses below. An update, sums of features or a sparsity vector that "
+        "the site's own noise hides leaves whatever their number",
         r"policy\.min_samples|no sample|per_digest",
     ),
     Uncovered(
