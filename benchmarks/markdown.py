@@ -160,7 +160,11 @@ def differences(table: Table, runs: Runs) -> list[str]:
     for claim in table.claims:
         found = claim.differences(runs)
         lines.append(f"| {claim.text} | {t_interval(found) if len(found) > 1 else '-'} |")
-    return [*lines, "", "Verdicts, which count how many claims are tested, are in `docs/results.md`."]
+    return [
+        *lines,
+        "",
+        "Verdicts, which count how many claims are tested, are in [README.md](README.md).",
+    ]
 
 
 def listed(values: Sequence[object]) -> str:

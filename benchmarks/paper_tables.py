@@ -47,7 +47,7 @@ UNTESTED = (
     Untested("feddig", "accuracies of table I", _SIZE, _LARGE.format("feddig_fashion_mnist_paper")),
     Untested(
         *("feddig", "its noise has epsilon 0.005", "refuted"),
-        "by arithmetic: [its page](methods/feddig.md#what-the-paper-gets-wrong)",
+        "by arithmetic: [its page](../../docs/methods/feddig.md#what-the-paper-gets-wrong)",
     ),
     Untested(
         *("incre_fl", "accuracies of tables 1 to 5", _SIZE),
@@ -57,11 +57,11 @@ UNTESTED = (
     Untested("tricon_sf", "accuracies of table II", _SIZE, _LARGE.format("tricon_sf_ham10000_paper")),
     Untested(
         *("tricon_sf", "contribution values find who does not contribute (table IV)", _SIZE),
-        "counted, not tested: [shares](../benchmarks/results/tricon_sf_detection.md)",
+        "counted, not tested: [shares](tricon_sf_detection.md)",
     ),
     Untested(
         *("tricon_sf", "shuffled layers protect", "refuted"),
-        "by attack: [security](../benchmarks/results/tricon_sf_security.md)",
+        "by attack: [security](tricon_sf_security.md)",
     ),
 )
 Tested = tuple[str, Claim, Runs, Verdict | None]
@@ -75,6 +75,11 @@ def paper_of(table: str) -> str | None:
     return next((paper for paper in PAPERS if table.startswith(f"{paper}_")), None)
 
 
+def claimed_by_paper(table: str, claim: Claim) -> str | None:
+    """Beginning of the names of the paper that a claim is of; None for ours."""
+    return None if any(word in claim.text for word in OURS) else paper_of(table)
+
+
 def papers_table(tested: Sequence[Tested], decided: Mapping[tuple[str, str], Estimate]) -> Iterator[str]:
     """As Markdown, line by line."""
     yield "| paper | claim | what we saw |"
@@ -82,9 +87,9 @@ def papers_table(tested: Sequence[Tested], decided: Mapping[tuple[str, str], Est
     for paper, name in PAPERS.items():
         claims: dict[str, list[Tested]] = {}
         for each in tested:
-            if paper_of(each[0]) == paper and not any(word in each[1].text for word in OURS):
+            if claimed_by_paper(each[0], each[1]) == paper:
                 claims.setdefault(each[1].text, []).append(each)
-        link = f"[{name}](methods/{paper}.md)"
+        link = f"[{name}](../../docs/methods/{paper}.md)"
         for text, those in claims.items():
             cells = "; ".join(_cell(*each, decided.get((each[0], text))) for each in those)
             yield f"| {link} | {text} | {cells} |"
@@ -104,7 +109,7 @@ def _cell(name: str, claim: Claim, runs: Runs, verdict: Verdict | None, decided:
         found, why = claim.differences(runs), f", would take {_seeds(decided.needed)}"
         interval = t_interval(found) if len(found) > 1 else None
     shown = "" if interval is None else f" {figures}, {interval}"
-    return f"**{word}**{why} ([{name}](../benchmarks/results/{name}.md){shown})"
+    return f"**{word}**{why} ([{name}]({name}.md){shown})"
 
 
 def _seeds(needed: float) -> str:

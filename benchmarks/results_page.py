@@ -1,4 +1,4 @@
-"""The page of each table in `benchmarks/results/`, its picture, and docs/results.md, which lists them.
+"""The page of each table in `benchmarks/results/`, its picture, and the README.md there, which lists them.
 
 `python -m benchmarks.results_page` writes them again. Figures stand on a table's own page alone;
 the list has the verdict on each claim, because verdicts are corrected for the number of all claims. Nothing
@@ -18,22 +18,17 @@ from benchmarks.grid import newest
 from benchmarks.intervals import t_interval
 from benchmarks.markdown import age, markdown, missing
 from benchmarks.paper_claims import Claim, Runs, Verdict, judge
-from benchmarks.paper_tables import Tested, paper_of, papers_table
+from benchmarks.paper_tables import Tested, claimed_by_paper, paper_of, papers_table
 from benchmarks.table import RESULTS, ROOT, Table, tables
 
 DOCS = ROOT / "docs"
-PAGE = DOCS / "results.md"
+PAGE = RESULTS / "README.md"
 PICTURES = DOCS / "results"
 HEAD = """# Results
 
-After this page you know which claims hold, by how many seeds, and where each table is.
-
-Each table has a page of its own in `benchmarks/results/` with its figures, controls and picture, computed
-from the runs beside it; this page lists them with the verdict on each claim.
-`python -m benchmarks.results_page` writes all of them again, and a test keeps them together with
-the runs.
-`python -m benchmarks TABLE` runs what a table lacks,
-`python -m benchmarks` lists the tables.
+Each table has a page of its own here, with figures, controls and a picture. This page has the verdict on each
+claim. `python -m benchmarks` lists the tables, `python -m benchmarks TABLE` runs what a table lacks, and
+`python -m benchmarks.results_page` writes all pages again.
 
 Accuracies in per cent: mean over seeds and half the width of its 95 % t-interval. A claim is tested on the
 difference between its two rows, taken seed by seed. It holds when the whole t-interval of the mean difference
@@ -181,7 +176,7 @@ def _claims_at_a_glance(verdicts: Verdicts) -> Iterator[str]:
             f"{words.total() + off} claims were put to the test. {words['holds']} hold, "
             f"{words['does not hold']} do not hold, {open_claims} are undecided. {off} were undecided "
             "and are taken off, because seeds that would decide them cost more than we pay "
-            "([which](../benchmarks/results/power.md)); they count in the correction all the same."
+            "([which](power.md)); they count in the correction all the same."
         )
 
 
@@ -214,26 +209,26 @@ def _list(
 
 
 def _claims(tested: Sequence[Tested]) -> Iterator[str]:
-    """Each claim with its effect, those that were taken off as well."""
+    """Each claim that is not in the papers' table, with its effect, those that were taken off as well."""
     yield from (
-        "## Every claim",
+        "## Claims of no paper",
         "",
         "| claim | effect, points | seeds | verdict |",
         "| --- | --- | --- | --- |",
     )
     for name, claim, runs, verdict in tested:
+        if claimed_by_paper(name, claim) is not None:
+            continue
         found = claim.differences(runs)
         word = "taken off" if verdict is None else verdict.word
-        yield (
-            f"| [{claim.text}](../benchmarks/results/{name}.md) | "
-            f"{t_interval(found) if len(found) > 1 else '-'} | {len(found)} | {word} |"
-        )
+        interval = t_interval(found) if len(found) > 1 else "-"
+        yield f"| [{claim.text}]({name}.md) | {interval} | {len(found)} | {word} |"
 
 
 def _wholly_below(tested: Sequence[Tested]) -> Iterator[str]:
     """Claims whose effect is the other way round by its own interval, whatever the verdict."""
     below = [
-        f"[{claim.text}](../benchmarks/results/{name}.md) {t_interval(found)}"
+        f"[{claim.text}]({name}.md) {t_interval(found)}"
         for name, claim, runs, _ in tested
         for found in [claim.differences(runs)]
         if len(found) > 1 and t_interval(found).high < 0
@@ -243,7 +238,7 @@ def _wholly_below(tested: Sequence[Tested]) -> Iterator[str]:
 
 
 def _link(name: str, table: Table) -> str:
-    return f"[{table.title}](../benchmarks/results/{name}.md)"
+    return f"[{table.title}]({name}.md)"
 
 
 def write_pages() -> None:

@@ -1,17 +1,24 @@
-"""Processor time of `perennial run` on the quickstart: `python -m benchmarks.start_time` writes its result.
+"""Processor time of commands, in fresh processes; each writes its result.
 
-Ten pairs of fresh processes, in turn: before the first round against `import torch` alone, and from start to
-exit with everything against one device that shortens start or end left out.
+`python -m benchmarks.start_time`: `perennial run` on the quickstart, in ten pairs: before the first round
+against `import torch` alone, and from start to exit with everything against one device that shortens start or
+end left out.
+`python -m benchmarks.start_time deploy`: an operator's commands while a SuperLink serves on loopback.
 """
 
 import json
 import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+from benchmarks.environment import machine, versions
+from benchmarks.processes import measured
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS = 10
@@ -75,9 +82,52 @@ def compare(one: str, other: str, figure: str) -> dict[str, object]:
     return {"median_ratio": round(statistics.median(ratios), 3), "lower_in": better, "pairs": pairs}
 
 
+def measure_operator() -> dict[str, object]:
+    """Processor seconds of `deploy submit` and `deploy status`, with two runs that wait for their sites."""
+    perennial = ("-m", "perennial.cli.main", "deploy")
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    fleet, control = (str(probe.getsockname()[1]) for probe in probes)
+    for probe in probes:
+        probe.close()
+    with tempfile.TemporaryDirectory() as parent:
+        folder = str(Path(parent) / "federation")
+        ports = ("--fleet-port", fleet, "--control-port", control)
+        measured(*perennial, "init", folder, "--host", "localhost", "--runtime", "process", *ports)
+        log = subprocess.DEVNULL
+        serving = subprocess.Popen([sys.executable, *perennial, "start", folder], stdout=log, stderr=log)
+        try:
+            asked = [sys.executable, *perennial, "health", folder]
+            while subprocess.run(asked, stdout=log, stderr=log, check=False).returncode:
+                time.sleep(1)
+            at = ("--folder", folder)
+            submit = [
+                (*perennial, "submit", "experiments/quickstart.yaml", *at, "--name", f"run-{n}") for n in "12"
+            ]
+            commands = {
+                "submit": submit,
+                "submit_again": submit,
+                "status": [(*perennial, "status", *at)] * PAIRS,
+            }
+            found = {
+                name: [round(measured(*command).cpu_seconds, 2) for command in each]
+                for name, each in commands.items()
+            }
+        finally:
+            serving.terminate()
+            serving.wait()
+    return {"machine": machine(), "versions": versions(("flwr",)), "processor_seconds": found}
+
+
+def write(name: str, result: object) -> None:
+    (ROOT / "benchmarks" / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["deploy"]:
+        write("deploy_commands", measure_operator())
+        sys.exit()
     result = {"before_the_first_round_over_import_torch": compare(BEGIN + RUN, TORCH, "told")}
     for name, without in WITHOUT.items():
         result[f"with_over_without_{name}"] = compare(RUN, without + RUN, "processor")
         print(name, result[f"with_over_without_{name}"])
-    (ROOT / "benchmarks" / "results" / "start_time.json").write_text(json.dumps(result, indent=1) + "\n")
+    write("start_time", result)

@@ -21,30 +21,25 @@ app = typer.Typer(
 SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
 
 
-@app.command()
-def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
-    """This site's signing key, which others pin (policy.peers), or bring to `perennial verify --keys`."""
-    from perennial.client.secure_state import own_key
-    from perennial.config.site import load_site_config
-    from perennial.privacy.secure.keys import fingerprint
-
-    config = load_site_config(path)
-    key = own_key(config.state_dir)
-    typer.echo(f"{config.site}: {fingerprint(key)} (compare by telephone)")
-    typer.echo(f"for a list of keys: {config.site} {key}")
-
-
 @app.command(name="open")
 def open_(
     bundle: Annotated[
         Path | None, typer.Argument(help="NAME.tar.gz from the operator; without it, make this site's key")
     ] = None,
+    sha256: Annotated[
+        str, typer.Argument(help="approve the app with this SHA-256, as the operator told it by another way")
+    ] = "",
     folder: Annotated[Path, typer.Option(help="this site's folder")] = Path(),
 ) -> None:
     """Make this site's key pair, or unpack the operator's bundle; site.yaml and a key that exist are kept."""
-    from perennial.deploy.bundle import open_bundle
-    from perennial.deploy.certificates import read_validity
-    from perennial.deploy.keys import fingerprint, make_node_key, public_line, write_node_key
+    from perennial.deploy.bundle import offered_app, open_bundle
+    from perennial.deploy.certificates import (
+        fingerprint,
+        make_node_key,
+        public_line,
+        read_validity,
+        write_node_key,
+    )
 
     if bundle is None:
         key, path = make_node_key(), folder / "node.key"
@@ -57,6 +52,9 @@ def open_(
         typer.echo(f"{folder / name}")
     for authority in read_validity(folder / "ca.crt"):
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")
+    _tell_signing_key(folder / "site.yaml")
+    if sha256:
+        approve(offered_app(folder, sha256), sha256, folder / "site.yaml")
 
 
 @app.command()
@@ -75,7 +73,7 @@ def approve(
     _show(offer, config)
     require_hash(offer, sha256)
     approved = approve_app(offer, _flower_home(site), config.approvals)
-    typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments)}")
+    typer.echo(f"{approved.app}: approved, with {approved.title}")
 
 
 @app.command()
@@ -138,10 +136,11 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
 
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
+    _tell_signing_key(path)
     for authority in setup.authorities:
         typer.echo(f"authority:   {authority.identified}")
     for approved in setup.apps:
-        typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
+        typer.echo(f"approved:    {approved.app} ({approved.title})")
     for line in leaving_in_words(setup.config.policy):
         typer.echo(line)
     typer.echo(f"supernode:   {port_in_words(setup.connection)}")
@@ -164,8 +163,8 @@ def clean(
     days: Annotated[float, typer.Option(help="remove what nothing used for so long")] = 30.0,
 ) -> None:
     """Remove what the site keeps of old runs (exemplars, models, own layers) and unused features."""
-    from perennial.client.quota import clean as remove
-    from perennial.client.quota import kept_features
+    from perennial.client.state import clean as remove
+    from perennial.client.state import kept_features
     from perennial.config.site import load_site_config
 
     config = load_site_config(path)
@@ -208,6 +207,18 @@ def _show(offer: "Offer", site: "SiteConfig") -> None:
 
     for line in offer_in_words(offer, site, newest_experiment(site.approvals)):
         typer.echo(line)
+
+
+def _tell_signing_key(path: Path) -> None:
+    """Print the key that signs what this site sends, in the forms in which others pin it or check with it."""
+    from perennial.client.secure_state import own_key
+    from perennial.config.site import load_site_config
+    from perennial.privacy.secure.keys import fingerprint
+
+    config = load_site_config(path)
+    key = own_key(config.state_dir)
+    typer.echo(f"signing key: {fingerprint(key)} (for policy.peers of other sites, by telephone)")
+    typer.echo(f"             {config.site} {key} (a line for `perennial verify --keys`)")
 
 
 def _ledger(path: Path) -> "Ledger":

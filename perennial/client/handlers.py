@@ -1,9 +1,18 @@
 """What a site does for each kind of request. Imported only when a request needs data and a model."""
 
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
 import torch
 
-from perennial.client.class_means import own_class_means, released_class_sums
-from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words, uncounted
+from perennial.client.held_out import (
+    HeldOutCounts,
+    held_out_counts,
+    noised_words,
+    own_class_means,
+    released_class_sums,
+    uncounted,
+)
 from perennial.client.held_out_tables import (
     ReportedTables,
     counts_beside,
@@ -11,15 +20,13 @@ from perennial.client.held_out_tables import (
     reported_tables,
     score_held_out,
 )
-from perennial.client.learnt_sums import check_learnt_sums, released_learnt_sums
-from perennial.client.policy import check_answer
-from perennial.client.release import leave
+from perennial.client.policy import check_answer, hides_count
+from perennial.client.release import Typed, leave, stays_here
 from perennial.client.secure_values import is_secure, masked_reply, update_words
 from perennial.client.site import Site
 from perennial.client.training_samples import choose_exemplars
 from perennial.client.training_turn import TrainingTurn
 from perennial.config.evaluation import count_noise
-from perennial.config.secure_words import class_sum_words, count_words
 from perennial.learning.site_method import SiteMethods
 from perennial.models.incremental import complete_state
 from perennial.privacy.released import Public, Released
@@ -32,11 +39,13 @@ from perennial.protocol.messages import (
     TrainReply,
     TrainRequest,
 )
-from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.tensors import Tensors, content_sha256
 
+if TYPE_CHECKING:
+    from perennial.protocol.secure_messages import MaskedReply
 
-def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
+
+def answer_train(site: Site, request: TrainRequest) -> "TrainReply | MaskedReply":
     """Train, and reply with the update: under `secure` as a part of a masked sum."""
     in_the_clear = site.experiment.secure is None and request.attempt is None
     if in_the_clear or not is_secure(site, request):
@@ -50,10 +59,12 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
     )
 
 
-def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply | MaskedReply:
+def answer_finish_task(site: Site, request: FinishTaskRequest) -> "FinishTaskReply | MaskedReply":
     """Keep the finished task's model, and choose exemplars with it; repeating it changes nothing."""
     check_answer(site.identity.policy, "train")
     if site.experiment.learner.classifier == "gaussian":
+        from perennial.client.learnt_sums import check_learnt_sums
+
         check_learnt_sums(site)
     site.check_experiment(request)
     previous = site.previous_model(request)
@@ -64,13 +75,18 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     learner = site.experiment.learner
     if learner.memory is not None:
         new = site.task_range(request)
-        choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
+        with stays_here("exemplars") if hides_count(site.identity) else nullcontext():
+            choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
     sums = statistics = None
     if site.experiment.learner.classifier == "gaussian":
+        from perennial.client.learnt_sums import released_learnt_sums
+
         statistics = released_learnt_sums(site, request, model)
     elif site.experiment.learner.means == "global":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
         if is_secure(site, request):
+            from perennial.config.secure_words import class_sum_words
+
             return masked_reply(
                 site,
                 request,
@@ -83,9 +99,10 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
             )
         sums = released_class_sums(site, request, model, kept)
     elif not SiteMethods.of(site.experiment).owns_model(site.state(request.run), request.round + 1):
-        means = own_class_means(site, request, model)
-        if means is not None:
-            site.keep_own_model(model, means)
+        with stays_here("the site's own model") if hides_count(site.identity) else nullcontext():
+            means = own_class_means(site, request, model)
+            if means is not None:
+                site.keep_own_model(model, means)
     return leave(
         site.identity,
         request,
@@ -96,16 +113,13 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     )
 
 
-def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | MaskedReply:
+def answer_evaluate(site: Site, request: EvaluateRequest) -> "EvaluateReply | MaskedReply":
     """Count right answers on the samples that the site holds out from training."""
     check_answer(site.identity.policy, "evaluate")
     site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     noise = count_noise(site.experiment)
-    if site.identity.deployed and not request.validation:
-        for half in SiteMethods.of(site.experiment).methods:
-            half.sees_model(site, model)
 
     def reported() -> tuple[HeldOutCounts, ReportedTables | None]:
         if request.statistic == "temperature":
@@ -117,13 +131,24 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
     def words() -> Released[Words]:
         if noise is not None:
             return noised_words(site, request, model, noise)
+        from perennial.config.secure_words import count_words
+
         counts, tables = reported()
         beside = counts_beside(site, request, counts, tables)
         return counts.released.alike(count_words(counts.correct, counts.total, beside))
 
     if is_secure(site, request):
-        return masked_reply(site, request, request.statistic, content_sha256(request.arrays), words)
-    counts, tables = reported()
+        reply = masked_reply(site, request, request.statistic, content_sha256(request.arrays), words)
+    else:
+        reply = leave(site.identity, request, EvaluateReply, **_counted(*reported()))
+    if site.identity.deployed and not request.validation:
+        for half in SiteMethods.of(site.experiment).methods:
+            half.sees_model(site, model)
+    return reply
+
+
+def _counted(counts: HeldOutCounts, tables: ReportedTables | None) -> dict[str, Typed]:
+    """The fields of a reply to EvaluateRequest."""
     typed = counts.typed()
     if tables is not None:
         # without noise: a paid value has no mechanism left, and would be refused here
@@ -132,4 +157,4 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
         typed["tables"] = Released(vector, *mechanisms, chosen=chosen)
         if tables.uncalibrated:
             typed["uncalibrated"] = Released(tables.uncalibrated, *mechanisms, chosen=chosen)
-    return leave(site.identity, request, EvaluateReply, **typed)
+    return typed

@@ -1,27 +1,27 @@
 """Masks a site's values for a sum, once for each attempt, and stores them before they leave."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from perennial.client.policy import check_secure
 from perennial.client.release import Typed, leave, paid_before, pay
-from perennial.client.secure_answers import secure_state, together
 from perennial.client.site import Site
-from perennial.config.secure_words import UpdateWords
-from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.foundation.errors import ProtocolError
 from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.noise import Noise
 from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.keys import Words
-from perennial.privacy.secure.roster import Member, Subject
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import Tensors
+
+if TYPE_CHECKING:
+    from perennial.privacy.secure.roster import Member
 
 
 def is_secure(site: Site, request: Maskable) -> bool:
@@ -60,6 +60,9 @@ def masked_reply(
     Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
     attempt is over; ProtocolError when this site has prepared no masks for it.
     """
+    from perennial.client.secure_answers import secure_state
+    from perennial.privacy.secure.roster import Subject
+
     secure, state = secure_state(site.identity, request)
     assert request.attempt is not None
     number, roster = request.attempt, request.roster or []
@@ -82,6 +85,7 @@ def masked_reply(
                 session.mask(values)
             else:
                 session.advance("masked")
+            state.note_masked(session.attempt, statistic, session.closes)
             state.keep_sent(number, values)
         state.keep(session)
         sent = state.sent(number)
@@ -96,7 +100,10 @@ def masked_reply(
     )
 
 
-def _members(request: Maskable) -> list[Member]:
+def _members(request: Maskable) -> "list[Member]":
+    from perennial.client.secure_answers import together
+    from perennial.privacy.secure.roster import Member
+
     columns = (request.roster, request.roster_masks, request.roster_commitments, request.roster_signatures)
     return [Member(*each) for each in together(*(column or [] for column in columns))]
 
@@ -104,17 +111,16 @@ def _members(request: Maskable) -> list[Member]:
 def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) -> Released[Words]:
     """An update and its weight as integers for a masked sum, with this site's share of the noise.
 
-    Clips the update to LARGEST_NORM, because the server cannot check single updates. Raises
-    ProtocolError without request.sum_updates, PolicyRefusal for an update that is not finite.
+    Clips the update to LARGEST_NORM, because the server cannot check single updates.
     """
-    if request.sum_updates is None:
-        raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")
+    from perennial.config.secure_words import UpdateWords
+
     update, examples = typed["update"], typed["num_examples"]
     assert isinstance(update, Released) and examples is not None
     layout = UpdateWords(site.experiment, request.sum_updates)
     weight = layout.weight(examples.value)
-    if not math.isfinite(clip_tensors(update.value.values(), LARGEST_NORM)):
-        raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
+    # one that is not finite becomes zero: whether a record makes it so must not show
+    clip_tensors(update.value.values(), LARGEST_NORM)
     words = layout.encode(update.value, weight)
     if (noise := layout.noise) is not None:
         for mechanism in update.mechanisms:

@@ -82,7 +82,7 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     **{
         (name, key): Removed(value, "The value is that of the paper.")
         for name in ("fedadam", "fedyogi", "fedadagrad")
-        for key, value in (("beta_1", 0.9), ("beta_2", 0.99), ("tau", 1e-3))
+        for key, value in (("beta_1", 0.0 if name == "fedadagrad" else 0.9), ("beta_2", 0.99), ("tau", 1e-3))
     },
     ("layer_attention", "order"): Removed(2.0, "Distances are L2 norms."),
     ("layer_attention", "temperature"): Removed(1.0, "Use `scale: mean`."),

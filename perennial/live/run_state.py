@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
+from perennial.deploy.superlink import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, numbers, plain, seconds, texts, whole
 from perennial.server.control import ALIVE, pause_in_words
-from perennial.server.journal import EVENTS
-from perennial.server.live_status import LIVE_STATUS
+from perennial.server.journal import EVENTS, LIVE_STATUS
 
 MOST_SITES = 100_000
 """Sites that a page knows of one run; a journal that names more is not one of ours."""

@@ -7,6 +7,7 @@ together after each round; everything else here is built again from the experime
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.serverapp import Grid
 
@@ -16,14 +17,13 @@ from perennial.server.checkpoint import CheckpointWriter, Standing
 from perennial.server.control import RunControl
 from perennial.server.evaluation import CentralEvaluation
 from perennial.server.faults import of_learning
-from perennial.server.history import History
 from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile, ObservedGrid
 from perennial.server.metrics import overall_accuracy
 from perennial.server.position import Position
 from perennial.server.releases import Releases
 from perennial.server.roster import Attendance, Roster
-from perennial.server.rounds import Rounds
+from perennial.server.rounds import History, Rounds
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import write_task_measures
 from perennial.server.run_states import State
@@ -32,7 +32,9 @@ from perennial.server.task_end import TaskEnd
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.secure.masked_sums import MaskedSums
+
+if TYPE_CHECKING:
+    from perennial.strategies.secure.masked_sums import MaskedSums
 
 
 class Curriculum:
@@ -70,9 +72,13 @@ class Curriculum:
         self.history = History(progress.history)
         self.releases = Releases(folder.path)
         self.rounds = Rounds(self._grid, position, strategy, self.attendance, self.history, self.releases)
-        sums = MaskedSums(experiment, folder.checkpoint_folder) if experiment.secure is not None else None
-        if sums is not None and folder.checkpoint is None:
-            progress.run = sums.store.token(progress.run)
+        sums = None
+        if experiment.secure is not None:
+            from perennial.strategies.secure.masked_sums import MaskedSums
+
+            sums = MaskedSums(experiment, folder.checkpoint_folder)
+            if folder.checkpoint is None:
+                progress.run = sums.store.token(progress.run)
         self._task_end = TaskEnd(
             self._grid, experiment, self.releases, sums, lambda *drop: journal.note(f"site {': '.join(drop)}")
         )
@@ -118,7 +124,7 @@ class Curriculum:
             progress.continued(registry)
             self._save(Standing(checkpoint.arrays, checkpoint.strategy, checkpoint.class_means))
 
-    def _services(self, sums: MaskedSums | None) -> RunContext:
+    def _services(self, sums: "MaskedSums | None") -> RunContext:
         position, experiment = self.position, self.position.experiment
         run = RunContext(
             experiment=experiment,

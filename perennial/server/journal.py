@@ -14,7 +14,8 @@ from typing import Any
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import flush_folder
 
-EVENTS = "events.jsonl"
+EVENTS, LIVE_STATUS = "events.jsonl", "live.jsonl"
+"""In a run folder: what happened, and what happens at this moment (server/live_status.py)."""
 
 
 class Journal:

@@ -19,8 +19,8 @@ from flwr.serverapp import Grid
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import Refusal
-from perennial.protocol.parcel import is_parcel, opened, parcelled
-from perennial.protocol.stack import answers, stack_of
+from perennial.protocol.stack import answers, is_parcel, opened, parcelled, stack_of
+from perennial.server.journal import LIVE_STATUS
 from perennial.strategies.round.exchange import describe_error
 
 
@@ -85,7 +85,6 @@ class ParcelGrid(ForwardingGrid):
         return reply
 
 
-LIVE_STATUS = "live.jsonl"
 ONLINE_EVERY = 2.0
 """Seconds between two questions who is connected."""
 LOGGED_EVERY = 60.0

@@ -138,7 +138,7 @@ class FedAvgM(ServerOptimiser):
 
 
 class Adaptive(ServerOptimiser):
-    """theta + server_lr m / (sqrt(v) + TAU), with m = BETA_1 m + (1 - BETA_1) mean, and v from TAU^2 on.
+    """theta + server_lr m / (sqrt(v) + TAU), with m = beta_1 m + (1 - beta_1) mean, and v from TAU^2 on.
 
     A subclass says how v moves. As published there is no correction of the first steps, which Flower's rules
     of these names have.
@@ -146,6 +146,7 @@ class Adaptive(ServerOptimiser):
 
     state_names = (MOMENTUM, SCALE)
     usual_lr = 0.1
+    beta_1 = BETA_1
 
     def beginning(self, name: str) -> float:
         return TAU**2 if name == SCALE else 0.0
@@ -155,7 +156,7 @@ class Adaptive(ServerOptimiser):
         raise NotImplementedError
 
     def step(self, state: dict[str, Tensor], mean: Tensor) -> Tensor:
-        state[MOMENTUM] = BETA_1 * state[MOMENTUM] + (1 - BETA_1) * mean
+        state[MOMENTUM] = self.beta_1 * state[MOMENTUM] + (1 - self.beta_1) * mean
         state[SCALE] = self.scaled(state[SCALE], mean.square())
         return self.server_lr * state[MOMENTUM] / (state[SCALE].sqrt() + TAU)
 
@@ -175,7 +176,9 @@ class FedYogi(Adaptive):
 
 
 class FedAdagrad(Adaptive):
-    """v = v + mean^2."""
+    """v = v + mean^2, as published without momentum (beta_1 = 0)."""
+
+    beta_1 = 0.0
 
     def scaled(self, scale: Tensor, square: Tensor) -> Tensor:
         return scale + square

@@ -24,8 +24,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
     "contribution": {"base": "fedavg", "estimator": "reconstruct"},
     "digest_synthesis": {"base": "fedavg"},
-    # its momentum begins at 0 and its steps shrink: usual ones are too small for three rounds
-    "fedadagrad": {"server_lr": 1.0},
     "pfa": {"global_rounds": 1, "layer": 1},
 }
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
