@@ -60,17 +60,24 @@ def init(
 
 @app.command()
 def add_site(
-    name: Site,
-    public_key: Annotated[
-        Path | None, typer.Argument(help="the .pub file that the site made; without it, the one on record")
-    ] = None,
+    sites: Annotated[
+        list[str],
+        typer.Argument(help="NAME KEY.pub, with the file that the site made, or NAME alone; repeat"),
+    ],
     folder: Folder = HERE,
 ) -> None:
-    """Let a site in, and write the bundle that it receives; said again, write a newer bundle."""
+    """Let sites in, and write the bundle that each receives; said again, write newer bundles."""
     from perennial.deploy.operations import add_site as add
 
-    for line in add(_open(folder), name, public_key):
-        typer.echo(line)
+    operator, keys = _open(folder), dict[str, Path | None]()
+    for word in sites:
+        if word.endswith(".pub") and keys and keys[name := list(keys)[-1]] is None:
+            keys[name] = Path(word)
+        else:
+            keys[word] = None
+    for name, key in keys.items():
+        for line in add(operator, name, key):
+            typer.echo(line)
 
 
 @app.command()

@@ -21,28 +21,18 @@ app = typer.Typer(
 SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
 
 
-@app.command()
-def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
-    """This site's signing key, which others pin (policy.peers), or bring to `perennial verify --keys`."""
-    from perennial.client.secure_state import own_key
-    from perennial.config.site import load_site_config
-    from perennial.privacy.secure.keys import fingerprint
-
-    config = load_site_config(path)
-    key = own_key(config.state_dir)
-    typer.echo(f"{config.site}: {fingerprint(key)} (compare by telephone)")
-    typer.echo(f"for a list of keys: {config.site} {key}")
-
-
 @app.command(name="open")
 def open_(
     bundle: Annotated[
         Path | None, typer.Argument(help="NAME.tar.gz from the operator; without it, make this site's key")
     ] = None,
+    sha256: Annotated[
+        str, typer.Argument(help="approve the app with this SHA-256, as the operator told it by another way")
+    ] = "",
     folder: Annotated[Path, typer.Option(help="this site's folder")] = Path(),
 ) -> None:
     """Make this site's key pair, or unpack the operator's bundle; site.yaml and a key that exist are kept."""
-    from perennial.deploy.bundle import open_bundle
+    from perennial.deploy.bundle import offered_app, open_bundle
     from perennial.deploy.certificates import read_validity
     from perennial.deploy.keys import fingerprint, make_node_key, public_line, write_node_key
 
@@ -57,6 +47,9 @@ def open_(
         typer.echo(f"{folder / name}")
     for authority in read_validity(folder / "ca.crt"):
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")
+    _tell_signing_key(folder / "site.yaml")
+    if sha256:
+        approve(offered_app(folder, sha256), sha256, folder / "site.yaml")
 
 
 @app.command()
@@ -138,6 +131,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
 
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
+    _tell_signing_key(path)
     for authority in setup.authorities:
         typer.echo(f"authority:   {authority.identified}")
     for approved in setup.apps:
@@ -208,6 +202,18 @@ def _show(offer: "Offer", site: "SiteConfig") -> None:
 
     for line in offer_in_words(offer, site, newest_experiment(site.approvals)):
         typer.echo(line)
+
+
+def _tell_signing_key(path: Path) -> None:
+    """Print the key that signs what this site sends, in the forms in which others pin it or check with it."""
+    from perennial.client.secure_state import own_key
+    from perennial.config.site import load_site_config
+    from perennial.privacy.secure.keys import fingerprint
+
+    config = load_site_config(path)
+    key = own_key(config.state_dir)
+    typer.echo(f"signing key: {fingerprint(key)} (for policy.peers of other sites, by telephone)")
+    typer.echo(f"             {config.site} {key} (a line for `perennial verify --keys`)")
 
 
 def _ledger(path: Path) -> "Ledger":

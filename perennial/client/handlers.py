@@ -1,5 +1,7 @@
 """What a site does for each kind of request. Imported only when a request needs data and a model."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from perennial.client.class_means import own_class_means, released_class_sums
@@ -11,7 +13,6 @@ from perennial.client.held_out_tables import (
     reported_tables,
     score_held_out,
 )
-from perennial.client.learnt_sums import check_learnt_sums, released_learnt_sums
 from perennial.client.policy import check_answer
 from perennial.client.release import leave
 from perennial.client.secure_values import is_secure, masked_reply, update_words
@@ -19,7 +20,6 @@ from perennial.client.site import Site
 from perennial.client.training_samples import choose_exemplars
 from perennial.client.training_turn import TrainingTurn
 from perennial.config.evaluation import count_noise
-from perennial.config.secure_words import class_sum_words, count_words
 from perennial.learning.site_method import SiteMethods
 from perennial.models.incremental import complete_state
 from perennial.privacy.released import Public, Released
@@ -32,11 +32,13 @@ from perennial.protocol.messages import (
     TrainReply,
     TrainRequest,
 )
-from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.tensors import Tensors, content_sha256
 
+if TYPE_CHECKING:
+    from perennial.protocol.secure_messages import MaskedReply
 
-def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
+
+def answer_train(site: Site, request: TrainRequest) -> "TrainReply | MaskedReply":
     """Train, and reply with the update: under `secure` as a part of a masked sum."""
     in_the_clear = site.experiment.secure is None and request.attempt is None
     if in_the_clear or not is_secure(site, request):
@@ -50,10 +52,12 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
     )
 
 
-def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply | MaskedReply:
+def answer_finish_task(site: Site, request: FinishTaskRequest) -> "FinishTaskReply | MaskedReply":
     """Keep the finished task's model, and choose exemplars with it; repeating it changes nothing."""
     check_answer(site.identity.policy, "train")
     if site.experiment.learner.classifier == "gaussian":
+        from perennial.client.learnt_sums import check_learnt_sums
+
         check_learnt_sums(site)
     site.check_experiment(request)
     previous = site.previous_model(request)
@@ -68,10 +72,14 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
         choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
     sums = statistics = None
     if site.experiment.learner.classifier == "gaussian":
+        from perennial.client.learnt_sums import released_learnt_sums
+
         statistics = released_learnt_sums(site, request, model)
     elif site.experiment.learner.means == "global":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
         if is_secure(site, request):
+            from perennial.config.secure_words import class_sum_words
+
             return masked_reply(
                 site,
                 request,
@@ -97,7 +105,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     )
 
 
-def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | MaskedReply:
+def answer_evaluate(site: Site, request: EvaluateRequest) -> "EvaluateReply | MaskedReply":
     """Count right answers on the samples that the site holds out from training."""
     check_answer(site.identity.policy, "evaluate")
     site.check_experiment(request)
@@ -118,6 +126,8 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
     def words() -> Released[Words]:
         if noise is not None:
             return noised_words(site, request, model, noise)
+        from perennial.config.secure_words import count_words
+
         counts, tables = reported()
         beside = counts_beside(site, request, counts, tables)
         return counts.released.alike(count_words(counts.correct, counts.total, beside))

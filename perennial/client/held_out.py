@@ -19,7 +19,6 @@ from perennial.client.release import Typed, pay
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
-from perennial.config.secure_words import cell_words
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
@@ -110,6 +109,8 @@ def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: Cou
 
     Raises as held_out_counts() does.
     """
+    from perennial.config.secure_words import cell_words
+
     check_evaluation(site.identity.policy, site.experiment)
     mechanism, chosen = _chosen(site, request, noise)
     correct, total = _counted(site, request, model, chosen)

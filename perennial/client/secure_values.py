@@ -2,26 +2,27 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from perennial.client.policy import check_secure
 from perennial.client.release import Typed, leave, paid_before, pay
-from perennial.client.secure_answers import secure_state, together
 from perennial.client.site import Site
-from perennial.config.secure_words import UpdateWords
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.noise import Noise
 from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.keys import Words
-from perennial.privacy.secure.roster import Member, Subject
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import Tensors
+
+if TYPE_CHECKING:
+    from perennial.privacy.secure.roster import Member
 
 
 def is_secure(site: Site, request: Maskable) -> bool:
@@ -60,6 +61,9 @@ def masked_reply(
     Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
     attempt is over; ProtocolError when this site has prepared no masks for it.
     """
+    from perennial.client.secure_answers import secure_state
+    from perennial.privacy.secure.roster import Subject
+
     secure, state = secure_state(site.identity, request)
     assert request.attempt is not None
     number, roster = request.attempt, request.roster or []
@@ -96,7 +100,10 @@ def masked_reply(
     )
 
 
-def _members(request: Maskable) -> list[Member]:
+def _members(request: Maskable) -> "list[Member]":
+    from perennial.client.secure_answers import together
+    from perennial.privacy.secure.roster import Member
+
     columns = (request.roster, request.roster_masks, request.roster_commitments, request.roster_signatures)
     return [Member(*each) for each in together(*(column or [] for column in columns))]
 
@@ -107,6 +114,8 @@ def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) 
     Clips the update to LARGEST_NORM, because the server cannot check single updates. Raises
     ProtocolError without request.sum_updates, PolicyRefusal for an update that is not finite.
     """
+    from perennial.config.secure_words import UpdateWords
+
     if request.sum_updates is None:
         raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")
     update, examples = typed["update"], typed["num_examples"]

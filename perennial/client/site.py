@@ -17,7 +17,6 @@ from perennial.client.site_models import SiteModels
 from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import DataKey, data_key, simulated_federation
-from perennial.data.deployed import load_site, site_config
 from perennial.data.samples import stored_as
 from perennial.data.schedule import Registry, build_registry
 from perennial.data.site import SiteData
@@ -267,6 +266,8 @@ def _open_process(identity: Identity, device: torch.device, split_key: bytes) ->
                 f"site {identity.name!r} holds no training sample in this experiment and takes no part"
             )
     else:
+        from perennial.data.deployed import load_site, site_config
+
         registry = registry_of_site(identity)
         config = site_config(experiment.data, identity.own_data)
         cache = identity.state_dir / "decoded"

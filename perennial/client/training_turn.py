@@ -23,7 +23,6 @@ from perennial.config.rounds import AdversaryKind
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.site_method import LocalTurn, SiteMethods, TurnStart
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
@@ -35,6 +34,7 @@ from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 
 if TYPE_CHECKING:
+    from perennial.learning.bayesian_estimate import NeighbourDistances
     from perennial.learning.cohort_training import Member
 
 
@@ -60,7 +60,7 @@ class TrainingTurn:
     chosen: Chosen
     teacher: IncrementalModel | None
     methods: SiteMethods
-    neighbours: NeighbourDistances | None
+    neighbours: "NeighbourDistances | None"
     adversary: AdversaryKind | None
     start: Mapping[str, Tensor]
 
@@ -121,11 +121,7 @@ class TrainingTurn:
             chosen=chosen,
             teacher=teacher,
             methods=methods,
-            neighbours=NeighbourDistances.of(
-                site.experiment, site.identity.state_dir, site.name, request.run, request.round
-            )
-            if site.experiment.privacy.enabled
-            else None,
+            neighbours=_neighbours(site, request) if site.experiment.privacy.enabled else None,
             adversary=adversary,
             start=arrays,
         )
@@ -287,6 +283,13 @@ def protected(site: Site, request: TrainRequest, mechanism: Mechanism, result: T
     std = mechanism.std if privacy.mode == "client_local" else 0.0
     within = protect_update(result.update, bound, std, Noise()) <= bound
     return within if adaptive else None
+
+
+def _neighbours(site: Site, request: TrainRequest) -> "NeighbourDistances | None":
+    from perennial.learning.bayesian_estimate import NeighbourDistances
+
+    identity = site.identity
+    return NeighbourDistances.of(site.experiment, identity.state_dir, site.name, request.run, request.round)
 
 
 def _adversary(site: Site) -> AdversaryKind | None:

@@ -3,9 +3,12 @@
 import json
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from perennial.config.experiment import Experiment
 
 DEFAULT_SHRINKAGE: Mapping[str, float | str] = {
     "gaussian": 0.1,
@@ -21,6 +24,12 @@ MOST_CANDIDATES = 60
 """Heads that `head: auto` compares at most."""
 HEADS_OF_A_MAP = 15
 """Heads of one map alone or of several together that `head: auto` compares."""
+
+
+def has_own_heads(experiment: "Experiment") -> bool:
+    """Whether a run's sites get heads of their own: those of a closed form whose data name their sites."""
+    natural = experiment.data.partition.kind == "natural" and not experiment.data.only_at_sites
+    return experiment.strategy.name == "analytic" and natural
 
 
 def heads_compared(keys: Mapping[str, Any] | None) -> int:

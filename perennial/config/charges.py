@@ -8,7 +8,7 @@ run, experiment: identifiers of the run and of the experiment (`Experiment.diges
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
@@ -16,9 +16,11 @@ from perennial.config.learner import LearnerConfig
 from perennial.privacy.accountants import gaussian_multiplier
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.digest_config import DigestConfig
-from perennial.privacy.digests import DigestGuarantee, digest_entries
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.released import Mechanism
+
+if TYPE_CHECKING:
+    from perennial.privacy.digests import DigestGuarantee
 
 
 def steps_of_round(learner: LearnerConfig, privacy: PrivacyConfig) -> int:
@@ -85,9 +87,11 @@ def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: flo
 
 
 def digests(
-    experiment: Experiment, run: str, config: DigestConfig, guarantee: DigestGuarantee
+    experiment: Experiment, run: str, config: DigestConfig, guarantee: "DigestGuarantee"
 ) -> list[Mechanism]:
     """One task's digests: the features, and the labels if they have noise."""
+    from perennial.privacy.digests import digest_entries
+
     return [Mechanism(e) for e in digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)]
 
 

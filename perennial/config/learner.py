@@ -2,7 +2,7 @@
 
 import operator
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -19,21 +19,64 @@ CLASSIFICATIONS = (
 _ROUNDING = 1e-9
 
 
+_OTHER_OPTIMIZERS = {
+    "lbfgs": "evaluates the loss several times in a step",
+    "sparseadam": "takes sparse gradients",
+    "muon": "takes matrices, and a site trains one vector of all its parameters",
+    "adafactor": "takes matrices, and a site trains one vector of all its parameters",
+}
+"""Rules of torch.optim that do not fit a step of ours: name -> why."""
+
+
+def _optimizer(name: Any) -> Any:
+    if not isinstance(name, str):
+        return name
+    if (reason := _OTHER_OPTIMIZERS.get(name.lower())) is not None:
+        raise ValueError(f"not offered, because it {reason}; allowed: the rules for each parameter alone")
+    return name.lower()
+
+
 class Optimizer(FiniteBlock):
     """Local optimiser; its state is fresh in every round, because momentum from another model misleads."""
 
-    name: Literal["sgd", "adam"] = "sgd"
+    name: Annotated[
+        Literal[
+            *("sgd", "adam", "adamw"),
+            *("adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop"),
+        ],
+        BeforeValidator(_optimizer),
+    ] = "sgd"
+    """The rules of torch.optim that treat every parameter by itself, by the name of their class."""
     lr: float = Field(gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Of sgd and rmsprop."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Not of rprop. Of adamw 0.01 unless it is given, as in PyTorch."""
     schedule: Literal["constant", "cosine"] = "constant"
     """cosine: from lr at the first round of a task towards 0 at its last."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _decays_as_pytorch(cls, given: Any) -> Any:
+        if isinstance(given, dict) and str(given.get("name")).lower() == "adamw":
+            return {"weight_decay": 0.01, **given}
+        return given
+
     @model_validator(mode="after")
-    def _momentum_is_sgd(self) -> "Optimizer":
-        if self.name == "adam" and self.momentum:
-            raise ValueError("momentum is an option of sgd; adam takes lr, weight_decay and schedule")
+    def _keys_fit(self) -> "Optimizer":
+        if self.momentum and self.name not in ("sgd", "rmsprop"):
+            raise ValueError(
+                f"momentum is an option of sgd and rmsprop; {self.name} takes lr, weight_decay and schedule"
+            )
+        if self.weight_decay and self.name == "rprop":
+            raise ValueError("weight_decay: rprop has none; it takes lr and schedule")
         return self
+
+    @property
+    def further(self) -> dict[str, float]:
+        """Keywords of the rule's class in torch.optim besides lr."""
+        momentum = {"momentum": self.momentum} if self.name == "rmsprop" else {}
+        return momentum if self.name == "rprop" else {**momentum, "weight_decay": self.weight_decay}
 
 
 def _classification(name: str) -> str:

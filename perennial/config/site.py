@@ -69,7 +69,7 @@ class SitePolicy(Block):
     assumed_colluders: int = Field(default=0, ge=0)
     """Sites that may work together with the server, against which an experiment must protect this one."""
     peers: dict[str, str] = Field(default_factory=dict)
-    """Fingerprints of the other sites' keys by name, as `perennial site fingerprint` shows them there;
+    """Fingerprints of the other sites' keys by name, as `perennial site check` shows them there;
     empty: each key is trusted when it is first met, which protects against a curious server only."""
 
     @model_validator(mode="after")

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.table_columns import feature_ranges
 from perennial.foundation.errors import DataError
 
 Purpose = Literal["test", "validation", "samples-limit", "test-limit", "exemplars", "counts", "calibration"]
@@ -143,6 +142,8 @@ def record_contents(x: Tensor, columns: Columns | None = None) -> np.ndarray:
     """
     head = f"{x.dtype} {tuple(x.shape[1:])}"
     if columns is not None:
+        from perennial.data.table_columns import feature_ranges
+
         names, places = sorted(columns), feature_ranges(columns)
         head = repr([(name, columns[name]) for name in names])
         x = x[:, [place for name in names for place in places[name]]]

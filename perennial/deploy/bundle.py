@@ -83,6 +83,15 @@ def open_bundle(bundle: Path, folder: Path) -> list[str]:
     return written
 
 
+def offered_app(folder: Path, digest: str) -> Path:
+    """The app with this SHA-256 in a site's folder offered/. Raises ConfigError, which names those there."""
+    found = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.glob("offered/*.fab")}
+    if digest.lower() not in found:
+        there = ", ".join(f"{path.name} with {each}" for each, path in found.items()) or "nothing"
+        raise ConfigError(f"{folder / 'offered'}: no app with SHA-256 {digest}; found {there}")
+    return found[digest.lower()]
+
+
 def write_operator_files(folder: OperatorFolder) -> None:
     """Write what starts the operator's processes, as deploy.yaml has it now: compose.yaml, or systemd units.
 

@@ -27,6 +27,7 @@ def write_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, private, mode=0o600)
     replace_file(path.with_name(f"{path.name}.pub"), public_line(key), mode=0o644)
 

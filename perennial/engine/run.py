@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 
+from perennial.config.analytic import has_own_heads
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import CohortPlan, RunSettings
 from perennial.config.simulation import forget_if_changed, simulated_federation, simulated_site_names
@@ -34,7 +35,6 @@ def run_in_process(
     # what answers a request is imported here: not in the first round, and not once in each worker
     import perennial.client.handlers
     from perennial.server.app import serve
-    from perennial.server.opened_run import forget_own_heads, has_own_heads, write_own_heads
 
     keep_freed_memory()
     set_task_identity()
@@ -52,6 +52,8 @@ def run_in_process(
         grid = InProcessGrid(answer, contexts, cohorts)
     try:
         if own_heads := has_own_heads(experiment):
+            from perennial.server.opened_run import forget_own_heads, write_own_heads
+
             forget_own_heads(settings.folder(experiment))
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
         summary = serve(grid, context, engine="in-process", listener=listener, cohort=plan)

@@ -157,7 +157,7 @@ class _Cohort:
             sites.gradient.zero_()
             totals[:, : sites.count].add_(torch.stack([losses.detach(), over_labels]) * counted_now)
 
-        with steps.turn(self._obstacle()) as carry_out:
+        with steps.turn(self._obstacle() or optimizer.obstacle) as carry_out:
             for step, sizes in enumerate(batches.sizes):
                 there = int(np.count_nonzero(sizes))
                 if there < sites.count:

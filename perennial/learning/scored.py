@@ -20,7 +20,6 @@ from perennial.learning.evaluation_tables import (
     EvaluationTables,
     even_odds,
 )
-from perennial.learning.feature_bank import bank_of
 from perennial.models.class_means import over_features
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
@@ -130,6 +129,8 @@ def classifier(
     if means is not None:
         return over_features(model, means), data
     if isinstance(model.backbone, FixedFeatures) and len(data):
+        from perennial.learning.feature_bank import bank_of
+
         return model.classify, bank_of(model.backbone, data, folder).feature_set(model.backbone, data)
     return model, data
 

@@ -101,7 +101,7 @@ def train(
         epoch_classification.add_(objective.classification, alpha=size)
 
     own = extra is not None or terms or (correction is not None and correction.others)
-    obstacle = DRAWS_ANEW if own else ""
+    obstacle = DRAWS_ANEW if own else optimizer.obstacle
     with seeded_dropout(model, generator), steps.turn(obstacle) as carry_out:
         for _ in range(config.epochs):
             epoch_loss.zero_()

@@ -7,6 +7,7 @@ together after each round; everything else here is built again from the experime
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.serverapp import Grid
 
@@ -32,7 +33,9 @@ from perennial.server.task_end import TaskEnd
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.secure.masked_sums import MaskedSums
+
+if TYPE_CHECKING:
+    from perennial.strategies.secure.masked_sums import MaskedSums
 
 
 class Curriculum:
@@ -70,9 +73,13 @@ class Curriculum:
         self.history = History(progress.history)
         self.releases = Releases(folder.path)
         self.rounds = Rounds(self._grid, position, strategy, self.attendance, self.history, self.releases)
-        sums = MaskedSums(experiment, folder.checkpoint_folder) if experiment.secure is not None else None
-        if sums is not None and folder.checkpoint is None:
-            progress.run = sums.store.token(progress.run)
+        sums = None
+        if experiment.secure is not None:
+            from perennial.strategies.secure.masked_sums import MaskedSums
+
+            sums = MaskedSums(experiment, folder.checkpoint_folder)
+            if folder.checkpoint is None:
+                progress.run = sums.store.token(progress.run)
         self._task_end = TaskEnd(
             self._grid, experiment, self.releases, sums, lambda *drop: journal.note(f"site {': '.join(drop)}")
         )
@@ -119,7 +126,7 @@ class Curriculum:
             progress.continued(registry)
             self._save(Standing(checkpoint.arrays, checkpoint.strategy, checkpoint.class_means))
 
-    def _services(self, sums: MaskedSums | None) -> RunContext:
+    def _services(self, sums: "MaskedSums | None") -> RunContext:
         position, experiment = self.position, self.position.experiment
         run = RunContext(
             experiment=experiment,

@@ -292,12 +292,6 @@ def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> 
 BLOCK = "own_heads"
 
 
-def has_own_heads(experiment: Experiment) -> bool:
-    """Whether a run's sites get heads of their own: those of a closed form whose data name their sites."""
-    natural = experiment.data.partition.kind == "natural" and not experiment.data.only_at_sites
-    return experiment.strategy.name == "analytic" and natural
-
-
 def forget_own_heads(folder: Path) -> None:
     """Remove the sites' own heads from a run's folder: they began at another federated head."""
     for path in folder.glob(f"sites/*/{PERSONAL_MODEL}"):

@@ -7,7 +7,6 @@ import torch
 
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
-from perennial.data.deployed import declared_constants, declared_fill, declared_input_shape
 from perennial.data.schedule import Registry, TaskSchedule
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError, nearest
@@ -17,7 +16,6 @@ from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import Inputs
 from perennial.server.central_privacy import CentralPrivacy
-from perennial.server.continuation import registry_of
 from perennial.server.position import GlobalModel
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
@@ -121,6 +119,9 @@ def data_facts(experiment: Experiment) -> DataFacts:
     """Read the facts from the data if the server has them, else from what the experiment declares."""
     data = experiment.data
     if data.only_at_sites:
+        from perennial.data.deployed import declared_constants, declared_fill, declared_input_shape
+        from perennial.server.continuation import registry_of
+
         registry = registry_of(experiment)
         _check_memory(experiment, registry, data.sites or 1)
         stored = "float32" if data.source == "csv" else "uint8"

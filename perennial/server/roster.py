@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.serverapp import Grid
 
@@ -20,12 +21,14 @@ from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import registered_names
 from perennial.foundation.streams import stream
-from perennial.privacy.signed_sums import Signer
 from perennial.protocol.messages import DescribeReply, DescribeRequest
 from perennial.protocol.stamp import VERSION
 from perennial.server.faults import WRONG_NAME
 from perennial.server.journal import Journal
 from perennial.strategies.round.exchange import Exchange, ask
+
+if TYPE_CHECKING:
+    from perennial.privacy.signed_sums import Signer
 
 DESCRIBE_DEADLINE = 120.0
 WAIT_POLL = 0.5
@@ -196,6 +199,8 @@ class Roster:
         self._names[node] = reply.site
         self._resting.pop(node, None)
         if reply.signing_key:
+            from perennial.privacy.signed_sums import Signer
+
             self.signers[reply.site] = Signer(reply.site, reply.signing_key, reply.certified)
 
     def _check_name(self, node: int, said: str) -> None:

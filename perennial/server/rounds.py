@@ -16,7 +16,6 @@ from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import RunningBounds
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.secure.masked_round import MaskedRound
 
 
 class Rounds:
@@ -117,6 +116,8 @@ class Rounds:
         sums, mean = strategy.run.sums if strategy.attached else None, strategy.find(FedAvg)
         if sums is None or mean is None:
             return strategy.train_round(self._grid, request)
+        from perennial.strategies.secure.masked_round import MaskedRound
+
         return MaskedRound(sums).train_round(mean, self._grid, request)
 
     @property

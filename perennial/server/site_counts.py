@@ -3,26 +3,26 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from flwr.serverapp import Grid
 
 from perennial.config.evaluation import count_noise, subgroups_of
 from perennial.config.experiment import Experiment
-from perennial.config.secure_words import counts_of
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples
-from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskRequest
 from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import content_sha256
 from perennial.server.evaluation import ReportedCounts, pooled, reported_counts
 from perennial.server.measures.figure import wilson
 from perennial.strategies.round.exchange import Exchange, answers, check_counts
-from perennial.strategies.secure.masked_sums import MaskedSums
+
+if TYPE_CHECKING:
+    from perennial.strategies.secure.masked_sums import MaskedSums
 
 LARGEST = 2**62
 
@@ -174,7 +174,7 @@ def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCou
 
 
 def opened_counts(
-    sums: MaskedSums,
+    sums: "MaskedSums",
     grid: Grid,
     requests: Requests[EvaluateRequest],
     deadline: float,
@@ -188,6 +188,9 @@ def opened_counts(
     Returns None, with a note, when no sum was opened. noised: whether sites add noise, so that any count can
     be negative. beside: how many other counts there are.
     """
+    from perennial.config.secure_words import counts_of
+    from perennial.privacy.secure.server_session import NotEnough
+
     try:
         statistic = requests[0][2].statistic
         opened = sums.collect(grid, statistic, model_asked_about(requests), requests, deadline, note)
@@ -207,7 +210,7 @@ def ask_for_counts(
     grid: Grid,
     exchange: Exchange,
     requests: Sequence[tuple[str, int, EvaluateRequest]],
-    sums: MaskedSums | None,
+    sums: "MaskedSums | None",
     note: Note,
 ) -> SiteCounts:
     """Ask the sites for counts on a model, noised as the experiment says; the caller records the release.

@@ -15,12 +15,9 @@ from typing import Any
 from safetensors.torch import load_file
 
 import perennial
-from perennial.data.table_columns import feature_ranges
 from perennial.foundation.files import file_sha256, replace_file
-from perennial.learning.bayesian_estimate import bayesian_figure_of
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
-from perennial.privacy.statement import Statement, describe
 from perennial.protocol.tensors import content_sha256
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
@@ -46,6 +43,8 @@ def write_results(
     measures = read_measures(folder)
     summary = summarise(curriculum, engine) | {"measured_on": measured_on, "measures": _outline(measures)}
     if inputs.columns is not None:
+        from perennial.data.table_columns import feature_ranges
+
         summary |= curriculum.strategy.worth_of_columns(feature_ranges(inputs.columns))
     curriculum.journal.write(
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
@@ -201,6 +200,8 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     privacy = experiment.privacy
     if not privacy.enabled:
         return None
+    from perennial.privacy.statement import Statement, describe
+
     charged = curriculum.releases.charged()
     bayesian = _bayesian(curriculum, [site for site, entries in charged.items() if entries])
     sites = len(charged) if privacy.hidden_unit == "site" else None
@@ -238,6 +239,8 @@ def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
         # a repeated round released more than the Bayesian accountant saw
         repeated = curriculum.releases.repeated(progress.round)
         return None if repeated else curriculum.rounds.central.bayesian_epsilon()
+    from perennial.learning.bayesian_estimate import bayesian_figure_of
+
     folder = curriculum.folder.path / "sites"
     found = [bayesian_figure_of(folder / site, progress.run) for site in sites]
     values = [figure.epsilon for figure in found if figure is not None and figure.epsilon is not None]

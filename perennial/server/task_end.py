@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,20 +15,18 @@ from perennial.config import charges
 from perennial.config.analytic import DEFAULT_SHRINKAGE
 from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
-from perennial.config.secure_words import class_sums_of
 from perennial.foundation.errors import DataError, ProtocolError
-from perennial.learning.analytic.solve import Sums, gaussian
-from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.learning.evaluation_tables import MOST_CLASSES
-from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.measures.calibration import chosen_temperature
 from perennial.server.releases import Releases
 from perennial.server.site_counts import Note, Requests, SiteCounts, ask_for_counts, model_asked_about
-from perennial.strategies.analytic.checks import check_exact, read_statistics
 from perennial.strategies.round.exchange import Exchange, ask
-from perennial.strategies.secure.masked_sums import MaskedSums
+
+if TYPE_CHECKING:
+    from perennial.learning.analytic.statistics import Statistics
+    from perennial.strategies.secure.masked_sums import MaskedSums
 
 Request = TypeVar("Request", FinishTaskRequest, EvaluateRequest)
 
@@ -45,7 +43,7 @@ class TaskEnd:
         grid: Grid,
         experiment: Experiment,
         releases: Releases,
-        sums: MaskedSums | None,
+        sums: "MaskedSums | None",
         note: Callable[[str, str], None],
     ) -> None:
         self._grid, self._experiment, self._releases = grid, experiment, releases
@@ -157,6 +155,8 @@ def _question(request: EvaluateRequest) -> str:
 
 def check_sums(reply: FinishTaskReply, width: int) -> None:
     """Raise ProtocolError if no samples can have the sums of a reply. width: of the features."""
+    from perennial.strategies.analytic.checks import check_exact
+
     check_exact(_sums(reply, width))
 
 
@@ -169,6 +169,8 @@ def gaussian_head(
 
     Raises DataError when the samples of all sites do not determine it.
     """
+    from perennial.learning.analytic.solve import Sums, gaussian
+
     if not replies:
         raise DataError("no site sent sums")
     total = reduce(add, (_sums(reply, width) for reply in replies.values()))
@@ -176,7 +178,10 @@ def gaussian_head(
     return torch.cat([tensors["head.weight"], tensors["head.bias"][:, None]], dim=1)
 
 
-def _sums(reply: FinishTaskReply, width: int) -> Statistics:
+def _sums(reply: FinishTaskReply, width: int) -> "Statistics":
+    from perennial.learning.analytic.statistics import SumsForm
+    from perennial.strategies.analytic.checks import read_statistics
+
     if reply.statistics is None:
         raise ProtocolError("FinishTaskReply: statistics: found nothing, expected sums of features")
     return read_statistics(reply.statistics, SumsForm(width + 1), range(reply.num_classes))
@@ -222,7 +227,7 @@ def unit_means(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def opened_class_means(
-    sums: MaskedSums,
+    sums: "MaskedSums",
     grid: Grid,
     requests: Requests[FinishTaskRequest],
     sha256: str,
@@ -234,6 +239,9 @@ def opened_class_means(
 
     Returns ([], None), with a note, when no sum was opened. width: d.
     """
+    from perennial.config.secure_words import class_sums_of
+    from perennial.privacy.secure.server_session import NotEnough
+
     try:
         opened = sums.collect(grid, "class_sums", model_asked_about(requests), requests, deadline, note)
         sums_and_counts = class_sums_of(opened.words, requests[0][2].num_classes, width)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from perennial.client.consent import withdraw as leave
+from perennial.config.analytic import has_own_heads
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file, sole_owner
 from perennial.learning.analytic.files import read_by_task
 from perennial.learning.analytic.statistics import Statistics
 from perennial.models.saved import GLOBAL_MODEL
 from perennial.privacy.signed_sums import Statement
-from perennial.server.opened_run import OpenedRun, forget_own_heads, has_own_heads, write_own_heads
+from perennial.server.opened_run import OpenedRun, forget_own_heads, write_own_heads
 from perennial.server.run_folder import CHECKPOINT
 from perennial.server.run_record import read_run
 from perennial.server.verification import write_statements

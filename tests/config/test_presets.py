@@ -13,6 +13,7 @@ from perennial.cli.main import app
 from perennial.config.experiment import Experiment
 from perennial.config.run import APP_ROOT
 from perennial.foundation.errors import ConfigError
+from perennial.strategies.factory import build_strategy
 
 CONTENT: dict[str, Any] = {
     "name": "merged",
@@ -114,13 +115,17 @@ def test_check_takes_settings_and_says_what_differs(
         ("privacy.epsilon=2", "here: privacy.noise_multiplier, from which epsilon follows"),
         ("learner.lr=0.1", r"unknown key 'learner\.lr' \(it belongs to learner\.optimizer\)"),
         ("model=3", "model: found 3; allowed a block of keys"),
+        ("model=smal_cnn", r"model\.name: found 'smal_cnn'.*\(did you mean 'small_cnn'\?\)"),
+        ("strategy=fedproxx", r"strategy\.name: found 'fedproxx' \(did you mean 'fedprox'\?\)"),
     ],
 )
 def test_words_of_other_libraries_are_answered_with_ours(setting: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(CONTENT))
-    with pytest.raises(ConfigError, match=words):
-        load_experiment(path, [setting])
+    with pytest.raises(ConfigError, match=words) as refused:
+        found = load_experiment(path, [setting])
+        build_strategy(found.strategy.name, found.strategy.parameters)
+    assert str(refused.value).count("did you mean") <= 1 and "Config" not in str(refused.value)
 
 
 def test_a_network_may_be_given_by_its_name() -> None:

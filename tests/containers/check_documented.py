@@ -202,8 +202,8 @@ def join(hospital: Reader, own: Path, data: Path, fab: str, digest: str) -> None
     hospital.go(ROOT)
     hospital.next("docker build")
     hospital.go(own)
-    hospital.type(in_the_image.replace("COMMAND", "keygen /site/another.key"))
-    assert (own / "another.key").exists()
+    hospital.type(in_the_image.replace("COMMAND", "open --folder /site/another"))
+    assert (own / "another" / "node.key").exists()
     hospital.next("perennial site check")
     if os.getuid() == 0:
         subprocess.run(["chown", "-R", f"{OWNER}:{OWNER}", str(own)], check=True)

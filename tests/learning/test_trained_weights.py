@@ -36,7 +36,10 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam", "lr": 0.01},
     "adam, weight decay": {"name": "adam", "lr": 0.01, "weight_decay": 0.1},
     "adam, weight decay, cosine": {"name": "adam", "lr": 0.02, "weight_decay": 0.1, "schedule": "cosine"},
+    "adamw": {"name": "AdamW", "lr": 0.01},
+    "rmsprop, cosine": {"name": "rmsprop", "lr": 0.002, "momentum": 0.5, "schedule": "cosine"},
 }
+RULES = ["adadelta", "adagrad", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop"]
 
 
 def experiment_file(folder: Path, optimizer: dict[str, Any], **changes: Any) -> Path:
@@ -66,6 +69,10 @@ def experiment_file(folder: Path, optimizer: dict[str, Any], **changes: Any) -> 
 def torch_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     if config.name == "adam":
         return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    if config.name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=config.lr)
+    if config.name == "rmsprop":
+        return torch.optim.RMSprop(model.parameters(), lr=config.lr, momentum=config.momentum)
     return torch.optim.SGD(
         model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
     )
@@ -149,3 +156,59 @@ def test_the_learning_rate_falls_along_half_a_cosine(progress: float, share: flo
     cosine = Optimizer(lr=0.4, schedule="cosine")
     assert FlatOptimizer(cosine, vector, vector, progress).lr == pytest.approx(0.4 * share, abs=1e-7)
     assert FlatOptimizer(Optimizer(lr=0.4), vector, vector, progress).lr == 0.4
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_of_torch_optim_moves_one_vector_as_it_moves_its_parts(name: str) -> None:
+    kind = next(kind for kind in vars(torch.optim).values() if getattr(kind, "__name__", "").lower() == name)
+    draw = torch.Generator().manual_seed(1)
+    vector, gradient = torch.randn(9, generator=draw), torch.zeros(9)
+    parts = [nn.Parameter(part.clone()) for part in vector.split([2, 4, 3])]
+    theirs = kind(parts, lr=0.05)
+    ours = FlatOptimizer(Optimizer.model_validate({"name": name, "lr": 0.05}), vector, gradient)
+    for step in range(6):
+        if step == 3:
+            # the last part goes, as a site of a cohort does that is done
+            states = [state[:6].clone() for state in ours.states]
+            vector, gradient, parts = vector[:6].clone(), gradient[:6].clone(), parts[:2]
+            ours.move(vector, gradient, states)
+        gradient.copy_(torch.randn(len(gradient), generator=draw))
+        for part, own in zip(parts, gradient.split([2, 4, 3][: len(parts)]), strict=True):
+            part.grad = own.clone()
+        ours.step()
+        theirs.step()
+        expected = torch.cat([part.detach() for part in parts])
+        torch.testing.assert_close(vector, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"name": "LBFGS"}, "evaluates the loss several times in a step"),
+        ({"name": "sparseadam"}, "takes sparse gradients"),
+        ({"name": "muon"}, "takes matrices"),
+        ({"name": "os.system"}, "Input should be 'sgd', 'adam', 'adamw', 'adadelta'"),
+        ({"name": "nadam", "momentum": 0.9}, "momentum is an option of sgd and rmsprop"),
+        ({"name": "rprop", "weight_decay": 0.1}, "rprop has none"),
+    ],
+)
+def test_a_rule_that_does_not_fit_is_refused_by_name(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Optimizer.model_validate({"lr": 0.1, **given})
+
+
+def test_every_rule_of_torch_optim_is_taken_or_refused_by_name() -> None:
+    kinds = {
+        kind.__name__.lower()
+        for kind in vars(torch.optim).values()
+        if isinstance(kind, type)
+        and issubclass(kind, torch.optim.Optimizer)
+        and kind is not torch.optim.Optimizer
+    }
+    with pytest.raises(ValueError) as refused:
+        Optimizer.model_validate({"name": "none", "lr": 1})
+    offered = {word for word in kinds if f"'{word}'" in str(refused.value)}
+    assert offered == {"sgd", "adam", *RULES}
+    for name in kinds - offered:
+        with pytest.raises(ValueError, match="not offered, because it"):
+            Optimizer.model_validate({"name": name, "lr": 1})

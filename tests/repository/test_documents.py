@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FIGURE = re.compile(r"\d+\.\d+ ± \d+\.\d+")
 CODE = re.compile(r"^```[a-z]*\n(.*?)^```|^    (\S.*?)$|`([^`]+)`", re.DOTALL | re.MULTILINE)
-# `kubectl -n perennial ...` names a namespace, `from perennial import ...` the package
-COMMAND = re.compile(r"(?<!-n )(?<!from )\bperennial +([a-z][a-z-]*)(?: +([a-z][a-z-]*)(?![\w./]))?")
+# `from perennial import ...` names the package
+COMMAND = re.compile(r"(?<!from )\bperennial +([a-z][a-z-]*)(?: +([a-z][a-z-]*)(?![\w./]))?")
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 EXPERIMENT = re.compile(r"\bexperiments/(\w+\.yaml)")
 SOURCE = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)+\.py)`")

@@ -6,10 +6,12 @@ Shapes: K sites.
 import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import torch
 
-from perennial.learning.analytic.solve import Sums, best_by_gcv, gcv
+if TYPE_CHECKING:
+    from perennial.learning.analytic.solve import Sums
 
 PARTS = 1024
 """A site's records count in whole parts of so many, so that scaled sums stay exact."""
@@ -50,7 +52,7 @@ MOST_COLUMNS = 60
 SHRINKAGES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
-def worth_of_columns(sums: Sums, columns: Mapping[str, range]) -> dict[str, float | None]:
+def worth_of_columns(sums: "Sums", columns: Mapping[str, range]) -> dict[str, float | None]:
     """ "" and each column -> the share of the classes' variance that ridge explains with all, and without it.
 
     By generalised cross-validation, from the sums alone. Nothing for more than MOST_COLUMNS. columns: name
@@ -58,12 +60,14 @@ def worth_of_columns(sums: Sums, columns: Mapping[str, range]) -> dict[str, floa
     """
     if not 1 < len(columns) <= MOST_COLUMNS or sums.total <= 0:
         return {}
+    from perennial.learning.analytic.solve import best_by_gcv, gcv
+
     variance = 1 - float((sums.counts / sums.total).square().sum())
     every = torch.cat([torch.tensor([*places]) for places in columns.values()])
     whole = sums.of_features(every)
     shrinkage = best_by_gcv(whole, SHRINKAGES, standardise=True)
 
-    def explained(of: Sums) -> float | None:
+    def explained(of: "Sums") -> float | None:
         share = 1 - gcv(of, [shrinkage], standardise=True)[0] / variance if variance > 0 else math.nan
         return round(max(0.0, share), 4) if math.isfinite(share) else None
 

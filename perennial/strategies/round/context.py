@@ -15,12 +15,12 @@ from perennial.learning.worth import Scores
 from perennial.models.incremental import IncrementalModel
 from perennial.models.sum_grid import SumGrid
 from perennial.privacy.entries import Entry
-from perennial.privacy.signed_sums import Signer
 from perennial.protocol.tensors import byte_count
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import Arrays, RoundRequest
 
 if TYPE_CHECKING:
+    from perennial.privacy.signed_sums import Signer
     from perennial.strategies.secure.masked_sums import MaskedSums
 
 
@@ -212,7 +212,7 @@ class RunContext:
     releases: ReleaseRecord | None = None
     secret: int | None = None
     sums: "MaskedSums | None" = None
-    signers: Mapping[str, Signer] = field(default_factory=dict)
+    signers: "Mapping[str, Signer]" = field(default_factory=dict)
 
     @property
     def secret_seed(self) -> int:

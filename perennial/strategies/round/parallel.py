@@ -21,7 +21,6 @@ from perennial.strategies.round.context import Aggregator, RoundContext, RoundOu
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected, RunningBounds
 from perennial.strategies.round.request import Arrays, RoundRequest, Traits
-from perennial.strategies.sums.update_file import UpdateFile
 
 
 class TakesReplies(Protocol):
@@ -143,6 +142,8 @@ class WaitingReplies:
     def __init__(self, running: RunningBounds, reference: Arrays) -> None:
         self._running = running
         self._replies: dict[str, Admitted] = {}
+        from perennial.strategies.sums.update_file import UpdateFile
+
         self._updates = UpdateFile(reference)
 
     def add(self, reply: Admitted) -> None:
