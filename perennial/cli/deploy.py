@@ -114,10 +114,7 @@ def submit(
     """Start a run of an experiment over the registered sites; said twice, it starts one."""
     from perennial.deploy.operations import submit as submit_experiment
 
-    done = submit_experiment(_open(folder), experiment, overrides or [], name, device, split_key)
-    typer.echo(done.said)
-    if done.application is not None:
-        typer.echo(f"app {done.application.fab.name}, SHA-256 {done.application.digest}")
+    typer.echo(submit_experiment(_open(folder), experiment, overrides or [], name, device, split_key))
 
 
 @app.command()
@@ -153,7 +150,7 @@ def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
     """Resume a run that was paused, stopped or killed, from its last finished round."""
     from perennial.deploy.operations import resume as resume_run
 
-    typer.echo(resume_run(_open(folder), name, device).said)
+    typer.echo(resume_run(_open(folder), name, device))
 
 
 @app.command()
@@ -161,7 +158,7 @@ def pause(name: Run, folder: Folder = HERE) -> None:
     """Pause a run after its current round until `resume`; a restart does not end the pause."""
     from perennial.deploy.operations import pause as pause_run
 
-    typer.echo(pause_run(_open(folder), name).said)
+    typer.echo(pause_run(_open(folder), name))
 
 
 @app.command()
@@ -169,7 +166,7 @@ def stop(name: Run, folder: Folder = HERE) -> None:
     """Stop a run; it can be resumed."""
     from perennial.deploy.operations import stop as stop_run
 
-    typer.echo(stop_run(_open(folder), name).said)
+    typer.echo(stop_run(_open(folder), name))
 
 
 @app.command()

@@ -16,7 +16,7 @@ from perennial.deploy.certificates import read_validity
 from perennial.deploy.control import list_runs
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.run_book import FlowerRun, RunBook
-from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
+from perennial.deploy.superlink import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
 from perennial.live.diagnosis import find_faults
 from perennial.live.run_state import RunState

@@ -33,8 +33,13 @@ def open_(
 ) -> None:
     """Make this site's key pair, or unpack the operator's bundle; site.yaml and a key that exist are kept."""
     from perennial.deploy.bundle import offered_app, open_bundle
-    from perennial.deploy.certificates import read_validity
-    from perennial.deploy.keys import fingerprint, make_node_key, public_line, write_node_key
+    from perennial.deploy.certificates import (
+        fingerprint,
+        make_node_key,
+        public_line,
+        read_validity,
+        write_node_key,
+    )
 
     if bundle is None:
         key, path = make_node_key(), folder / "node.key"
@@ -68,7 +73,7 @@ def approve(
     _show(offer, config)
     require_hash(offer, sha256)
     approved = approve_app(offer, _flower_home(site), config.approvals)
-    typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments)}")
+    typer.echo(f"{approved.app}: approved, with {approved.title}")
 
 
 @app.command()
@@ -135,7 +140,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
     for authority in setup.authorities:
         typer.echo(f"authority:   {authority.identified}")
     for approved in setup.apps:
-        typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
+        typer.echo(f"approved:    {approved.app} ({approved.title})")
     for line in leaving_in_words(setup.config.policy):
         typer.echo(line)
     typer.echo(f"supernode:   {port_in_words(setup.connection)}")
@@ -158,8 +163,8 @@ def clean(
     days: Annotated[float, typer.Option(help="remove what nothing used for so long")] = 30.0,
 ) -> None:
     """Remove what the site keeps of old runs (exemplars, models, own layers) and unused features."""
-    from perennial.client.quota import clean as remove
-    from perennial.client.quota import kept_features
+    from perennial.client.state import clean as remove
+    from perennial.client.state import kept_features
     from perennial.config.site import load_site_config
 
     config = load_site_config(path)

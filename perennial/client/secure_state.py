@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from perennial.client.identity import Identity
-from perennial.client.quota import Quota
+from perennial.client.state import Quota
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file

@@ -112,12 +112,10 @@ def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) 
     """An update and its weight as integers for a masked sum, with this site's share of the noise.
 
     Clips the update to LARGEST_NORM, because the server cannot check single updates. Raises
-    ProtocolError without request.sum_updates, PolicyRefusal for an update that is not finite.
+    PolicyRefusal for an update that is not finite.
     """
     from perennial.config.secure_words import UpdateWords
 
-    if request.sum_updates is None:
-        raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")
     update, examples = typed["update"], typed["num_examples"]
     assert isinstance(update, Released) and examples is not None
     layout = UpdateWords(site.experiment, request.sum_updates)

@@ -41,6 +41,11 @@ class Approval(Block):
         """Name of the record's file."""
         return f"{self.experiment[:16]}-{self.bundle[:16] or 'installed'}.json"
 
+    @property
+    def title(self) -> str:
+        """Name of the experiment, printable."""
+        return shown(str(self.settings.get("name", "unnamed")), 60)
+
     @cached_property
     def settings(self) -> PlainObject:
         """The document's content."""
@@ -90,9 +95,7 @@ def approved_experiment(settings: RunSettings, approvals: Path, plugins: Mapping
     known = [found for found in read_approvals(approvals) if found.experiment]
     approval = next((found for found in reversed(known) if found.experiment == settings.digest), None)
     if approval is None:
-        names = ", ".join(
-            f"{shown(str(found.settings.get('name')), 60)} {found.experiment:.16}" for found in known
-        )
+        names = ", ".join(f"{found.title} {found.experiment:.16}" for found in known)
         raise PolicyRefusal(
             f"run config: digest: found {settings.digest!r:.80}, approved here: {names or 'no experiment'}"
         )

@@ -29,14 +29,6 @@ from perennial.foundation.files import replace_file
 
 
 @dataclass(frozen=True)
-class ApprovedApp:
-    """One app that may run. name: publisher.app.version.first-8-of-hash."""
-
-    name: str
-    experiments: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Offer:
     """An app that was read, in the bytes that were read.
 
@@ -93,7 +85,7 @@ def prepare_apps(flower_home: Path, approvals: Path) -> None:
         pass
 
 
-def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
+def approve(offer: Offer, flower_home: Path, approvals: Path) -> Approval:
     """Unpack an app into the apps folder, and record its experiment in the folder approvals.
 
     Raises ConfigError when it shares the folder's name with another app.
@@ -116,13 +108,14 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
     for name, content in offer.members.items():
         replace_file(apps / approval.app / name, content, mode=0o444)
     _freeze(apps)
-    _write(approval, approvals)
-    return _describe(approval.app, [approval])
+    with _writable(approvals):
+        replace_file(approvals / approval.name, approval.model_dump_json(indent=1).encode(), mode=0o444)
+    return approval
 
 
 def disapprove(name: str, flower_home: Path, approvals: Path) -> None:
     """Take an approval back. Raises ConfigError naming the approved apps."""
-    approved = {app.name: app for app in approved_apps(approvals)}
+    approved = [approval.app for approval in approved_apps(approvals)]
     if name not in approved:
         raise ConfigError(f"app {name!r}: not approved here; approved: {', '.join(approved) or 'none'}")
     apps = flower_home / "apps"
@@ -137,13 +130,9 @@ def disapprove(name: str, flower_home: Path, approvals: Path) -> None:
     _freeze(apps)
 
 
-def approved_apps(approvals: Path) -> list[ApprovedApp]:
-    """Every app that may run here. Raises StateError naming a damaged record."""
-    found: dict[str, list[Approval]] = {}
-    for approval in read_approvals(approvals):
-        if approval.app:
-            found.setdefault(approval.app, []).append(approval)
-    return [_describe(name, of) for name, of in sorted(found.items())]
+def approved_apps(approvals: Path) -> list[Approval]:
+    """The approval of every app that may run here. Raises StateError naming a damaged record."""
+    return sorted((found for found in read_approvals(approvals) if found.app), key=lambda found: found.app)
 
 
 def require_read_only(flower_home: Path, approvals: Path) -> None:
@@ -188,12 +177,6 @@ def _refuse_same_folder(bundle: str, approvals: Path) -> None:
             )
 
 
-def _write(approval: Approval, approvals: Path) -> None:
-    with _writable(approvals):
-        data = approval.model_dump_json(indent=1).encode()
-        replace_file(approvals / approval.name, data, mode=0o444)
-
-
 @contextmanager
 def _writable(approvals: Path) -> Iterator[None]:
     """Records can be written inside, and by nobody but root afterwards."""
@@ -203,11 +186,6 @@ def _writable(approvals: Path) -> Iterator[None]:
         yield
     finally:
         os.chmod(approvals, 0o555)
-
-
-def _describe(name: str, approvals: list[Approval]) -> ApprovedApp:
-    names = (str(approval.settings.get("name", "unnamed")) for approval in approvals)
-    return ApprovedApp(name, tuple(names))
 
 
 def _read(fab: Path) -> bytes:

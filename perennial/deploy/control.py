@@ -11,11 +11,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import IO, Any
 
-from cryptography.hazmat.primitives import serialization
-
+from perennial.deploy.certificates import pem
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder
 from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.errors import StateError, shown
@@ -63,13 +61,6 @@ def logged(folder: OperatorFolder, run: str, *, follow: bool) -> Iterator[str]:
             yield parts.get(1, b"").decode(errors="replace")
             if not follow:
                 return
-
-
-def pem(public_key: Path) -> bytes:
-    """A public key in OpenSSH's form as Flower takes it."""
-    key = serialization.load_ssh_public_key(public_key.read_bytes())
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_bytes(serialization.Encoding.PEM, form)
 
 
 def _answer(folder: OperatorFolder, call: str, *request: tuple[int, int | str | bytes]) -> bytes:

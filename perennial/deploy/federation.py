@@ -21,18 +21,18 @@ from pydantic import Field, PositiveInt
 from perennial.config.yaml_file import read_yaml, validate
 from perennial.deploy.certificates import (
     Issued,
+    check_public_line,
+    fingerprint,
     make_authority,
     make_server,
     read_validity,
     signers_of,
     write_issued,
 )
-from perennial.deploy.keys import check_public_line, fingerprint
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
-from perennial.foundation.names import SITE_NAME
-from perennial.foundation.registered import NODES, write_registered
+from perennial.foundation.names import NODES, SITE_NAME, write_registered
 from perennial.server.control import CONTROL
 
 DEPLOY = "deploy.yaml"

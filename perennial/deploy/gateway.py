@@ -33,12 +33,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perennial.deploy.certificates import read_validity
-from perennial.deploy.control import PROTOBUF, encoded, listed_runs, pem
+from perennial.deploy.certificates import pem, read_validity
+from perennial.deploy.control import PROTOBUF, encoded, listed_runs
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 from perennial.deploy.run_book import RunBook
-from perennial.deploy.superlink_status import STATUS
+from perennial.deploy.superlink import STATUS
 from perennial.foundation.errors import PerennialError, shown
 from perennial.foundation.files import replace_file
 from perennial.foundation.heartbeat import BEAT, renew
@@ -58,8 +58,8 @@ FLEET = {
     b"/v1/fleet/confirm-message-received": 64 * KIB,
 }
 """Every path that passes, and the most bytes of its body. A site registers at the operator, not by itself."""
-ADMISSION, SIGN_OFF = b"/admission", b"/sign-off"
-"""Answered here, to a registered site: is a SuperNode connected with its key; its own SuperNode is gone."""
+ADMISSION = b"/admission"
+"""Answered here, to a registered site: is a SuperNode connected with its key."""
 ACTIVATE, DEACTIVATE, PULL = (
     f"/v1/fleet/{call}" for call in ("activate-node", "deactivate-node", "pull-messages")
 )
@@ -159,7 +159,7 @@ class Gateway:
         """Answer one request; one that may not pass is answered here, and the SuperLink never sees it."""
         try:
             path = request.scope.get("raw_path", b"")
-            if path not in FLEET and path not in (ADMISSION, SIGN_OFF):
+            if path not in FLEET and path != ADMISSION:
                 raise Refusal(404, "not found")
             if request.method != "POST":
                 raise Refusal(405, "method not allowed")
@@ -168,9 +168,6 @@ class Gateway:
             name = self._authenticated(request.headers)
             if path == ADMISSION:
                 return PlainTextResponse("free" if self._silent_since(name) is not None else "connected")
-            if path == SIGN_OFF:
-                await self._sign_off(name, request.headers)
-                return PlainTextResponse("free")
             body = await _read(request, FLEET[path])
             return await self._pass(path.decode("ascii"), name, body, request)
         except Refusal as refusal:
@@ -219,20 +216,15 @@ class Gateway:
         """Let a node in; where only its killed predecessor stands in the way, sign off for that first."""
         reply = await self._ask(ACTIVATE, body, headers)
         if not reply.is_success and not seen.waiting and time.time() - seen.last > GONE:
-            await self._sign_off(name, headers)
+            # in what the site itself has signed just now
+            node = encoded((1, int(self._keys.nodes[name])))
+            await self._ask(DEACTIVATE, node, headers | {"content-type": PROTOBUF})
             reply = await self._ask(ACTIVATE, body, headers)
             log.info("%s: an earlier SuperNode had not signed off; a new one takes its place", name)
         if not reply.is_success and reply.status_code < 500:
             log.warning("%s is not let in: %s", name, shown(reply.text, 300))
             raise Refusal(reply.status_code, CONNECTED)
         return reply
-
-    async def _sign_off(self, name: str, headers: Mapping[str, str]) -> None:
-        """Tell the SuperLink that the node of a site is gone, with what the site itself has signed."""
-        node = int(self._keys.nodes[name])
-        signed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
-        await self._ask(DEACTIVATE, encoded((1, node)), signed | {"content-type": PROTOBUF})
-        self.seen[name] = Seen()
 
     async def _pull(
         self, seen: Seen, body: bytes, headers: dict[str, str], request: Request
@@ -276,7 +268,7 @@ class Gateway:
         telling.cancel()
 
     async def _tell(self) -> None:
-        """Keep the status beside the runs, for pages and `deploy status` (deploy/superlink_status.py)."""
+        """Keep the status beside the runs, for pages and `deploy status` (deploy/superlink.py)."""
         path, failed = self._folder.state / "runs" / STATUS, ""
         while True:
             try:

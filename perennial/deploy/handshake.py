@@ -32,12 +32,12 @@ REVOKED = (
     "one with `perennial site open` (node.key moved away) and send the operator node.key.pub"
 )
 CONNECTED = (
-    "another SuperNode is connected with this key: either this site's own, which ended less than two minutes "
+    "another SuperNode is connected with this key: either this site's own, which ended less than a minute "
     "ago (wait so long), or one on another machine (stop it; each site needs a key of its own). If you know "
     "of none, the key was copied: ask the operator to revoke it"
 )
 CLOCK = "this machine's clock and the SuperLink's differ; set the clock"
-REASONS = (UNREGISTERED, REVOKED, CONNECTED)
+REASONS = (UNREGISTERED, REVOKED, CONNECTED, CLOCK)
 """Why a site is not let in, with the remedy: the same words at the gateway and at the site."""
 
 
@@ -120,24 +120,14 @@ def check_admission(
     Raises StateError that says why it would not let the site in, and what to do; Unreachable if it does not
     answer.
     """
-    if _ask_gateway("admission", address, authority, key) == "connected" and not connected:
-        raise StateError(f"{address}: {CONNECTED}")
-
-
-def sign_off(address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Tell the gateway that this site's last SuperNode is gone. Raises StateError or Unreachable."""
-    _ask_gateway("sign-off", address, authority, key)
-
-
-def _ask_gateway(what: str, address: str, authority: Path, key: ec.EllipticCurvePrivateKey) -> str:
     headers = signed_headers(key)
-    request = urllib.request.Request(f"https://{address}/{what}", data=b"", headers=headers, method="POST")
+    request = urllib.request.Request(f"https://{address}/admission", b"", headers, method="POST")
     try:
         with _open(request, authority) as reply:
-            return reply.read(100).decode()
+            taken = reply.read(100) == b"connected"
     except urllib.error.HTTPError as refusal:
         said = refusal.read(4096).decode(errors="replace").strip()
-        if said in (*REASONS, CLOCK):
+        if said in REASONS:
             raise StateError(f"{address}: {said}") from None
         raise StateError(
             f"{address}: does not check this site's key as a gateway of Perennial does: {shown(said, 300)}"
@@ -145,6 +135,8 @@ def _ask_gateway(what: str, address: str, authority: Path, key: ec.EllipticCurve
     except OSError as error:
         said = shown(str(error), 300)
         raise Unreachable(f"{address}: no answer about this site's key ({said}).") from error
+    if taken and not connected:
+        raise StateError(f"{address}: {CONNECTED}")
 
 
 def _advice(error: ssl.SSLCertVerificationError, host: str, authority: Path) -> str:

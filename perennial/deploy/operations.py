@@ -59,16 +59,6 @@ COMPLETED = "finished:completed"
 
 
 @dataclass(frozen=True)
-class Done:
-    """The result of a command. said: the state after it, in words."""
-
-    said: str
-    run: str = ""
-    """Flower's id of the start that it began; '' where it began none."""
-    application: Application | None = None
-
-
-@dataclass(frozen=True)
 class Standing:
     """The state of a submitted run. going: Flower's ids of starts that are not over, oldest first."""
 
@@ -100,21 +90,21 @@ class Standing:
     def finished(self) -> bool:
         return not self.going and self.status == COMPLETED and not self.begun_again
 
-    def unchanged(self) -> Done:
+    def unchanged(self) -> str:
         """The result of a command that changed nothing: the run's state, and which command would go on."""
         name = self.name
         if self.going:
             flower = f"Flower's run {self.going[-1]}"
             if self.paused:
-                return Done(f"{name}: paused ({flower}); `perennial deploy resume {name}` lets it go on")
-            return Done(f"{name}: {self.status} ({flower}); nothing was changed")
+                return f"{name}: paused ({flower}); `perennial deploy resume {name}` lets it go on"
+            return f"{name}: {self.status} ({flower}); nothing was changed"
         if self.finished:
-            return Done(f"{name}: finished; to run the experiment once more, submit it under another --name")
+            return f"{name}: finished; to run the experiment once more, submit it under another --name"
         if self.begun_again:
-            return Done(f"{name}: without a site that withdrew; `perennial deploy resume {name}` goes on")
+            return f"{name}: without a site that withdrew; `perennial deploy resume {name}` goes on"
         if not self.status:
-            return Done(f"{name}: staged, and not started yet; start it with `perennial deploy submit`")
-        return Done(f"{name}: ended early ({self.status}); `perennial deploy resume {name}` goes on with it")
+            return f"{name}: staged, and not started yet; start it with `perennial deploy submit`"
+        return f"{name}: ended early ({self.status}); `perennial deploy resume {name}` goes on with it"
 
 
 def submit(
@@ -124,8 +114,8 @@ def submit(
     name: str,
     device: str,
     split_key: str = "",
-) -> Done:
-    """Stage an experiment and start its run, unless a run of this name was started before.
+) -> str:
+    """Stage an experiment and start its run, unless a run of this name was started before; returns its state.
 
     device: of the server, as in RunSettings. split_key: pins the key by which sites split their data.
     Raises StateError when the name is that of another experiment.
@@ -149,17 +139,17 @@ def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: 
         return stage_application(experiment, overrides, name, folder.apps)
 
 
-def pause(folder: OperatorFolder, name: str) -> Done:
+def pause(folder: OperatorFolder, name: str) -> str:
     """Pause a run after its current round, until it is resumed; nothing if it does not run."""
     with one_at_a_time(folder.apps):
         standing = _standing(folder, name)
         if standing.paused or not standing.going:
             return standing.unchanged()
         write_request(folder.state / "runs" / name, "pause")
-        return Done(f"{name}: pauses after the round that it is in")
+        return f"{name}: pauses after the round that it is in"
 
 
-def resume(folder: OperatorFolder, name: str, device: str) -> Done:
+def resume(folder: OperatorFolder, name: str, device: str) -> str:
     """Resume a run that was paused or ended early, with the same app, and so the same approvals.
 
     Changes nothing if it runs, is finished, or was never started.
@@ -168,14 +158,14 @@ def resume(folder: OperatorFolder, name: str, device: str) -> Done:
         application, standing = read_application(name, folder.apps), _standing(folder, name)
         if standing.paused and standing.going:
             clear_request(folder.state / "runs" / name)
-            return Done(f"{name}: goes on")
+            return f"{name}: goes on"
         if standing.going or standing.finished or not standing.status:
             return standing.unchanged()
         clear_request(folder.state / "runs" / name)
         return _start(folder, application, {"device": device, "resume": "yes"})
 
 
-def stop(folder: OperatorFolder, name: str) -> Done:
+def stop(folder: OperatorFolder, name: str) -> str:
     """Stop a run, which keeps its finished rounds and can be resumed; nothing if it does not run.
 
     name: of the run; or Flower's id of one that is unknown here.
@@ -183,14 +173,14 @@ def stop(folder: OperatorFolder, name: str) -> Done:
     with one_at_a_time(folder.apps):
         if name.isdecimal() and name in RunBook(folder.apps).unknown(control.list_runs(folder)):
             control.stop_run(folder, name)
-            return Done(f"Flower's run {name}: stopped; no folder here names it")
+            return f"Flower's run {name}: stopped; no folder here names it"
         standing = _standing(folder, name)
         if not standing.going:
             return standing.unchanged()
         for run in standing.going:
             control.stop_run(folder, run)
         RunBook(folder.apps).note(name)
-        return Done(f"{name}: stopped; `perennial deploy resume {name}` goes on with it")
+        return f"{name}: stopped; `perennial deploy resume {name}` goes on with it"
 
 
 def _standing(folder: OperatorFolder, name: str) -> Standing:
@@ -224,7 +214,7 @@ def require_started(folder: OperatorFolder, name: str, run: str) -> None:
         )
 
 
-def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> Done:
+def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> str:
     name = application.folder.name
     folder.write_names()
     settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
@@ -238,7 +228,8 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
         run = _adopted(folder, name, lost)
     book.note(name, run)
     began = "resumed" if settings.get("resume") else "started"
-    return Done(f"{name}: {began} as Flower's run {run}", run, application)
+    app = f"app {application.fab.name}, SHA-256 {application.digest}"
+    return f"{name}: {began} as Flower's run {run}\n{app}"
 
 
 def _adopted(folder: OperatorFolder, name: str, lost: StateError) -> str:

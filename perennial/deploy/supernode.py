@@ -5,28 +5,26 @@ import os
 import re
 import socket
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.client.activity import note_unapproved
 from perennial.client.secure_state import certify_own_key
+from perennial.config.approval import Approval
 from perennial.config.site import Connection, SiteConfig, load_site_config
-from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
-from perennial.deploy.certificates import Validity, read_validity
-from perennial.deploy.handshake import Unreachable, check_admission, check_handshake, sign_off
-from perennial.deploy.keys import fingerprint, public_line, read_node_key
+from perennial.deploy.approval import approved_apps, require_read_only
+from perennial.deploy.certificates import Validity, fingerprint, public_line, read_node_key, read_validity
+from perennial.deploy.handshake import Unreachable, check_admission, check_handshake
 from perennial.deploy.processes import program, require_flower, supervise, warm
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.files import replace_file, sole_owner
+from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating, renew
 from perennial.foundation.site_log import log
 from perennial.privacy.signed_sums import certify
 
-PLACE, RECORD = "supernode", "place"
-"""In a site's state_dir: the folder that its SuperNode locks while it lives, and where that folder was."""
 NOT_UNPACKED = re.compile(rb"\[Errno (?:13|30)\][^']*'[^']*/apps/[^'/]*\.([0-9a-f]{8})'")
 """What Flower says of an app that is not approved: its folder cannot be made."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 ALIVE = "supernode.alive"
 """In a site's state_dir: its heartbeat."""
 ANSWERED = "superlink.answered"
@@ -44,7 +42,7 @@ class SiteSetup:
     connection: Connection
     fingerprint: str
     authorities: list[Validity]
-    apps: list[ApprovedApp]
+    apps: list[Approval]
 
     def path(self, relative: Path) -> Path:
         """Absolute path for one of the connection section."""
@@ -97,19 +95,10 @@ def require_free_port(connection: Connection) -> None:
             ) from error
 
 
-def port_is_free(connection: Connection) -> bool:
-    """Whether the port that the SuperNode needs is unused; False too while it runs itself."""
+def holds(check: Callable[[Connection], object], connection: Connection) -> bool:
+    """Whether a check of the SuperNode passes: that it serves (check_health), or that its port is free."""
     try:
-        require_free_port(connection)
-    except StateError:
-        return False
-    return True
-
-
-def runs_here(connection: Connection) -> bool:
-    """Whether this site's SuperNode runs and serves."""
-    try:
-        check_health(connection)
+        check(connection)
     except StateError:
         return False
     return True
@@ -117,7 +106,7 @@ def runs_here(connection: Connection) -> bool:
 
 def port_in_words(connection: Connection) -> str:
     """A sentence: the SuperNode runs, or its port is free. Raises StateError if it is taken."""
-    if runs_here(connection):
+    if holds(check_health, connection):
         return f"one runs already and serves, at port {connection.runtime_port}"
     require_free_port(connection)
     return f"does not run; port {connection.runtime_port} is free for it"
@@ -128,30 +117,7 @@ def check_superlink(setup: SiteSetup) -> None:
     authority, address = setup.path(setup.connection.ca), setup.connection.superlink
     check_handshake(address, authority)
     key = read_node_key(setup.path(setup.connection.key))
-    own_place = runs_here(setup.connection) or was_killed(setup.config.state_dir)
-    check_admission(address, authority, key, connected=own_place)
-
-
-def was_killed(state_dir: Path) -> bool:
-    """Whether the site's last SuperNode, in this folder and since this machine was started, has ended.
-
-    Otherwise one may still live: on another machine, or in a folder of which this one is a copy.
-    """
-    folder = state_dir / PLACE
-    try:
-        with sole_owner(folder, "perennial site"):
-            return (folder / RECORD).read_text(encoding="utf-8") == _here(folder) != ""
-    except (OSError, ValueError, StateError):
-        return False
-
-
-def _here(folder: Path) -> str:
-    """This folder, on this machine, since it was started; '' where the system does not say."""
-    try:
-        boot, found = BOOT.read_text(encoding="ascii").strip(), folder.stat()
-    except OSError:
-        return ""
-    return f"{boot} {found.st_dev} {found.st_ino}"
+    check_admission(address, authority, key, connected=holds(check_health, setup.connection))
 
 
 def supernode_processes(setup: SiteSetup, site: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -198,8 +164,6 @@ def start_supernode(path: Path) -> None:
     state = setup.config.state_dir
     try:
         check_superlink(setup)
-        if was_killed(state):
-            sign_off(connection.superlink, setup.path(connection.ca), key)
     except Unreachable as problem:
         log.warning("%s The SuperNode keeps trying.", problem)
     certify_own_key(state, lambda own: certify(key, setup.config.site, own))
@@ -217,8 +181,6 @@ def start_supernode(path: Path) -> None:
             note_unapproved(state, found[1].decode())
 
     commands, environment = supernode_processes(setup, path.absolute())
-    place = state / PLACE
-    with sole_owner(place, "the SuperNode"), beating(state / ALIVE):
-        replace_file(place / RECORD, _here(place).encode())
+    with sole_owner(state / "supernode", "the SuperNode"), beating(state / ALIVE):
         status = supervise(commands, environment, explain, explain, read)
     os._exit(status)

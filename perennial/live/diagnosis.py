@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perennial.config.experiment import load_experiment
-from perennial.deploy.superlink_status import SuperLinkStatus
+from perennial.deploy.superlink import SuperLinkStatus
 from perennial.foundation.errors import PerennialError
 from perennial.live.run_state import RunState
 from perennial.server.faults import Fault, of_answer, of_learning, of_ledger, of_marks, ranked, shown_sentence

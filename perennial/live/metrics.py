@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from perennial.deploy.superlink_status import SuperLinkStatus
+from perennial.deploy.superlink import SuperLinkStatus
 from perennial.live.run_state import SITE_ORDER, RunState, Status
 from perennial.server.faults import Fault
 

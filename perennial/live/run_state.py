@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
+from perennial.deploy.superlink import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, numbers, plain, seconds, texts, whole
 from perennial.server.control import ALIVE, pause_in_words

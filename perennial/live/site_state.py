@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 from perennial.client.activity import ACTIVITY
 from perennial.client.consent import Consent, read_consent
-from perennial.client.record_figures import RecordFigures, record_figures
 from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
+from perennial.deploy.certificates import read_node_key
 from perennial.deploy.handshake import Unreachable, check_admission, check_handshake
-from perennial.deploy.keys import read_node_key
-from perennial.deploy.supernode import ALIVE, ANSWERED, port_is_free
+from perennial.deploy.supernode import ALIVE, ANSWERED, holds, require_free_port
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import size_of
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain
+from perennial.privacy.record_book import RecordFigures, record_figures
 
 KEPT = 500
 """Newest requests that the page knows."""
@@ -194,7 +194,7 @@ class HospitalState:
         if time.monotonic() - self._asked_why < ASK_AGAIN:
             return
         self._asked_why = time.monotonic()
-        self.port_taken = not self.alive and not port_is_free(connection)
+        self.port_taken = not self.alive and not holds(require_free_port, connection)
         authority = self.folder / connection.ca
         try:
             check_handshake(connection.superlink, authority)

@@ -15,7 +15,7 @@ from perennial.client.secure_state import SecureState, own_identity, own_key
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 from perennial.privacy.secure.keys import Words, fingerprint, new_secret, signing_key
 from perennial.privacy.secure.roster import Attempt
 from tests.privacy.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from perennial.cli.main import app
 from perennial.config.site import load_site_config
 from perennial.deploy.bundle import open_bundle, write_bundle
+from perennial.deploy.certificates import make_node_key, public_line, write_node_key
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
-from perennial.deploy.keys import make_node_key, public_line, write_node_key
 from perennial.foundation.errors import ConfigError
 
 

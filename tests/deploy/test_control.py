@@ -18,9 +18,9 @@ from perennial.config.site import SiteConfig
 from perennial.deploy import control
 from perennial.deploy.application import archive_of, stage_application
 from perennial.deploy.approval import approve, read_offer
+from perennial.deploy.certificates import make_node_key, public_line
 from perennial.deploy.control import fields, listed_runs
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
-from perennial.deploy.keys import make_node_key, public_line
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
@@ -93,7 +93,7 @@ def test_an_app_has_the_bytes_and_the_folder_that_flower_gives_it(tmp_path: Path
     assert app.fab.read_bytes() == archive_of(app.folder) == build_fab_from_disk(app.folder)
     installed = install_from_fab(app.fab, install_dir=tmp_path / "flower", skip_prompt=True)
     offer = read_offer(app.fab, SiteConfig(site="graz", state_dir=tmp_path / "state"))
-    assert approve(offer, tmp_path / "own", tmp_path / "approvals").name == installed.name
+    assert approve(offer, tmp_path / "own", tmp_path / "approvals").app == installed.name
     own = tmp_path / "own" / "apps" / installed.name
     assert {path.name: path.read_bytes() for path in own.iterdir()} == {
         path.name: path.read_bytes() for path in installed.iterdir()

@@ -25,22 +25,17 @@ from perennial.deploy.approval import (
     require_read_only,
 )
 from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
+from perennial.deploy.certificates import make_node_key, public_line, read_node_key, write_node_key
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
-from perennial.deploy.keys import make_node_key, public_line, read_node_key, write_node_key
 from perennial.deploy.processes import require_flower
 from perennial.deploy.run_book import FlowerRun
 from perennial.deploy.supernode import (
     NOT_UNPACKED,
-    PLACE,
-    RECORD,
-    _here,
     port_in_words,
     read_setup,
     require_free_port,
-    was_killed,
 )
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.files import sole_owner
 
 
 @pytest.fixture
@@ -140,15 +135,15 @@ def test_only_the_app_with_the_told_hash_is_approved(
     require_hash(offer, app.digest)
     assert approved_apps(approvals) == []
     approved = approve(offer, home, approvals)
-    assert approved.experiments == ("small",) and approved.name.endswith(app.digest[:8])
+    assert approved.title == "small" and approved.app.endswith(app.digest[:8])
     assert approved_apps(approvals) == [approved]
-    unpacked = home / "apps" / approved.name
+    unpacked = home / "apps" / approved.app
     assert sorted(path.name for path in unpacked.rglob("*")) == ["experiment.yaml", "pyproject.toml"]
     for path in (home / "apps", unpacked / "experiment.yaml"):
         assert not path.stat().st_mode & 0o222, "nobody but root can change what was approved"
     with pytest.raises(ConfigError, match="not approved here"):
         disapprove("other", home, tmp_path / "approvals")
-    disapprove(approved.name, home, tmp_path / "approvals")
+    disapprove(approved.app, home, tmp_path / "approvals")
     assert approved_apps(approvals) == [] and not unpacked.exists()
     broken = tmp_path / "broken.fab"
     broken.write_bytes(b"not a zip")
@@ -274,18 +269,6 @@ def test_a_second_supernode_on_a_machine_is_told_which_key_to_change() -> None:
         with pytest.raises(StateError, match="runtime_port"):
             port_in_words(connection)
     assert "is free" in port_in_words(connection)
-
-
-def test_a_supernode_that_was_killed_here_is_known_by_its_folder(tmp_path: Path) -> None:
-    place = tmp_path / PLACE
-    assert not was_killed(tmp_path)
-    place.mkdir(exist_ok=True)
-    (place / RECORD).write_text(_here(place))
-    assert was_killed(tmp_path)
-    with sole_owner(place, "the SuperNode"):
-        assert not was_killed(tmp_path), "it lives"
-    shutil.copytree(tmp_path, tmp_path / "copy")
-    assert not was_killed(tmp_path / "copy"), "the one in the first folder may live"
 
 
 @pytest.mark.parametrize("error", ["[Errno 13] Permission denied", "[Errno 30] Read-only file system"])

@@ -65,9 +65,9 @@ def test_a_run_whose_answer_is_lost_is_adopted_and_not_begun_twice(
     operator: OperatorFolder, flower: Flower
 ) -> None:
     flower.lost = True
-    assert "started as Flower's run 7" in submit(operator, Path("x"), [], NAME, "cpu").said
-    assert "running (Flower's run 7)" in submit(operator, Path("x"), [], NAME, "cpu").said
-    assert "stopped" in stop(operator, NAME).said and len(flower.runs) == 1
+    assert "started as Flower's run 7" in submit(operator, Path("x"), [], NAME, "cpu")
+    assert "running (Flower's run 7)" in submit(operator, Path("x"), [], NAME, "cpu")
+    assert "stopped" in stop(operator, NAME) and len(flower.runs) == 1
 
 
 def test_a_superlink_that_stays_away_is_asked_once_it_is_back(
@@ -77,9 +77,9 @@ def test_a_superlink_that_stays_away_is_asked_once_it_is_back(
     with pytest.raises(StateError, match="begins no second one"):
         submit(operator, Path("x"), [], NAME, "cpu")
     flower.down, flower.lost = False, False
-    assert "running (Flower's run 7)" in submit(operator, Path("x"), [], NAME, "cpu").said
-    assert "stopped" in stop(operator, NAME).said
-    assert "resumed as Flower's run 8" in resume(operator, NAME, "cpu").said
+    assert "running (Flower's run 7)" in submit(operator, Path("x"), [], NAME, "cpu")
+    assert "stopped" in stop(operator, NAME)
+    assert "resumed as Flower's run 8" in resume(operator, NAME, "cpu")
 
 
 def test_a_run_of_nobody_is_unknown_and_can_be_stopped(operator: OperatorFolder, flower: Flower) -> None:
@@ -87,7 +87,7 @@ def test_a_run_of_nobody_is_unknown_and_can_be_stopped(operator: OperatorFolder,
     flower.runs["99"] = FlowerRun("running", "b" * 64)
     book = RunBook(operator.apps)
     assert book.unknown(flower.runs) == {"99": "running"}
-    assert "no folder here names it" in stop(operator, "99").said
+    assert "no folder here names it" in stop(operator, "99")
     assert book.unknown(flower.runs) == {}
 
 

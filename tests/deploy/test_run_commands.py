@@ -11,7 +11,7 @@ from perennial.cli.main import refuse_former
 from perennial.deploy import operations
 from perennial.deploy.application import Application
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
-from perennial.deploy.operations import Done, pause, resume, stop, submit
+from perennial.deploy.operations import pause, resume, stop, submit
 from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.server.control import read_request, write_request
@@ -20,6 +20,7 @@ from tests.strategies.test_analytic_runs import own_cache, run
 
 __all__ = ["own_cache"]
 NAME = "trial"
+APP = f"\napp x.fab, SHA-256 {'0' * 64}"
 
 
 class Flower:
@@ -85,17 +86,17 @@ def test_every_order_of_commands_leaves_one_run_that_answers(
             changed = before != (going, len(flower.runs), read_request(run_folder))
             again, there = _said(operator, flower, verb), (list(going), len(flower.runs))
             assert (flower.going, len(flower.runs)) == there, f"{verbs}: {verb} twice is {verb} once"
-            assert not again.run, "nothing is started by saying it again"
+            assert "as Flower's run" not in again, "nothing is started by saying it again"
             # the state that is, not the one that was asked for
             if not changed:
                 words = ("paused",) if paused else ("running",)
                 words = words if going else ("finished", "ended", "not started")
-                assert any(word in said.said for word in words), (verbs, verb, said)
+                assert any(word in said for word in words), (verbs, verb, said)
             if "completed" in "".join(flower.runs.values()):
                 assert flower.runs[max(flower.runs, key=int)] == "finished:completed", "never begun again"
 
 
-def _said(operator: OperatorFolder, flower: Flower, verb: str) -> Done:
+def _said(operator: OperatorFolder, flower: Flower, verb: str) -> str:
     match verb:
         case "submit":
             return submit(operator, Path("x.yaml"), [], NAME, "cpu")
@@ -106,7 +107,7 @@ def _said(operator: OperatorFolder, flower: Flower, verb: str) -> Done:
         case "stop":
             return stop(operator, NAME)
     flower.end("finished:failed" if verb == "dies" else "finished:completed")
-    return Done("")
+    return ""
 
 
 def test_a_run_that_goes_on_is_not_started_again_and_can_still_be_stopped(
@@ -114,14 +115,14 @@ def test_a_run_that_goes_on_is_not_started_again_and_can_still_be_stopped(
 ) -> None:
     flower = Flower(operator)
     monkeypatch.setattr(operations, "control", flower)
-    assert submit(operator, Path("x.yaml"), [], NAME, "cpu").said == "trial: started as Flower's run 1"
-    assert "trial: running (Flower's run 1)" in submit(operator, Path("x.yaml"), [], NAME, "cpu").said
-    assert "trial: running (Flower's run 1)" in resume(operator, NAME, "cpu").said
-    assert pause(operator, NAME).said.startswith("trial: pauses")
-    assert "paused" in submit(operator, Path("x.yaml"), [], NAME, "cpu").said
-    assert stop(operator, NAME).said.startswith("trial: stopped") and flower.going == []
-    assert "ended early (finished:stopped)" in stop(operator, NAME).said
-    assert resume(operator, NAME, "cpu").said == "trial: resumed as Flower's run 2"
+    assert submit(operator, Path("x.yaml"), [], NAME, "cpu") == f"trial: started as Flower's run 1{APP}"
+    assert "trial: running (Flower's run 1)" in submit(operator, Path("x.yaml"), [], NAME, "cpu")
+    assert "trial: running (Flower's run 1)" in resume(operator, NAME, "cpu")
+    assert pause(operator, NAME).startswith("trial: pauses")
+    assert "paused" in submit(operator, Path("x.yaml"), [], NAME, "cpu")
+    assert stop(operator, NAME).startswith("trial: stopped") and flower.going == []
+    assert "ended early (finished:stopped)" in stop(operator, NAME)
+    assert resume(operator, NAME, "cpu") == f"trial: resumed as Flower's run 2{APP}"
     assert read_request(operator.state / "runs" / NAME) is None, "a pause of before does not hold it"
     flower.end("finished:completed")
     for done in (
@@ -129,7 +130,7 @@ def test_a_run_that_goes_on_is_not_started_again_and_can_still_be_stopped(
         resume(operator, NAME, "cpu"),
         stop(operator, NAME),
     ):
-        assert "trial: finished; " in done.said
+        assert "trial: finished; " in done
     assert len(flower.runs) == 2
 
 
@@ -143,12 +144,12 @@ def test_a_finished_run_that_a_site_left_is_resumed_once(
     monkeypatch.setattr(operations, "control", flower)
     submit(operator, Path("x.yaml"), [], NAME, "cpu")
     flower.end("finished:completed")
-    assert "trial: finished; " in resume(operator, NAME, "cpu").said
+    assert "trial: finished; " in resume(operator, NAME, "cpu")
     assert withdraw(operator.state / "runs" / NAME, "site-2") is None
     for command in (stop, pause):
-        assert "without a site that withdrew; `perennial deploy resume trial`" in command(operator, NAME).said
-    assert resume(operator, NAME, "cpu").said == "trial: resumed as Flower's run 2"
-    assert "trial: running (Flower's run 2)" in resume(operator, NAME, "cpu").said
+        assert "without a site that withdrew; `perennial deploy resume trial`" in command(operator, NAME)
+    assert resume(operator, NAME, "cpu") == f"trial: resumed as Flower's run 2{APP}"
+    assert "trial: running (Flower's run 2)" in resume(operator, NAME, "cpu")
 
 
 @pytest.mark.parametrize(

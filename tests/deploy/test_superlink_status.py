@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perennial.deploy.superlink_status import (
+from perennial.deploy.superlink import (
     STATUS,
     SuperLinkStatus,
     read_superlink_status,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.deploy.superlink_status import SuperLinkStatus
+from perennial.deploy.superlink import SuperLinkStatus
 from perennial.live.hospital import site_metrics
 from perennial.live.metrics import metrics_of_runs, metrics_of_superlink, write_metrics
 from perennial.live.run_state import RunState

@@ -126,7 +126,7 @@ def test_an_app_holds_no_code_and_a_site_names_its_plug_ins(installed: Path, tmp
     approval = approve(offer, tmp_path / "flower", tmp_path / "approvals")
     settings = RunSettings(digest=offer.experiment.digest)
     known = approved_experiment(settings, tmp_path / "approvals", named.plugins)
-    assert approval.experiments == (known.name,) and known == offer.experiment
+    assert approval.title == known.name and known == offer.experiment
     with pytest.raises(PolicyRefusal, match="cannot run it: .*does not name"):
         approved_experiment(settings, tmp_path / "approvals", {})
     (installed / MODULE / "__init__.py").write_text(CODE + "\n# another version\n")
