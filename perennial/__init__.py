@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perennial.learning.losses import Batch, Loss
     from perennial.learning.site_method import LocalTurn, SiteMethod
     from perennial.library import Model, Prediction, Run, load_run, run
+    from perennial.models.layers import grown
     from perennial.strategies.base import IncrementalStrategy, Wrapper
     from perennial.strategies.fedavg import FedAvg
     from perennial.strategies.round.context import Aggregator, Around, RoundContext
@@ -53,6 +54,7 @@ _NAMES = {
     "LocalTurn": "perennial.learning.site_method",
     "Source": "perennial.data.samples",
     "Samples": "perennial.data.samples",
+    "grown": "perennial.models.layers",
 }
 
 __all__ = [
@@ -76,6 +78,7 @@ __all__ = [
     "Sweep",
     "Traits",
     "Wrapper",
+    "grown",
     "load_experiment",
     "load_run",
     "run",

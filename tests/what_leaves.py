@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from perennial.privacy.covered import uncovered_in_words
+from perennial.privacy.statement import uncovered_in_words
 from perennial.protocol import messages, secure_messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import MEASUREMENTS

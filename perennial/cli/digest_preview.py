@@ -112,7 +112,7 @@ def _facts(
         names = ", ".join(classes[label] for label in digests.short_classes)
         lines.append(f"too few samples for a digest of their own: {names}")
     ledger, delta = site.identity.ledger, site.identity.policy.delta
-    entries = digest_entries(config, guarantee, "preview", experiment.digest, RECIPIENT)
+    entries = digest_entries(config, "preview", experiment.digest, RECIPIENT, guarantee)
     before, after = ledger.cost(delta), ledger.would_cost(entries[0], delta)
     lines.append(f"ledger: epsilon {_figure(before.epsilon)} now, {_figure(after.epsilon)} with this release")
     return lines
@@ -131,8 +131,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
     from perennial.models.factory import build_model
     from perennial.models.incremental import travelling
-    from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
-    from perennial.privacy.attacks.similarity import structural_similarity
+    from perennial.privacy.attacks import reconstruct_digest, structural_similarity
     from perennial.strategies.digest_synthesis.recall import Recall
     from perennial.strategies.digest_synthesis.store import spread, spread_factor
 

@@ -57,7 +57,7 @@ def evaluate(
 
     from perennial.models.saved import load_saved, model_file
     from perennial.server.external import Outside, judge, outside_data, write_evaluation
-    from perennial.server.measures.operating import prevalence_in_words, read_shares
+    from perennial.server.measures.headline import prevalence_in_words, read_shares
     from perennial.server.new_model_gate import note_verdict
     from perennial.server.report.card import CARD
 

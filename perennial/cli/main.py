@@ -286,7 +286,7 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html of a run again; with --prevalence say what answers are worth there."""
-    from perennial.server.measures.operating import prevalence_of_run
+    from perennial.server.measures.headline import prevalence_of_run
     from perennial.server.report.write import write_report
 
     for sentence in prevalence_of_run(run, prevalence or []):

@@ -40,10 +40,10 @@ def ledger_command(
     from rich.table import Table
 
     from perennial.client.activity import run_names
-    from perennial.client.record_figures import record_figures
     from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
     from perennial.privacy.ledger import Ledger, Limit
+    from perennial.privacy.record_book import record_figures
 
     ledger = Ledger(state_dir)
     if not ledger.started:

@@ -8,7 +8,7 @@ from typing import Literal
 
 # everything that a run needs comes in with this module, which the command imports in one go
 import perennial.client.handlers
-import perennial.server.assembly  # noqa: F401
+import perennial.server.app  # noqa: F401
 from perennial.cli.check_resume import brought_up_to_date
 from perennial.cli.live import LiveDisplay
 from perennial.config.run import RunSettings

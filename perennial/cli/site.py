@@ -163,8 +163,8 @@ def clean(
     days: Annotated[float, typer.Option(help="remove what nothing used for so long")] = 30.0,
 ) -> None:
     """Remove what the site keeps of old runs (exemplars, models, own layers) and unused features."""
-    from perennial.client.quota import clean as remove
-    from perennial.client.quota import kept_features
+    from perennial.client.state import clean as remove
+    from perennial.client.state import kept_features
     from perennial.config.site import load_site_config
 
     config = load_site_config(path)

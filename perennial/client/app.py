@@ -31,8 +31,8 @@ from perennial.protocol.messages import (
     FinishTaskRequest,
     TrainRequest,
 )
-from perennial.protocol.parcel import is_parcel, opened, parcelled
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
+from perennial.protocol.stack import is_parcel, opened, parcelled
 from perennial.protocol.stamp import VERSION, Stamp
 
 Done = TypeVar("Done")

@@ -10,28 +10,85 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.class_means import own_class_means
-from perennial.client.policy import check_evaluation, check_floor, withheld
-from perennial.client.record_sets import Chosen, choose
+from perennial.client.policy import check_evaluation, check_floor, check_update, withheld
 from perennial.client.release import Typed, pay
 from perennial.client.site import Site
+from perennial.client.training_samples import Chosen, choose
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
-from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.learning.evaluation import by_class_means, count_correct, head_counts, unit_features
 from perennial.learning.scored import Scored
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
+from perennial.privacy.protection import protect_update
 from perennial.privacy.released import Mechanism, Released
 from perennial.privacy.secure.keys import Words
-from perennial.protocol.messages import EvaluateRequest
+from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
+
+# A mean feature describes a class's samples at this site, so it is a release of its own: under client_local
+# it is clipped, noised and charged as an update is.
+
+
+@torch.no_grad()
+def class_sums(model: IncrementalModel, exemplars: TrainingSet) -> Tensor:
+    """(M, d) sums of the exemplars' features of unit length; a class without exemplars has a row of zeros."""
+    sums = torch.zeros(model.num_classes, model.feature_width, device=exemplars.y.device)
+    if len(exemplars):
+        sums.index_add_(0, exemplars.y, unit_features(model, exemplars))
+    return sums
+
+
+def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tensor | None:
+    """(M, d) unit means of the site's own exemplars after the request's round.
+
+    A class without exemplars has a row of zeros. Returns None if the experiment classifies by the head, or if
+    the site has no exemplar at all.
+    """
+    if site.experiment.learner.classifier != "nearest_mean":
+        return None
+    kept = site.exemplars(request.run).indices(before_round=request.round + 1)
+    return F.normalize(class_sums(model, site.samples(kept)), dim=1) if len(kept) else None
+
+
+def released_class_sums(
+    site: Site, request: FinishTaskRequest, model: IncrementalModel, kept: Tensor
+) -> Released[Tensors]:
+    """Sums that may leave of the features of the exemplars at indices `kept`: "sums" (M, d), "counts" (M,).
+
+    Both are 0 for classes that the policy's floor withholds. Under client_local every row is a mean direction
+    instead, scaled so that all rows together have norm 1 at most. Replacing all of one site's data then moves
+    the release by 2 at most, which is what the accountant assumes; the counts are 1 whatever the site holds.
+    Raises PolicyRefusal when the site demands a protection that the experiment lacks or no class is above the
+    floor, PrivacyError when the lifetime budget does not cover the release.
+    """
+    check_update(site.identity.policy, site.experiment)
+    mechanism = charges.class_means(site.experiment, request.run)
+    exemplars = site.samples(choose(site, mechanism, lambda: kept).rows)
+    sums = class_sums(model, exemplars)
+    privacy, identity = site.experiment.privacy, site.identity
+    if privacy.mode == "none":
+        counts = exemplars.counts(model.num_classes).to(torch.float32)
+        stay = withheld(identity.policy, "class_means", [int(count) for count in counts.tolist()])
+        if len(stay) == len(counts):
+            check_floor(identity.policy, "class_means", 0)
+        for label in stay:
+            sums[label] = counts[label] = 0.0
+    elif privacy.mode == "client_local":
+        sums = F.normalize(sums, dim=1).div_(len(sums) ** 0.5)
+        counts = torch.ones(len(sums), device=sums.device)
+        protect_update(sums.view(-1), 1.0, mechanism.std, Noise())
+    else:
+        raise PrivacyError(f"learner.means global: not with privacy.mode {privacy.mode!r}")
+    return Released(Tensors(sums=sums, counts=counts), mechanism)
 
 
 @dataclass(frozen=True)
@@ -121,7 +178,7 @@ def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: Cou
 def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> tuple[Mechanism, Chosen]:
     """The mechanism of the counts, and the held-out samples that count."""
     mechanism = charges.evaluation(site.experiment, request.run)
-    return mechanism, choose(site, mechanism, _rows(site, request, noise))
+    return mechanism, choose(site, mechanism, lambda: _rows(site, request, noise))
 
 
 def _counted(

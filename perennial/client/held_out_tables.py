@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from perennial.client.class_means import own_class_means
-from perennial.client.held_out import HeldOutCounts, exact_rows, sent_means
+from perennial.client.held_out import HeldOutCounts, exact_rows, own_class_means, sent_means
 from perennial.client.policy import withheld
 from perennial.client.site import Site
 from perennial.config.evaluation import asks_for_tables, subgroups_of

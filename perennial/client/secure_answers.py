@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from perennial.client.identity import Identity
 from perennial.client.policy import check_answer, check_secure
-from perennial.client.quota import Quota
 from perennial.client.release import leave
 from perennial.client.secure_state import SecureState
+from perennial.client.state import Quota
 from perennial.config.secure import SecureConfig
 from perennial.foundation.errors import ProtocolError
 from perennial.privacy.released import Public

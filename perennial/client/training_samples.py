@@ -1,6 +1,9 @@
 """Which samples a site trains on in a round, and which of them it keeps when a task ends."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -8,12 +11,112 @@ from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.learnt import not_learnt, note_learnt
+from perennial.client.policy import hides_count
+from perennial.client.release import charge_first, data_are_read, stays_here
 from perennial.client.site import Site
+from perennial.data.splits import identities, record_contents
 from perennial.foundation.errors import DataError
+from perennial.foundation.record_key import record_key
 from perennial.foundation.streams import stream
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
+from perennial.privacy.record_book import Ids, RecordBook, as_ids
+from perennial.privacy.released import Mechanism
 from perennial.protocol.stamp import Stamp
+
+# A record is a row of the site's data. Two rows of one content are two records, both in the release; they
+# share one line of payments (privacy/record_book.py), as a row does that was moved or labelled anew. To leave
+# one of them out would let a row decide whether another one counts, and one more row could then move a
+# release by the replacement of another.
+#
+# Under a protection of samples or patients a record whose line has paid all that the site's limit allows is
+# left out, in silence. What is left decides neither a refusal nor any number that leaves without noise:
+# floors, steps, rates and noise follow from all records and public settings.
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The records of one release. rows: (n,) int64 in the site's data.
+
+    ids: of the records or patients that are charged; None: all are. version: of the record book's payments,
+    by which they were chosen.
+    """
+
+    rows: Tensor
+    ids: Ids | None = None
+    version: int | None = None
+
+
+def choose(
+    site: Site, mechanism: Mechanism, find: Callable[[], Tensor], charged: Sequence[Mechanism] = ()
+) -> Chosen:
+    """The records from which a release may be computed, charged for before anything is computed from them.
+
+    mechanism: of the release. charged: what is charged in its place, if anything. find: their rows, (n,)
+    int64; it reads the data. Records that have spent the
+    site's limit are left out if the release hides a sample or patient. At a simulated site, and for a release
+    that hides the whole site, all rows stay and every record pays. Raises PrivacyError where public facts
+    alone refuse the release. If finding the rows fails, every record pays, so that no error is free.
+    """
+    identity, owed = site.identity, charged or (mechanism,)
+    protected = [each for each in owed if each.entry.protected]
+    for each in protected if identity.deployed else ():
+        identity.ledger.require_within(each.entry, identity.policy.limit)
+    data_are_read(hidden=bool(protected) or site.experiment.privacy.enabled)
+    chosen = None
+    try:
+        chosen = _chosen(site, mechanism, find())
+    finally:
+        for each in protected:
+            charge_first(identity, each, chosen)
+    return chosen
+
+
+def _chosen(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
+    entry = mechanism.entry
+    if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
+        return Chosen(rows)
+    lines, patients = _identified(site, rows)
+    if not entry.protected:
+        return Chosen(rows, lines)
+    stays = np.ones(len(rows), dtype=bool)
+    limit, ledger = site.identity.policy.limit, site.identity.ledger
+    payments = book_of(site.identity.state_dir).payments(ledger)
+    if limit is not None:
+        stays &= payments.affordable(lines, limit, entry)
+    payers = lines
+    if patients is not None and entry.unit == "patient":
+        payers = patients
+        if limit is not None:
+            stays &= payments.affordable(patients, limit, entry)
+            # a patient takes part with all of their records or with none
+            stays &= ~np.isin(patients, patients[~payments.affordable(lines, limit, entry)])
+    kept = torch.from_numpy(stays)
+    return Chosen(rows[kept.to(rows.device)], payers[stays], payments.version)
+
+
+def book_of(state_dir: Path) -> RecordBook:
+    """The book of records in a site's state_dir."""
+    return RecordBook(state_dir, record_key(state_dir))
+
+
+def _identified(site: Site, rows: Tensor) -> tuple[Ids, Ids | None]:
+    """(line of payments of each record, its patient where the data name patients)."""
+    data, key = site.data, record_key(site.identity.state_dir)
+    at = rows.cpu().numpy()
+    if data.contents is None:  # a share of the experiment's data, for a trial without data of its own
+        contents, places = record_contents(data.x[rows]), [f"share: {row}" for row in at.tolist()]
+    else:
+        assert data.places is not None
+        contents, places = data.contents[at], [data.places[row] for row in at.tolist()]
+    own = identities(key, "record", (content.tobytes() for content in contents))
+    lying = identities(key, "place", (place.encode() for place in places))
+    patients = None
+    if data.patients:
+        groups = data.keyed.groups[at]
+        patients = as_ids(identities(key, "patient", (group.tobytes() for group in groups)))
+    return book_of(site.identity.state_dir).lines_of(own, lying), patients
+
 
 Previous = tuple[str, dict[str, Tensor]] | None
 """(hash, tensors) of the model of the task before."""
@@ -25,20 +128,21 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     previous: the previous task's model, by which a site that was away chooses exemplars late. In a run that
     goes on, new records of earlier classes count among the exemplars. The policy's floor is checked later, on
     what is computed from them.
-    Raises DataError when there is none.
+    Raises DataError when there is none, unless noise hides that.
     """
     classes = site.task_range(stamp)
     new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
     old = late = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
-        _catch_up(site, store, stamp, previous)
+        with stays_here("exemplars") if hides_count(site.identity) else nullcontext():
+            _catch_up(site, store, stamp, previous)
         late = not_learnt(site, stamp)
         old = torch.cat([store.indices(before_round=stamp.round), late])
     if site.experiment.data.kind.collected:
         note_learnt(site, stamp, torch.cat([new, late]))
     indices = torch.cat([new, old])
-    if len(indices) == 0:
+    if len(indices) == 0 and not hides_count(site.identity):
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     return indices, len(old)
 

@@ -29,8 +29,7 @@ from perennial.foundation.block import Block
 from perennial.foundation.errors import nearest
 from perennial.foundation.plain import Plain
 from perennial.models.config import ModelConfig
-from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig, PrivacyConfig
 
 ON_DISK: Any = {
     "data": {"path"},

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from perennial.config.strategies import ASKS
 from perennial.foundation.block import Block
-from perennial.privacy.secure.parameters import MOST_SITES, Parameters
+from perennial.privacy.secure.roster import MOST_SITES, Parameters
 
 
 class SecureConfig(Block):

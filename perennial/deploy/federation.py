@@ -32,8 +32,7 @@ from perennial.deploy.certificates import (
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
-from perennial.foundation.names import SITE_NAME
-from perennial.foundation.registered import NODES, write_registered
+from perennial.foundation.names import NODES, SITE_NAME, write_registered
 from perennial.server.control import CONTROL
 
 DEPLOY = "deploy.yaml"

@@ -22,6 +22,7 @@ from perennial.learning.losses import (
 )
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.incremental import IncrementalModel
+from perennial.models.layers import naming_what_did_not_grow
 from perennial.privacy.combinations import coupled_reason
 
 
@@ -184,6 +185,7 @@ class Objective:
     ) -> None:
         self._terms = terms
         self._config, self._model, self._first_class, self._extra = config, model, first_class, extra
+        self._shapes = {"head.bias": torch.Size((model.num_classes,))}
         self._loss = classification(config)
         self._loss.begin(class_counts(config, data, model.num_classes))
         self._frozen = FrozenOutputs(model, teacher, data, augmented)
@@ -193,7 +195,8 @@ class Objective:
     def __call__(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The scalar loss of one batch."""
         batch = self._batch(rows, inputs, labels)
-        loss = self._loss.mean(batch)
+        with naming_what_did_not_grow((self._loss,), self._shapes):
+            loss = self._loss.mean(batch)
         self.classification = loss.detach()
         for term in terms_beside(self._config, batch):
             loss = loss + term.mean()
@@ -216,7 +219,8 @@ class Objective:
     def each(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """(B,) losses of the samples of a batch, for an objective that has passed require_alone."""
         batch = self._batch(rows, inputs, labels)
-        loss = Term(self._loss(batch)).each()
+        with naming_what_did_not_grow((self._loss,), self._shapes):
+            loss = Term(self._loss(batch)).each()
         for term in terms_beside(self._config, batch):
             loss = loss + term.each()
         return loss

@@ -18,7 +18,7 @@ from torch import Tensor
 from perennial.config.learner import LearnerConfig
 from perennial.config.strategies import SITE_HALVES, STRATEGIES, asks_of, nested
 from perennial.foundation import plugins
-from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.errors import ConfigError, ProtocolError, StateError
 from perennial.foundation.plain import read_object
 from perennial.learning.losses import Batch
 from perennial.learning.objective import Extra
@@ -253,7 +253,12 @@ class SiteMethods:
 
     def open(self, turn: LocalTurn) -> None:
         for method in self.methods:
-            method.open(turn)
+            try:
+                method.open(turn)
+            except StateError as error:
+                if not type(method).__module__.startswith("perennial."):
+                    error.args = (f"{plugins.name_of(type(method))}: {error}",)
+                raise
 
     def finish(self, flat: FlatParameters, update: Tensor) -> None:
         """update: (P,), changed in place."""

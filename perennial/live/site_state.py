@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from perennial.client.activity import ACTIVITY
 from perennial.client.consent import Consent, read_consent
-from perennial.client.record_figures import RecordFigures, record_figures
 from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
 from perennial.deploy.certificates import read_node_key
@@ -19,6 +18,7 @@ from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import size_of
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain
+from perennial.privacy.record_book import RecordFigures, record_figures
 
 KEPT = 500
 """Newest requests that the page knows."""

@@ -104,7 +104,16 @@ class FlatParameters:
         return {key: self._view(key, part) for key, part in zip(self.trainable_keys, parts, strict=True)}
 
     def trained_vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new vector (T,) on this model's device with the trained tensors, in float32."""
+        """A new vector (T,) on this model's device with the trained tensors, in float32.
+
+        Raises StateError naming a tensor of another shape, as one that was kept before classes came.
+        """
+        for key in self.trainable_keys:
+            if key in tensors and tensors[key].shape != self.shapes[key]:
+                raise StateError(
+                    f"tensor {key!r}: found {tuple(tensors[key].shape)}, allowed {tuple(self.shapes[key])}; "
+                    "perennial.grown gives a tensor that was kept the rows of new classes"
+                )
         return torch.cat([self._row(key, tensors[key]).to(self.vector) for key in self.trainable_keys])
 
     def row_major(self, rows: Tensor) -> Tensor:

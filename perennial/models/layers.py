@@ -1,6 +1,7 @@
 """Tensors of a model that stay at a site or outlive a task: chosen by name, and grown with the classes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 import torch
@@ -70,3 +71,52 @@ def grown(old: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> dict[str
         else:
             result[name][: len(kept)].copy_(kept)
     return result
+
+
+@contextmanager
+def naming_what_did_not_grow(
+    owners: Iterable[object], model: Mapping[str, Tensor] | Mapping[str, torch.Size]
+) -> Iterator[None]:
+    """Explain an error of other people's code that kept a tensor in the shape it had before classes came.
+
+    Args:
+        owners: objects of plug-ins, whose attributes are looked through; ours are not.
+        model: its tensors, or their shapes, by name.
+
+    Raises:
+        ConfigError: in place of the error, naming the class, the tensor and both shapes.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError) as error:
+        shapes = {name: tuple(getattr(value, "shape", value)) for name, value in model.items()}
+        for owner in owners:
+            if type(owner).__module__.startswith("perennial."):
+                continue
+            if found := _too_small(owner, shapes):
+                raise ConfigError(
+                    f"{type(owner).__module__}:{type(owner).__qualname__}: {found}. When classes come, a "
+                    "strategy grows its tensors in begin_task, a site half in open and a loss in begin "
+                    f"(perennial.grown does it). The error was: {error}"
+                ) from error
+        raise
+
+
+def _too_small(owner: object, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """A tensor among an object's attributes that the model has outgrown, in words; '' if there is none."""
+    head = max((shape for name, shape in shapes.items() if name.endswith("head.bias")), default=(0,))[0]
+    sizes = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
+    total = sum(sizes.values())
+    usual = head, total, sum(size for name, size in sizes.items() if "running_" not in name)
+    for attribute, value in vars(owner).items():
+        for name, tensor in value.items() if isinstance(value, Mapping) else [("", value)]:
+            if not isinstance(tensor, Tensor) or not tensor.dim():
+                continue
+            found, own = tuple(tensor.shape), shapes.get(str(name).rpartition("/")[2])
+            place = f"{attribute}[{name!r}]" if isinstance(value, Mapping) else attribute
+            if own is not None and found != own:
+                return f"{place} has shape {found}, and this tensor of the model now has {own}"
+            if own is None and len(found) == 1 and found[0] not in usual:
+                floats = f", the model {total} floats" if total > head else ""
+                return f"{place} has shape {found}; the head now has {head} classes{floats}"
+    return ""

@@ -1,10 +1,82 @@
 """The privacy block of an experiment: what is protected, how strongly, and how it is accounted."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from perennial.foundation.block import FiniteBlock
+from perennial.foundation.block import Block, FiniteBlock
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+DigestProtection = Literal["none", "paper", "laplace", "gauss"]
+
+
+class DigestConfig(Block):
+    """What a site releases once for each task, for the server to keep.
+
+    per_digest: samples in one digest. mix: whose features are mixed, any samples' or those of one class.
+    weights: of the samples in a digest, None for equal ones.
+    protection: "laplace" and "gauss" size their noise by what one sample can change; "paper" is the published
+    scale largest / (20000 * epsilon), for reproduction, and its epsilon is not a guarantee.
+    largest: public bound of a feature, to which features are cut; "paper" without it takes the largest
+    feature of the site, which is itself private. norm: public bound of a sample's L2 norm ("gauss").
+    labels: "public" sends them in the clear; "randomised" answers each with label_epsilon.
+    """
+
+    per_digest: int = Field(default=4, ge=1)
+    mix: Literal["random", "within_class"] = "random"
+    weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    protection: DigestProtection = "none"
+    epsilon: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    largest: Positive | None = None
+    norm: Positive | None = None
+    labels: Literal["public", "randomised"] = "public"
+    label_epsilon: Positive | None = None
+
+    @model_validator(mode="after")
+    def _weights_mix(self) -> Self:
+        if self.weights is None:
+            return self
+        if len(self.weights) != self.per_digest or not math.isclose(sum(self.weights), 1, abs_tol=1e-6):
+            raise ValueError(
+                f"weights: found {list(self.weights)}; allowed {self.per_digest} numbers (per_digest), 0 or "
+                "more, that sum to 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _protection_is_complete(self) -> Self:
+        needs = {
+            "none": (),
+            "paper": ("epsilon",),
+            "laplace": ("epsilon", "largest"),
+            "gauss": ("epsilon", "norm"),
+        }
+        for key in ("epsilon", "largest", "norm"):
+            if key in needs[self.protection] and getattr(self, key) is None:
+                raise ValueError(f"{key} is missing: protection {self.protection!r} needs it")
+        if self.protection == "none" and self.epsilon is not None:
+            raise ValueError("epsilon is set, but protection is none, which adds no noise")
+        if self.norm is not None and self.protection != "gauss":
+            raise ValueError(f"norm belongs to protection gauss; found {self.protection!r}")
+        if (self.label_epsilon is None) != (self.labels == "public"):
+            raise ValueError("label_epsilon belongs to labels: randomised, which needs it")
+        if self.labels == "randomised" and self.mix == "within_class":
+            raise ValueError("mix within_class groups by the labels that labels: randomised is to hide")
+        return self
+
+    @property
+    def labels_in_the_clear(self) -> bool:
+        """Whether what leaves tells a sample's label without noise."""
+        return self.labels == "public"
+
+    @property
+    def protects(self) -> bool:
+        """Whether the noise provably hides one sample's features."""
+        return self.protection in ("laplace", "gauss")
+
 
 Mode = Literal["none", "client_local", "client_central", "client_shared", "sample", "sample_shared"]
 Unit = Literal["site", "patient", "sample"]
@@ -12,11 +84,9 @@ Unit = Literal["site", "patient", "sample"]
 AccountantName = Literal["rdp", "prv"]
 
 
-Positive = Annotated[float, Field(gt=0)]
 Blocks = tuple[float, float, float]
 """Public weights (a, b, c) of products, sums and counts; see noised_sums.py."""
 BLOCKS: Blocks = (0.5, 1.0, 0.2)
-UNWEIGHTED: Blocks = (1.0, 1.0, 1.0)
 OF_UPDATES = ("clip_norm", "bayesian", "adaptive_clipping", "sample_rate")
 """Keys that say how an update, or a step of training, is protected."""
 
@@ -113,6 +183,11 @@ class PrivacyConfig(FiniteBlock):
             raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
         if self.shared:
             self._shared()
+        if self.bayesian and self.mode == "client_central":
+            raise ValueError(
+                "bayesian: a site estimates it of its own noise; found mode client_central, "
+                "allowed client_local and sample"
+            )
         if self.bayesian and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
         if self.adaptive_clipping is None:
@@ -121,10 +196,6 @@ class PrivacyConfig(FiniteBlock):
             raise ValueError(
                 "adaptive_clipping needs mode client_central: the server counts the updates within the clip "
                 f"norm, which it sees in no other mode; mode is {self.mode}"
-            )
-        if self.bayesian:
-            raise ValueError(
-                "bayesian accounting does not cover the count that adaptive_clipping releases; choose one"
             )
         if not self.noise_multiplier:
             raise ValueError("noise_multiplier is 0; with adaptive_clipping it must be above 0")

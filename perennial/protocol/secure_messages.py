@@ -116,9 +116,8 @@ class MaskedReply(OfAttempt):
         "model",
     )
     words: Tensors
-    """`words`: integers modulo 2^64 or 2^32. Of an update: the values on the public grid, then the site's
-    weight, and under adaptive clipping whether the update was within the clip norm. Of anything else: what
-    the reply without masks has, one integer after the other."""
+    """`words`: integers modulo 2^64. Of an update: the values on the public grid, then the site's weight. Of
+    anything else: what the reply without masks has, one integer after the other."""
     model: str = hexadecimal(SHA256, default="")
     """At the end of a task, SHA-256 of the model that the site now keeps as the teacher."""
 

@@ -14,6 +14,13 @@ from perennial.protocol.messages import TrainReply
 
 if TYPE_CHECKING:
     from torch import Tensor
+from collections.abc import Mapping
+from typing import Any, cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord
+
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.tensors import described, filled
 
 
 class Stack(RecordDict):
@@ -59,3 +66,81 @@ def one_by_one(reply: Message) -> list[Message]:
     """The replies in a message as one message for each site."""
     stack = stack_of(reply)
     return [reply] if stack is None else [stack.apart(place) for place in range(len(stack.replies))]
+
+
+# Flower carries every record, every array and every chunk of an array as an object of its own, which the
+# SuperLink and both ends ask for one by one. For a small model that costs far more than its bytes. A parcel
+# is the same RecordDict as one ConfigRecord: what is in it, and what is checked when it is read, stay the
+# same.
+
+
+PARCEL = "parcel"
+"""Name of its one record."""
+LARGEST = 2**22
+"""Bytes of tensors; a larger message goes in parts, which need not all be in memory twice."""
+_ORDER = "/"
+"""Key of the records' names; NAME/ is that of the tensors' names of an ArrayRecord, NAME/KEY an entry."""
+
+
+def parcelled(record: RecordDict) -> RecordDict:
+    """The record as a parcel; unchanged if it is one, is too large, or holds what a parcel cannot."""
+    if is_parcel(record):
+        return record
+    entries: dict[str, Any] = {_ORDER: list(record)}
+    size = 0
+    for name, part in record.items():
+        if "/" in name or not isinstance(part, ArrayRecord | ConfigRecord):
+            return record
+        if isinstance(part, ArrayRecord):
+            entries[f"{name}/"] = list(part)
+            for key, array in part.items():
+                entries[f"{name}/{key}"] = array.data
+                size += len(array.data)
+            if size > LARGEST:
+                return record
+        else:
+            entries |= {f"{name}/{key}": value for key, value in part.items()}
+    return RecordDict({PARCEL: filled(ConfigRecord(), entries)})
+
+
+def is_parcel(record: RecordDict) -> bool:
+    return PARCEL in record
+
+
+def opened(record: RecordDict) -> RecordDict:
+    """The record in a parcel. Raises ProtocolError when it is no parcel that parcelled() could have made."""
+    parcel = record.get(PARCEL)
+    if len(record) != 1 or not isinstance(parcel, ConfigRecord):
+        raise ProtocolError(f"parcel: found {len(record)} records, allowed one ConfigRecord {PARCEL!r}")
+    entries = dict(cast(Mapping[str, Any], parcel).items())
+    names = _names(entries, _ORDER)
+    found = RecordDict()
+    for name in names:
+        if name in found or not name or "/" in name:
+            raise ProtocolError(f"parcel: found a record of the name {name!r:.80}")
+        found[name] = _arrays(entries, name) if f"{name}/" in entries else ConfigRecord()
+    for path, value in entries.items():
+        name, _, key = path.partition("/")
+        part = found.get(name)
+        if not isinstance(part, ConfigRecord) or not key:
+            raise ProtocolError(f"parcel: found the entry {path!r:.80}, which belongs to no record")
+        filled(part, {key: value})
+    return found
+
+
+def _arrays(entries: dict[str, Any], name: str) -> ArrayRecord:
+    """The ArrayRecord of this name, taken out of the entries."""
+    arrays: dict[str, Array] = {}
+    for key in _names(entries, f"{name}/"):
+        data = entries.pop(f"{name}/{key}", None)
+        if not key or not isinstance(data, bytes):
+            raise ProtocolError(f"parcel: tensor {key!r:.80} of {name!r:.80} is missing, or no bytes")
+        arrays[key] = described(data, f"parcel: tensor {key!r:.80}")
+    return filled(ArrayRecord(), arrays)
+
+
+def _names(entries: dict[str, Any], key: str) -> list[str]:
+    found = entries.pop(key, None)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ProtocolError(f"parcel: {key!r:.80} is no list of names")
+    return found

@@ -23,9 +23,13 @@ from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import SavedModel, load_saved
-from perennial.privacy.attacks.gradient_inversion import invert_gradient
-from perennial.privacy.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
-from perennial.privacy.attacks.similarity import structural_similarity
+from perennial.privacy.attacks import (
+    AttackStrength,
+    invert_gradient,
+    likelihood_ratio,
+    loss_threshold,
+    structural_similarity,
+)
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise
 from perennial.privacy.protection import protect_update

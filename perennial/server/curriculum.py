@@ -17,14 +17,13 @@ from perennial.server.checkpoint import CheckpointWriter, Standing
 from perennial.server.control import RunControl
 from perennial.server.evaluation import CentralEvaluation
 from perennial.server.faults import of_learning
-from perennial.server.history import History
 from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile, ObservedGrid
 from perennial.server.metrics import overall_accuracy
 from perennial.server.position import Position
 from perennial.server.releases import Releases
 from perennial.server.roster import Attendance, Roster
-from perennial.server.rounds import Rounds
+from perennial.server.rounds import History, Rounds
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import write_task_measures
 from perennial.server.run_states import State

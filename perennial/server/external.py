@@ -26,7 +26,7 @@ from perennial.learning.evaluation_tables import MOST_CLASSES, as_probability
 from perennial.learning.scored import Scored, score_logits
 from perennial.models.saved import SavedModel
 from perennial.server.measures.assemble import assemble, judged_sets, patient_intervals
-from perennial.server.measures.operating import judged_point
+from perennial.server.measures.headline import judged_point
 from perennial.server.measures.record import (
     Measures,
     OperatingPoint,

@@ -14,18 +14,15 @@ from perennial.server.run_record import Summary
 
 Grade = Literal["critical", "warning"]
 Owner = Literal["operator", "hospital", "network", "nobody"]
-SURFACES = {
-    "p": "operator's pages, /metrics",
-    "s": "perennial deploy status",
-    "r": "report",
-    "h": "hospital's page, /metrics",
-}
-"""Where a fault is named, by the letters of `Kind.seen`."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault. seen: letters of SURFACES. cause, command: texts with {site}, {run} and others."""
+    """A kind of fault. cause, command: texts with {site}, {run} and others.
+
+    seen: where it is named. p: the operator's pages, s: `perennial deploy status`, r: the report, h: the
+    hospital's page.
+    """
 
     cause: str
     owner: Owner
@@ -148,7 +145,7 @@ journal: warning, nobody, ps
     the checkpoints are whole; what stood in them is missing on pages and in the report
 offer: warning, hospital, h
     An app waits at {site} for a decision.
-    perennial site review FAB, then approve or refuse it on the page
+    perennial site review FAB, then perennial site approve FAB SHA-256
 settings: critical, hospital, h
     A file of {site} cannot be read, so that nothing is answered.
     perennial site check

@@ -19,8 +19,7 @@ from flwr.serverapp import Grid
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import Refusal
-from perennial.protocol.parcel import is_parcel, opened, parcelled
-from perennial.protocol.stack import answers, stack_of
+from perennial.protocol.stack import answers, is_parcel, opened, parcelled, stack_of
 from perennial.server.journal import LIVE_STATUS
 from perennial.strategies.round.exchange import describe_error
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import replace_file
-from perennial.server.measures.figure import Figure, Z
+from perennial.server.measures.record import Figure, Z
 
 Kind = Literal["class", "site", "subgroup"]
 DISCORDANT, POWER = 0.1, 0.8416

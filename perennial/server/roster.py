@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 import perennial
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError, StateError
-from perennial.foundation.registered import registered_names
+from perennial.foundation.names import registered_names
 from perennial.foundation.streams import stream
 from perennial.protocol.messages import DescribeReply, DescribeRequest
 from perennial.protocol.stamp import VERSION

@@ -12,7 +12,7 @@ from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored
 from perennial.server.measures.assemble import assemble, patient_intervals, prediction_sets
 from perennial.server.measures.calibration import at_an_end
-from perennial.server.measures.operating import operating_points
+from perennial.server.measures.headline import operating_points
 from perennial.server.measures.record import Measures, write_measures
 from perennial.server.position import Position
 from perennial.server.site_counts import SiteCounts

@@ -18,7 +18,7 @@ from perennial.protocol.messages import EvaluateReply, EvaluateRequest, FinishTa
 from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import content_sha256
 from perennial.server.evaluation import ReportedCounts, pooled, reported_counts
-from perennial.server.measures.figure import wilson
+from perennial.server.measures.record import wilson
 from perennial.strategies.round.exchange import Exchange, answers, check_counts
 
 if TYPE_CHECKING:

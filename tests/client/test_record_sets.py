@@ -12,8 +12,7 @@ import torch
 
 from perennial.cli.privacy import ledger_command
 from perennial.client import site as site_module
-from perennial.client.record_figures import record_figures
-from perennial.client.record_sets import (
+from perennial.client.training_samples import (
     _identified,  # pyright: ignore[reportPrivateUsage]
     book_of,
     choose,
@@ -24,7 +23,7 @@ from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
-from perennial.privacy.record_book import RecordBook
+from perennial.privacy.record_book import RecordBook, record_figures
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic.site import collected
@@ -157,7 +156,7 @@ def clear_sums(place: Hospital, task: int) -> dict[str, torch.Tensor]:
     site = place.site
     classes = site.process.registry.schedule.classes_of(task)
     mechanism = charges.sums(site.experiment, "0" * 16, task)
-    chosen = choose(site, mechanism, site.data.task_indices("train", classes.start, classes.stop))
+    chosen = choose(site, mechanism, lambda: site.data.task_indices("train", classes.start, classes.stop))
     sums = collected(site, site.models.fixed_features(), classes, chosen.rows)
     return {"gram": sums.gram, "sums": sums.sums, "counts": sums.counts}
 

@@ -15,7 +15,7 @@ from perennial.client.secure_state import SecureState, own_identity, own_key
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 from perennial.privacy.secure.keys import Words, fingerprint, new_secret, signing_key
 from perennial.privacy.secure.roster import Attempt
 from tests.privacy.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
@@ -104,6 +104,16 @@ def test_value_that_two_runs_masked_before_either_was_opened_is_opened_in_one(tm
     for run, attempt in ((another_run, other), (keeper, again)):
         with pytest.raises(PolicyRefusal, match="goes into no other one"):
             run.note_opened(attempt, "update", ["m" * 64])
+
+
+def test_what_one_run_has_under_masks_goes_into_no_other_run(tmp_path: Path) -> None:
+    """Others may open its sum without this site; two sums of two runs would tell two sites' values."""
+    keeper, another_run = state(tmp_path), state(tmp_path, run="b" * 16)
+    keeper.note_masked(Attempt(RUN, 1, 1), "update", ["m" * 64])
+    with pytest.raises(PolicyRefusal, match="goes into no other one"):
+        another_run.note_masked(Attempt("b" * 16, 1, 1), "update", ["m" * 64])
+    keeper.note_masked(Attempt(RUN, 1, 2), "update", ["m" * 64])
+    keeper.note_opened(Attempt(RUN, 1, 2), "update", ["m" * 64])
 
 
 def test_note_of_an_earlier_version_closes_too_and_a_damaged_one_is_named(tmp_path: Path) -> None:

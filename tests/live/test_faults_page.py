@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from perennial.server.faults import FORGETTING, KINDS, SURFACES, Fault
+from perennial.server.faults import FORGETTING, KINDS, Fault
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
@@ -10,12 +10,11 @@ BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
 
 def table() -> str:
     """Each fault with its owner and command, and the surfaces that may name it."""
-    columns = ["what is wrong", "whose turn", "what ends it", *SURFACES.values()]
+    columns = ["what is wrong", "whose turn", "what ends it", "named"]
     lines = [columns, ["---"] * len(columns)]
     for kind, facts in KINDS.items():
         fault = Fault(kind, "SITE", "RUN", key="KEY")
-        marks = ["yes" if letter in facts.seen else "" for letter in SURFACES]
-        lines.append([fault.cause, fault.owner, fault.command, *marks])
+        lines.append([fault.cause, fault.owner, fault.command, facts.seen])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

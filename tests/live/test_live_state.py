@@ -10,9 +10,8 @@ import pytest
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
 from perennial.live import tail as module
 from perennial.live.diagnosis import of_run
-from perennial.live.operator import OperatorPages, draw_accuracy, tell_story
+from perennial.live.operator import OperatorPages, Spending, draw_accuracy, tell_story
 from perennial.live.run_state import RoundPoint, RunState
-from perennial.live.spending import Spending
 from perennial.live.tail import Tail, plain
 from perennial.server.control import ALIVE
 from tests.live_pages import GoingOn, going_on, room_for

@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
 from perennial.privacy.secure.keys import Words, new_secret
-from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Attempt, Peer, Subject
+from perennial.privacy.secure.roster import Attempt, Parameters, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import SiteSession
 
@@ -103,8 +101,8 @@ def signed(federation: MaskedFederation, server: ServerSession, session: SiteSes
     return session.sign(server.survivors, server.shares_for(session.name), *keys)
 
 
-def random_values(names: Sequence[str], length: int, dtype: Any, seed: int = 0) -> dict[str, Words]:
+def random_values(names: Sequence[str], length: int, seed: int = 0) -> dict[str, Words]:
     """(length,) full-range words for each site."""
     generator = np.random.Generator(np.random.PCG64(seed))
-    top = np.iinfo(dtype).max
-    return {name: generator.integers(0, top, length, dtype, endpoint=True) for name in names}
+    top = np.iinfo(np.uint64).max
+    return {name: generator.integers(0, top, length, np.uint64, endpoint=True) for name in names}

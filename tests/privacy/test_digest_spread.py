@@ -11,7 +11,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 from perennial.privacy.digests import mix
 from perennial.strategies.digest_synthesis.store import spread, spread_factor
 

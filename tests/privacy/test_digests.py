@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import stream
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 from perennial.privacy.digests import (
     DigestGuarantee,
     Digests,

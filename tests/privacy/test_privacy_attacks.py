@@ -9,10 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perennial.foundation.streams import stream
-from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
-from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gradient
-from perennial.privacy.attacks.membership import likelihood_ratio, loss_threshold, strength
-from perennial.privacy.attacks.similarity import structural_similarity
+from perennial.privacy.attacks import (
+    infer_labels,
+    invert_gradient,
+    likelihood_ratio,
+    loss_threshold,
+    reconstruct_digest,
+    strength,
+    structural_similarity,
+)
 from perennial.privacy.protection import protect_update
 from tests.seeded_noise import SeededNoise
 

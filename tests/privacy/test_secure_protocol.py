@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.privacy.secure.keys import PRIME, Words, add_masks, agree, derive, join, new_secret, split
-from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Peer, peers_hash, roster_hash
+from perennial.privacy.secure.roster import Parameters, Peer, peers_hash, roster_hash
 from perennial.privacy.secure.server_session import ServerSession
 from perennial.privacy.secure.site_session import SiteSession
 from tests.privacy.secure_sites import (
@@ -50,20 +49,19 @@ def test_fewer_shares_than_the_threshold_fit_every_secret():
             assert join(given_three) == secret.to_bytes(32, "big")
 
 
-@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @pytest.mark.parametrize(("sites", "colluders"), [(3, 0), (4, 1), (10, 3)])
-def test_sum_has_the_same_words_as_without_masks(dtype: type, sites: int, colluders: int):
+def test_sum_has_the_same_words_as_without_masks(sites: int, colluders: int):
     federation = MaskedFederation(sites, Parameters(colluders))
-    values = random_values(federation.names, 1000, dtype)
+    values = random_values(federation.names, 1000)
     found = run_attempt(federation, values, 1, _all(federation))
     assert not isinstance(found, str), found
-    assert np.array_equal(found[0], sum(values.values(), np.zeros(1000, dtype)))
+    assert np.array_equal(found[0], sum(values.values(), np.zeros(1000, np.uint64)))
 
 
 @pytest.mark.parametrize(("sites", "colluders"), [(2, 0), (3, 0), (3, 1), (4, 0), (4, 1)])
 def test_every_pattern_of_drop_outs_ends_in_the_right_sum_or_in_a_named_skip(sites: int, colluders: int):
     federation = MaskedFederation(sites, Parameters(colluders), kill=True)
-    values = random_values(federation.names, 5, np.uint32)
+    values = random_values(federation.names, 5)
     needed = Parameters(colluders).survivors_needed
     opened = 0
     # the phase in which each site falls silent; 4: never
@@ -78,7 +76,7 @@ def test_every_pattern_of_drop_outs_ends_in_the_right_sum_or_in_a_named_skip(sit
         else:
             opened += 1
             assert found[1] == phases[1]
-            assert np.array_equal(found[0], sum((values[n] for n in phases[1]), np.zeros(5, np.uint32)))
+            assert np.array_equal(found[0], sum((values[n] for n in phases[1]), np.zeros(5, np.uint64)))
     assert opened >= 1
 
 
@@ -86,7 +84,7 @@ def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_fir
     """Its mask key of round 2 comes to light; the mask of round 1 was made with another one."""
     federation = MaskedFederation(4, Parameters(1))
     first, second = attempt_of(1), attempt_of(2)
-    values = random_values(federation.names, 8, np.uint64)
+    values = random_values(federation.names, 8)
     sessions = federation.prepared(first)
     victim = federation.names[0]
     secrets = {key: sessions[victim].to_json()[key] for key in ("mask_secret", "seed")}
@@ -129,7 +127,7 @@ def _masked(federation: MaskedFederation) -> tuple[dict[str, SiteSession], Serve
     server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
     for name, session in sessions.items():
         session.enrol(server.subject, server.members)
-        words = np.zeros(3, np.uint32)
+        words = np.zeros(3, np.uint64)
         session.mask(words)
         server.add(name, words)
     server.close()
@@ -193,7 +191,7 @@ def test_masks_serve_once_and_the_roster_is_fixed():
     sessions, server = _masked(federation)
     session = sessions[federation.names[0]]
     with pytest.raises(PolicyRefusal, match="masked its values already"):
-        session.mask(np.zeros(3, np.uint32))
+        session.mask(np.zeros(3, np.uint64))
     with pytest.raises(PolicyRefusal, match="another roster"):
         session.enrol(server.subject, server.members[:-1])
     with pytest.raises(PolicyRefusal, match="another sum"):
@@ -284,7 +282,7 @@ def _residual_of(
     members = [session.member for session in sessions.values()]
     session = sessions[victim]
     session.enrol(subject_of(), members)
-    words = np.full(64, value, np.uint32)
+    words = np.full(64, value, np.uint64)
     own_seed = bytes.fromhex(session.seed)
     session.mask(words)
     digest = roster_hash(peers_hash(attempt, federation.peers), subject_of(), members)
@@ -323,10 +321,9 @@ def test_after_the_opening_any_colluders_and_the_server_see_a_site_s_value_unifo
     assert (alone == 7).all() and not _uniform(np.bincount(alone & 15, minlength=16))
 
 
-@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
-def test_mask_is_aes_256_in_counter_mode_over_its_whole_length(dtype: type):
+def test_mask_is_aes_256_in_counter_mode_over_its_whole_length():
     """Beside the plain counter mode of the cipher, over several pieces and an end within a block."""
-    vector: Words = np.zeros(150_001, dtype=dtype)
+    vector: Words = np.zeros(150_001, dtype=np.uint64)
     add_masks(vector, [b"k" * 32])
     counter = Cipher(algorithms.AES(b"k" * 32), modes.CTR(bytes(15) + b"\x02")).encryptor()
     assert vector.tobytes() == counter.update(bytes(vector.nbytes))
@@ -347,12 +344,12 @@ def test_view_of_colluders_and_server_does_not_depend_on_a_value():
             server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
             session = sessions[victim]
             session.enrol(server.subject, server.members)
-            words = np.full(1, value, np.uint32)
+            words = np.full(1, value, np.uint64)
             session.mask(words)
             # the colluder can take its own pair mask off, and holds a share of the seed
             own = sessions[colluder]
             own.enrol(server.subject, server.members)
-            own.mask(np.zeros(1, np.uint32))
+            own.mask(np.zeros(1, np.uint64))
             keys = federation.cipher[colluder], federation.identity[colluder]
             own.sign(federation.names, server.shares_for(colluder), *keys)
             share = int(own.held[victim][1][-1], 16) & 3

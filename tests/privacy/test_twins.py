@@ -10,8 +10,7 @@ from perennial.client.app import HANDLERS
 from perennial.client.plan import Plan
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import build_registry
-from perennial.privacy.covered import UNCOVERED, uncovered_in_words
-from perennial.privacy.statement import describe
+from perennial.privacy.statement import UNCOVERED, describe, uncovered_in_words
 from perennial.protocol import messages, secure_messages
 from tests.privacy.twins.cases import MODES, Case, cases
 from tests.privacy.twins.compare import compared, flattened

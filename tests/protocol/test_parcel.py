@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainRequest
-from perennial.protocol.parcel import LARGEST, PARCEL, is_parcel, opened, parcelled
+from perennial.protocol.stack import LARGEST, PARCEL, is_parcel, opened, parcelled
 from perennial.protocol.tensors import Tensors, pack, unpack
 from perennial.server.live_status import ForwardingGrid, ParcelGrid
 from tests.deployed_site import DeployedSite

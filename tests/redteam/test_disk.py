@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from perennial.client import request_count
-from perennial.client.quota import clean
-from perennial.client.state import SiteState
+from perennial.client.state import SiteState, clean
 from perennial.foundation.files import make_folder, one_at_a_time, size_of, sole_owner
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import FinishTaskRequest, Refusal, TrainRequest

@@ -12,7 +12,7 @@ from perennial.config.experiment import load_experiment
 from perennial.config.run import APP_ROOT
 from perennial.engine.grid import InProcessGrid
 from perennial.foundation.errors import ProtocolError, StateError
-from perennial.foundation.registered import write_registered
+from perennial.foundation.names import write_registered
 from perennial.protocol.messages import DescribeReply
 from perennial.protocol.stamp import VERSION
 from perennial.server.evaluation import pooled, reported_counts

@@ -15,8 +15,7 @@ from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.released import Released
 from perennial.privacy.secure.keys import Words
-from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Subject
+from perennial.privacy.secure.roster import Parameters, Subject
 from perennial.protocol.messages import TrainRequest
 from tests.privacy.secure_sites import MaskedFederation, attempt_of, subject_of
 from tests.strategies.test_secure_runs import events, run, serve_with

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from perennial.client import time_limit
+from perennial.client import time_limit as time_limit_module
 from perennial.client.request_count import REPEATS
 from perennial.client.secure_state import SecureState
 from perennial.config.charges import update
@@ -18,7 +18,7 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, StateError
 from perennial.privacy.released import Released
 from perennial.privacy.secure.keys import Words
-from perennial.privacy.secure.parameters import Parameters
+from perennial.privacy.secure.roster import Parameters
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.secure_messages import (
@@ -101,7 +101,7 @@ def test_a_long_share_is_refused_before_it_is_looked_at(hospital: Hospital) -> N
 
 
 def test_a_request_of_texts_alone_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_limit, "LARGEST", 5_000)
+    monkeypatch.setattr(time_limit_module, "LARGEST", 5_000)
     small = Hospital(tmp_path, {"answers": ["train"]}, **SECURE)
     many = {"senders": ["a"] * 50, "shares": ["0" * SEALED] * 50}
     assert "largest request: VoteRequest: found" in ask(small, "vote", **many)
@@ -136,14 +136,14 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both would find the attempt prepared; the server would have two values under the same masks."""
-    from perennial.client import secure_values
+    from perennial.client import secure_answers, secure_values
 
     keeper, session = _enrolled(tmp_path)
     keeper.keep(session)
     hospital = Hospital(tmp_path / "h", {"answers": ["train"]}, **SECURE)
     site = hospital.site
     monkeypatch.setattr(
-        secure_values,
+        secure_answers,
         "secure_state",
         lambda *_: (site.experiment.secure, SecureState(tmp_path, RUN, "site-000", SitePolicy())),
     )
@@ -155,7 +155,6 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
         roster_masks=[member.mask for member in members],
         roster_commitments=[member.commitment for member in members],
         roster_signatures=[member.signature for member in members],
-        sum_updates=3,
     )
     together, sent = threading.Barrier(2, timeout=1), []
 

@@ -42,9 +42,18 @@ from perennial.server.measures.calibration import (
     threshold,
     thresholds,
 )
-from perennial.server.measures.figure import Figure, auprc, auroc, precision_recall_areas, wilson
 from perennial.server.measures.headline import headline
-from perennial.server.measures.record import Calibration, ClassMeasures, Measures, PartMeasures
+from perennial.server.measures.record import (
+    Calibration,
+    ClassMeasures,
+    Figure,
+    Measures,
+    PartMeasures,
+    auprc,
+    auroc,
+    precision_recall_areas,
+    wilson,
+)
 
 
 def scored(

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from perennial.server.history import History
 from perennial.server.metrics import (
     average_accuracy,
     average_incremental_accuracy,
     backward_transfer,
     forgetting,
 )
+from perennial.server.rounds import History
 from perennial.server.summary import measured_rounds
 from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError, DataError, StateError
-from perennial.server.measures.figure import Z
+from perennial.server.measures.record import Z
 from perennial.server.new_model_gate import (
     VERDICTS,
     Kind,

@@ -17,7 +17,7 @@ from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored, bin_logits
 from perennial.models.saved import load_saved
-from perennial.server.measures.operating import at_prevalence, operating_points
+from perennial.server.measures.headline import at_prevalence, operating_points
 from perennial.server.measures.record import ClassMeasures, Measures, read_measures
 
 

@@ -73,3 +73,106 @@ def test_a_site_without_the_code_of_a_half_refuses_the_experiment(modules: Path)
         require_code_of_sites(experiment)
     with plugins.only({}), pytest.raises(PerennialError, match="my_prox"):
         require_code_of_sites(experiment)
+
+
+OUTGROWN = """
+import torch
+import torch.nn.functional as F
+
+from perennial import Asks, FedAvg, Loss, SiteMethod, grown
+from perennial.strategies.fedavg import WeightedMean
+
+
+class Momentum(FedAvg):
+    def __init__(self):
+        super().__init__()
+        self.velocity = {}
+
+    def aggregator(self, ctx):
+        return Moved(ctx, self)
+
+
+class Moved(WeightedMean):
+    def result(self):
+        step = {name: mean - self.ctx.reference[name] for name, mean in super().result().items()}
+        for name, last in self.method.velocity.items():
+            step[name] = step[name] + 0.5 * last
+        self.method.velocity = step
+        return {name: before + step[name] for name, before in self.ctx.reference.items()}
+
+
+class Grows(Momentum):
+    def begin_task(self, task):
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in task.reference.items()}
+        self.velocity = grown(self.velocity, zeros)
+
+
+class Half(SiteMethod):
+    def open(self, turn):
+        self.turn, kept = turn, turn.records.get("own", turn.request.round)
+        if kept is not None:
+            self.shift = 0 * turn.flat.trained_vector(self.fitting(kept[0]))
+
+    def fitting(self, kept):
+        return kept
+
+    def close(self, update, steps):
+        kept = {name: tensor.clone() for name, tensor in self.turn.flat.views(update).items()}
+        self.turn.records.put("own", self.turn.request.round, kept, {})
+
+
+class GrowingHalf(Half):
+    def fitting(self, kept):
+        shapes = self.turn.flat.shapes
+        return grown(kept, {name: torch.zeros(shape) for name, shape in shapes.items()})
+
+
+class Site(FedAvg):
+    asks = Asks(site_half=True)
+    site_half = Half
+
+
+class GrowingSite(Site):
+    site_half = GrowingHalf
+
+
+class Weighted(Loss):
+    def __init__(self):
+        self.own = torch.ones(5)
+
+    def __call__(self, batch):
+        return F.cross_entropy(batch.logits, batch.labels, weight=self.own, reduction="none")
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            {"strategy": {"name": "outgrown:Momentum"}},
+            r"outgrown:Momentum: velocity\['head\.weight'\] .*\(5, 16\).*\(10, 16\)",
+        ),
+        (
+            {"strategy": {"name": "outgrown:Site"}},
+            r"outgrown:Half: tensor 'head\.weight': found \(5, 16\), allowed \(10, 16\)",
+        ),
+        (
+            {"learner": {"classification": "outgrown:Weighted"}},
+            r"outgrown:Weighted: own has shape \(5,\); the head now has 10 classes",
+        ),
+        ({"strategy": {"name": "outgrown:Grows"}}, ""),
+        ({"strategy": {"name": "outgrown:GrowingSite"}}, ""),
+    ],
+)
+def test_a_plug_in_whose_state_did_not_grow_with_the_head_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "outgrown.py").write_text(OUTGROWN)
+    monkeypatch.delitem(sys.modules, "outgrown", raising=False)
+    path = written(tmp_path, {"tasks": {"count": 2, "rounds": 1}, **setting})
+    settings: dict[str, Any] = {"runs": tmp_path / "runs", "device": "cpu", "plugins": [tmp_path]}
+    if words:
+        with pytest.raises(PerennialError, match=words):
+            run(path, **settings)
+    else:
+        assert run(path, **settings).summary["rounds"] == 2

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -187,15 +186,15 @@ _CHUNK = 1 << 18
 """Bytes of a mask made at once: they and the piece that they are added to stay in the processor's cache."""
 _BLOCK = 16
 _NONCE = bytes(12)
-Words = NDArray[Any]
-"""(N,) uint32 or uint64."""
+Words = NDArray[np.uint64]
+"""(N,) integers modulo 2^64."""
 
 
 def add_masks(vector: Words, seeds: Iterable[bytes], *, subtract: bool = False) -> None:
-    """Add (or subtract) the mask of each seed to vector, in place, modulo 2^bits of its words.
+    """Add (or subtract) the mask of each seed to vector, in place, modulo 2^64.
 
     All masks go over one piece of the vector before the next, so that memory is passed over once.
-    vector: (N,) uint32 or uint64, contiguous. seeds: 32 bytes each.
+    vector: (N,), contiguous. seeds: 32 bytes each.
     """
     words = _CHUNK // vector.itemsize
     zeros = memoryview(bytes(_CHUNK))

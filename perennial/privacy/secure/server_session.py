@@ -23,10 +23,10 @@ from perennial.privacy.secure.keys import (
     verified,
     weights_at_zero,
 )
-from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import (
     Attempt,
     Member,
+    Parameters,
     Peer,
     Subject,
     commit,

@@ -29,10 +29,10 @@ from perennial.privacy.secure.keys import (
     unsealed,
     verified,
 )
-from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import (
     Attempt,
     Member,
+    Parameters,
     Peer,
     Subject,
     Trust,
@@ -170,7 +170,7 @@ class SiteSession:
     def mask(self, words: Words) -> None:
         """Mask words in place: the self mask, and one with each other site of the roster. Once.
 
-        words: (N,) uint32 or uint64. Raises PolicyRefusal when this attempt has masked values already; those
+        words: (N,). Raises PolicyRefusal when this attempt has masked values already; those
         are to be sent again.
         """
         require(self.stage == "prepared" and bool(self.members), "this attempt has masked its values already")

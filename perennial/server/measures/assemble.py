@@ -17,24 +17,22 @@ from perennial.server.measures.calibration import (
     reliability,
     thresholds,
 )
-from perennial.server.measures.figure import (
+from perennial.server.measures.headline import headline
+from perennial.server.measures.record import (
     UNMEASURED,
+    Calibration,
+    ClassMeasures,
     Figure,
+    Measures,
+    PartMeasures,
+    PredictionSets,
+    SetThreshold,
     auprc,
     auroc,
     mean_of,
     precision_recall_areas,
     roc_areas,
     wilson,
-)
-from perennial.server.measures.headline import headline
-from perennial.server.measures.record import (
-    Calibration,
-    ClassMeasures,
-    Measures,
-    PartMeasures,
-    PredictionSets,
-    SetThreshold,
 )
 
 RESAMPLES = 1000

@@ -13,8 +13,7 @@ from perennial.learning.evaluation_tables import (
     EvaluationTables,
     score_bin_lower,
 )
-from perennial.server.measures.figure import UNMEASURED, Figure
-from perennial.server.measures.record import ReliabilityGroup
+from perennial.server.measures.record import UNMEASURED, Figure, ReliabilityGroup
 
 GROUPS = 20
 """Groups of equal width that answers are put in by their probability."""

@@ -6,9 +6,8 @@ from perennial.config.strategies import asks_of, nested
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import file_sha256, replace_file
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
-from perennial.server.measures.figure import Figure
 from perennial.server.measures.headline import SELDOM
-from perennial.server.measures.record import FILE, Measures, PredictionSets, read_measures
+from perennial.server.measures.record import FILE, Figure, Measures, PredictionSets, read_measures
 from perennial.server.new_model_gate import write_verdicts
 from perennial.server.report.comparison import markdown_table
 from perennial.server.report.markup import MISSING, decimal, power

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from perennial.server.charts.curves import HeatMap
-from perennial.server.measures.figure import wilson
+from perennial.server.measures.record import wilson
 from perennial.server.report.markup import (
     MISSING,
     Markup,

@@ -6,7 +6,6 @@ from dataclasses import replace
 from perennial.server.charts.curves import Curve, Curves, HeatMap
 from perennial.server.charts.frame import Axis, whole_percent
 from perennial.server.measures.calibration import least_samples
-from perennial.server.measures.figure import Figure as Measure
 from perennial.server.measures.record import (
     Calibration,
     ClassMeasures,
@@ -15,6 +14,7 @@ from perennial.server.measures.record import (
     PartMeasures,
     PredictionSets,
 )
+from perennial.server.measures.record import Figure as Measure
 from perennial.server.report.markup import (
     MISSING,
     Markup,

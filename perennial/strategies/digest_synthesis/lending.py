@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.digest_networks import FeatureEncoder, digest_shape, encoder_hash
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, guarantee_of, guess_log10
 from perennial.privacy.entries import Entry
 from perennial.protocol.fields import read_kind

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perennial.foundation.errors import ProtocolError
-from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.config import DigestConfig
 from perennial.protocol.messages import DigestReply
 
 SIMPLEX_TOLERANCE = 1e-4

@@ -10,8 +10,8 @@ import numpy as np
 from flwr.app import RecordDict
 
 from perennial.config.experiment import Experiment
-from perennial.privacy.covered import UNCOVERED
 from perennial.privacy.entries import Entry
+from perennial.privacy.statement import UNCOVERED
 from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import unpack
 from tests.privacy.twins.bounds import Bound, bound_of
