@@ -36,12 +36,14 @@ UNCOVERED = (
     Uncovered(
         r"Refusal(\..*)?",
         "whether the site has samples of a task at all, and whether all, or a class, are as many as "
-        "policy.min_samples says: it refuses below",
+        "policy.min_samples says: it refuses below. An update, sums of features or a sparsity vector that "
+        "the site's own noise hides leaves whatever their number",
         r"policy\.min_samples|no sample|per_digest",
     ),
     Uncovered(
         r"Refusal(\..*)?",
-        "whether the site's files can be read: it answers with an error that says no more",
+        "whether the site's files can be read, and whether its work failed: the error says no more, and is "
+        "charged all the same once the data were read for a protected release",
         r"details are in this site's own log",
     ),
     Uncovered(
