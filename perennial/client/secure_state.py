@@ -29,6 +29,7 @@ from perennial.privacy.signed_sums import Signer
 
 IDENTITY = "identity.key"
 OPENED = "opened.json"
+MASKED = "masked"
 CERTIFIED = Path("secure/identity.certified")
 """In state_dir: what the node key says of the signing key; `perennial site start` writes it."""
 
@@ -162,14 +163,20 @@ class SecureState:
     def check_closed(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
         """Raises PolicyRefusal if another attempt opened this site's value about one of closes.
 
+        So does one of another run that has masked values: without this site, others may have opened its sum.
         closes: what the value tells of, such as a model's SHA-256.
         """
         opened = self._opened()
         for about in closes:
             require(
-                opened.get((statistic, about), _of(attempt)) == _of(attempt),
-                f"this site's {statistic} for {about:.12} was opened in a sum; it goes into no other one",
+                opened.get((statistic, about)) in (None, _of(attempt), f"{attempt.run} {MASKED}"),
+                f"this site's {statistic} for {about:.12} was opened in a sum, or another run has it under "
+                "masks; it goes into no other one",
             )
+
+    def note_masked(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
+        """Record, before masked values leave, that they are this run's. Errors as note_opened()."""
+        self._note(attempt, statistic, closes, f"{attempt.run} {MASKED}")
 
     def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
         """Record, before the shares leave, that this attempt opens the site's value about each of closes.
@@ -177,16 +184,19 @@ class SecureState:
         Raises PolicyRefusal when another attempt opened one of these: two runs of an experiment may both have
         masked the same value before either asked for its shares, and each has a process of its own here.
         """
+        self._note(attempt, statistic, closes, _of(attempt))
+
+    def _note(self, attempt: Attempt, statistic: str, closes: Sequence[str], by: str) -> None:
         with one_at_a_time(self._state_dir / "secure"):
             self.check_closed(attempt, statistic, closes)
             opened = self._opened()
-            noted = opened | {(statistic, about): _of(attempt) for about in closes}
+            noted = opened | {(statistic, about): by for about in closes}
             if noted != opened:
                 rows = [[*of, by] for of, by in noted.items()]
                 replace_file(self._state_dir / "secure" / OPENED, json.dumps(rows).encode())
 
     def _opened(self) -> dict[tuple[str, str], str]:
-        """(statistic, about) -> the attempt that opened it."""
+        """(statistic, about) -> the attempt that opened it, or the run that masked it."""
         path = self._state_dir / "secure" / OPENED
         try:
             rows = json.loads(path.read_bytes()) if path.exists() else []

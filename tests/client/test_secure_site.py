@@ -106,6 +106,16 @@ def test_value_that_two_runs_masked_before_either_was_opened_is_opened_in_one(tm
             run.note_opened(attempt, "update", ["m" * 64])
 
 
+def test_what_one_run_has_under_masks_goes_into_no_other_run(tmp_path: Path) -> None:
+    """Others may open its sum without this site; two sums of two runs would tell two sites' values."""
+    keeper, another_run = state(tmp_path), state(tmp_path, run="b" * 16)
+    keeper.note_masked(Attempt(RUN, 1, 1), "update", ["m" * 64])
+    with pytest.raises(PolicyRefusal, match="goes into no other one"):
+        another_run.note_masked(Attempt("b" * 16, 1, 1), "update", ["m" * 64])
+    keeper.note_masked(Attempt(RUN, 1, 2), "update", ["m" * 64])
+    keeper.note_opened(Attempt(RUN, 1, 2), "update", ["m" * 64])
+
+
 def test_note_of_an_earlier_version_closes_too_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     keeper, path = state(tmp_path), tmp_path / "secure" / "opened.json"
     path.write_text(json.dumps([["update", "m" * 64]]))

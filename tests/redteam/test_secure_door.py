@@ -136,14 +136,14 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both would find the attempt prepared; the server would have two values under the same masks."""
-    from perennial.client import secure_values
+    from perennial.client import secure_answers, secure_values
 
     keeper, session = _enrolled(tmp_path)
     keeper.keep(session)
     hospital = Hospital(tmp_path / "h", {"answers": ["train"]}, **SECURE)
     site = hospital.site
     monkeypatch.setattr(
-        secure_values,
+        secure_answers,
         "secure_state",
         lambda *_: (site.experiment.secure, SecureState(tmp_path, RUN, "site-000", SitePolicy())),
     )
@@ -155,7 +155,6 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
         roster_masks=[member.mask for member in members],
         roster_commitments=[member.commitment for member in members],
         roster_signatures=[member.signature for member in members],
-        sum_updates=3,
     )
     together, sent = threading.Barrier(2, timeout=1), []
 
