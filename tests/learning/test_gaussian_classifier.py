@@ -10,7 +10,7 @@ import yaml
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from perennial.client.handlers import answer_evaluate, answer_finish_task
-from perennial.client.learnt import _collected, as_tensors
+from perennial.client.learnt_sums import _collected, as_tensors
 from perennial.client.site import Site
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
