@@ -64,8 +64,6 @@ def _of_run(path: Path, run: str) -> Iterator[str]:
 
 
 def _of_digests(path: Path) -> Iterator[str]:
-    from perennial.cli.withdraw import stop_answering
-
     stop_answering(path, "digest")
     yield f"{path}: policy.answers names digest no more; the server deletes its digests at the next reply"
 

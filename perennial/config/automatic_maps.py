@@ -5,8 +5,6 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from perennial.config.schema import ExperimentFields
-from perennial.config.simulation import as_for, simulated_federation
-from perennial.data.deployed import declared_input_shape
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.config import PACKAGES
 
@@ -74,6 +72,10 @@ def with_maps(content: dict[str, Any], where: str, read: Callable[[dict[str, Any
     content: of its file, named `where` in errors. read: validates such content. Raises ConfigError where it
     is faulty, or with privacy, under which validation samples may not choose.
     """
+    # here, because they take PyTorch, which `perennial --help` does without
+    from perennial.config.simulation import as_for, simulated_federation
+    from perennial.data.deployed import declared_input_shape
+
     model = dict(content["model"])
     privacy = content.get("privacy")
     if isinstance(privacy, dict) and privacy.get("mode", "none") != "none":
