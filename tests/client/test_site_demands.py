@@ -149,7 +149,7 @@ def test_measurements_are_not_told_under_a_protection(tmp_path: Path) -> None:
 
 
 LEARNER = EXPERIMENT["learner"]
-TURN = {"sweep": 1, "segments": 1, "sizes": "equal", "least": 1}
+TURN = {"sweep": 1, "segments": 1}
 
 
 @pytest.mark.parametrize("policy", [{}, demanding("sample")])
