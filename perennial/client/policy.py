@@ -51,7 +51,7 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
     if not digests.protects:
         _demand(policy, "none", f"digests.protection {digests.protection!r} proves nothing")
     elif digests.labels_in_the_clear:
-        _demand(policy, "none", "without digests.label_epsilon labels leave in the clear")
+        _demand(policy, "none", "digests without label_epsilon send labels in the clear")
     else:
         _demand(policy, "sample", "a digest hides one sample")
 

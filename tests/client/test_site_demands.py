@@ -254,5 +254,5 @@ def test_perennial_check_says_what_a_site_would_refuse(
     assert refusals == [
         ("train", "the experiment has privacy.mode 'none'"),
         ("evaluate", "counts of right answers leave without noise"),
-        ("digest", "without digests.label_epsilon labels leave in the clear"),
+        ("digest", "digests without label_epsilon send labels in the clear"),
     ]
