@@ -3,9 +3,9 @@
 Each file is written before the answer that it is about leaves.
 
 In state_dir/secure, for the site's lifetime: its signing key, and a list of the values that it masked and
-opened, each with its run, since a second run of the same experiment would begin with the same model. In the run's folder: the agreement key
-of the task, the signing keys under which peers were met, one file for each attempt, and the masked values
-that were sent.
+opened, each with its run, since a second run of the same experiment would begin with the same model. In the
+run's folder: the agreement key of the task, the signing keys under which peers were met, one file for each
+attempt, and the masked values that were sent.
 """
 
 import json
@@ -30,7 +30,7 @@ from perennial.privacy.signed_sums import Signer
 IDENTITY = "identity.key"
 OPENED = "opened.json"
 LAST, GIVEN_UP = "last attempt", "given up"
-"""In OPENED, a run's row: LAST where a statistic stands otherwise, then the run, then its number or GIVEN_UP."""
+"""A run's row in OPENED: LAST, in the place of a statistic; the run; its newest attempt, or GIVEN_UP."""
 Uses = Mapping[tuple[str, str], str]
 CERTIFIED = Path("secure/identity.certified")
 """In state_dir: what the node key says of the signing key; `perennial site start` writes it."""
@@ -180,10 +180,10 @@ class SecureState:
         for about in closes:
             by = uses.get((statistic, about), attempt.run)
             if by not in (attempt.run, _of(attempt)):
-                opened = "" if by and " " not in by else "was opened in a sum"
+                masked = f"is masked in run {by}, whose sum may be opened"
                 raise PolicyRefusal(
                     f"secure: this site's {statistic} for {about:.12} "
-                    f"{opened or f'is masked in run {by}, whose sum may be opened'}; it goes into no other one"
+                    f"{masked if by and ' ' not in by else 'was opened in a sum'}; it goes into no other one"
                 )
 
     def note_masked(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
@@ -264,7 +264,9 @@ def _uses(state_dir: Path) -> dict[tuple[str, str], str]:
 
 def _write_uses(state_dir: Path, old: Uses, new: Uses) -> None:
     if new != old:
-        replace_file(state_dir / "secure" / OPENED, json.dumps([[*of, by] for of, by in new.items()]).encode())
+        replace_file(
+            state_dir / "secure" / OPENED, json.dumps([[*of, by] for of, by in new.items()]).encode()
+        )
 
 
 def own_key(state_dir: Path) -> str:
