@@ -71,7 +71,7 @@ class _StoredSettings(_Stored):
 _CLASSES: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
 
 NOT_STORED = 2**25
-"""Numbers that may be built beside four times the file's: fixed parts follow from the seed and are in no file,
+"""Numbers that may be built beside four times the file's: fixed parts follow from the seed, in no file,
 and a layer is built more than once on the way to its values."""
 
 GLOBAL_MODEL = "model.safetensors"
