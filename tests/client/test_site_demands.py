@@ -84,7 +84,9 @@ def arrays(site: Site) -> Tensors:
 
 
 def train(site: Site, **fields: Any) -> TrainReply:
-    return answer_train(site, TrainRequest(**stamp(site), arrays=arrays(site), **fields))
+    reply = answer_train(site, TrainRequest(**stamp(site), arrays=arrays(site), **fields))
+    assert isinstance(reply, TrainReply)
+    return reply
 
 
 def evaluate(site: Site) -> Any:

@@ -22,6 +22,7 @@ from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED, on_grid, wi
 from perennial.privacy.composition import compose
 from perennial.privacy.config import BLOCKS, Blocks, PrivacyConfig
 from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
 from perennial.strategies.analytic.kept import KeptSums
 from tests.seeded_noise import SeededNoise
@@ -47,7 +48,7 @@ def collected(features: torch.Tensor, labels: torch.Tensor) -> Statistics:
     return collector.finish()
 
 
-class NoNoise:
+class NoNoise(Noise):
     """Words under which a draw is never made, for what is rounded alone."""
 
     def words(self, count: int) -> np.ndarray:

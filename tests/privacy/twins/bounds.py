@@ -95,11 +95,11 @@ def _of_words(
     field = "MaskedReply.words"
     moved = first[f"{field}/words"] - second[f"{field}/words"]  # wraps round as the words do
     if entry.kind == "update":
-        updates = len(request["fields"]["roster"])  # pyright: ignore[reportIndexIssue]
-        layout = UpdateWords(experiment, int(updates), None)  # pyright: ignore[reportArgumentType]
+        updates = len(request["fields"]["roster"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
+        layout = UpdateWords(experiment, updates)
         if layout.noise is None or experiment.privacy.clip_norm is None:
             return None
-        values = moved[: len(moved) - 1 - layout.counts_within].astype(np.float64) * layout.noise.step
+        values = moved[: len(moved) - 1].astype(np.float64) * layout.noise.step
         return Bound(field, float(np.linalg.norm(values)), 2 * experiment.privacy.clip_norm * (1 + ROUNDING))
     if entry.kind != "statistics":
         return None
