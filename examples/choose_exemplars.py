@@ -14,8 +14,8 @@ BUDGETS = (1, 2, 5, 10, 20)
 
 def main(label: int) -> None:
     """Print the distance to the class mean for each way and budget."""
-    digits = load_digits()
-    images = torch.from_numpy(digits.data[digits.target == label])
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.from_numpy(pixels[labels == label])
     features = images / images.norm(dim=1, keepdim=True)
     keyed = KeyedHash(simulation_key(seed=1), content_groups(images))
     hashes = keyed.values("exemplars", np.arange(len(images)))

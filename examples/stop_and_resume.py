@@ -2,10 +2,11 @@
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perennial import Experiment, run
+from perennial import Callback, Experiment, run
 
 EXPERIMENT = {
     "name": "stopped",
@@ -17,10 +18,12 @@ EXPERIMENT = {
 }
 
 
-def stop_in_round_5(event: dict[str, Any]) -> None:
-    """A listener hears every event of the journal; this one is the power cut."""
-    if event["event"] == "round" and event["round"] == 5:
-        raise KeyboardInterrupt
+class PowerCut(Callback):
+    """A callback hears of every round."""
+
+    def on_round(self, entry: Mapping[str, Any]) -> None:
+        if entry["round"] == 5:
+            raise KeyboardInterrupt
 
 
 def main(folder: Path) -> None:
@@ -28,7 +31,7 @@ def main(folder: Path) -> None:
     experiment, runs = Experiment.model_validate(EXPERIMENT), folder / "runs"
     whole = run(experiment, name="whole", runs=runs)
     try:
-        run(experiment, name="halved", runs=runs, listener=stop_in_round_5)
+        run(experiment, name="halved", runs=runs, callbacks=[PowerCut()])
     except KeyboardInterrupt:
         print("stopped in round 5")
     resumed = run(resume=runs / "halved")

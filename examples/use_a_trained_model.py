@@ -24,10 +24,10 @@ def main(folder: Path) -> None:
     run(Experiment.model_validate(EXPERIMENT), runs=folder / "runs")
 
     model = load_run(folder / "runs" / "trained").model
-    digits = load_digits()
-    pixels = torch.from_numpy(digits.images[:8] * (255 / 16)).round().to(torch.uint8)[:, None]
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.from_numpy(images[:8] * (255 / 16)).round().to(torch.uint8).reshape(8, 1, 8, 8)
     confidence, label = model.probabilities(pixels).max(dim=1)
-    for true, index, sure in zip(digits.target, label.tolist(), confidence.tolist(), strict=False):
+    for true, index, sure in zip(labels, label.tolist(), confidence.tolist(), strict=False):
         print(f"a {true} is taken for a {model.classes[index]} ({sure:.0%})")
 
 

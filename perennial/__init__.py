@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perennial.config.asks import Asks
     from perennial.config.experiment import Experiment, load_experiment
     from perennial.data.samples import Samples, Source
+    from perennial.engine.callbacks import Callback
     from perennial.engine.sweeps import Sweep, run_sweep
     from perennial.foundation.errors import PerennialError
     from perennial.learning.losses import Batch, Loss
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from perennial.strategies.round.request import Traits
 
 _NAMES = {
+    "Callback": "perennial.engine.callbacks",
     "Experiment": "perennial.config.experiment",
     "load_experiment": "perennial.config.experiment",
     "run": "perennial.library",
@@ -62,6 +64,7 @@ __all__ = [
     "Around",
     "Asks",
     "Batch",
+    "Callback",
     "Experiment",
     "FedAvg",
     "IncrementalStrategy",

@@ -14,6 +14,7 @@ from perennial.cli.check_resume import brought_up_to_date
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.yaml_file import apply_overrides
+from perennial.engine.callbacks import Callback, told
 from perennial.engine.cohorts import Asked
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.engine.run_folders import new_run_folder
@@ -22,8 +23,6 @@ from perennial.foundation.installation import require_own_package
 from perennial.foundation.plugins import Named, using
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from torch import Tensor
 
@@ -237,7 +236,7 @@ def run(
     cohort: Asked | None = None,
     gpu: str = "",
     resume: Path | str | None = None,
-    listener: "Callable[[dict[str, Any]], None] | None" = None,
+    callbacks: Sequence[Callback] = (),
     plugins: Sequence[Named] = (),
 ) -> Run:
     """Run an experiment on this machine, to its end.
@@ -251,8 +250,9 @@ def run(
     has that name. overwrite: remove that run instead. workers: processes; the result is the
     same for any number. device: auto, cpu, cuda or cuda:N. cohort: sites that train in one pass, or auto;
     None: 1, or as the run that is resumed began. gpu: graphs, benchmark, or both with a comma between.
-    resume: a run folder to go on with. listener: told every event of the journal. With a GPU, workers begin
-    as new processes: call this below `if __name__ == "__main__":`.
+    resume: a run folder to go on with. callbacks: told of each round and each task; a bar shows the rounds
+    in a terminal, and a line in a notebook. With a GPU, workers begin as new processes: call this below
+    `if __name__ == "__main__":`.
     plugins: whose code the experiment may name: installed packages, folders of modules (a Path, or text with
     a separator), and classes and functions of this program.
     Raises a PerennialError that says what is wrong before anything starts.
@@ -269,7 +269,9 @@ def run(
                 settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
                 folder = settings.folder(settings.load())
                 brought_up_to_date(folder, settings.load())
-                return Run(folder, run_in_process(replace(settings, gpu=gpu), workers, listener, cohort))
+                with told(callbacks, folder.name) as listener:
+                    summary = run_in_process(replace(settings, gpu=gpu), workers, listener, cohort)
+                return Run(folder, summary)
         changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
         if isinstance(experiment, Mapping):
             content = apply_overrides({"name": name or "experiment", **experiment}, changes)
@@ -294,7 +296,8 @@ def run(
                     threads=threads,
                     gpu=gpu,
                 )
-                return Run(folder, run_in_process(settings, workers, listener, cohort))
+                with told(callbacks, folder.name) as listener:
+                    return Run(folder, run_in_process(settings, workers, listener, cohort))
 
 
 def _changed(experiment: Experiment | Path | str, changes: list[str]) -> Experiment:

@@ -60,7 +60,7 @@ def _of_masked_sums(stamp: dict[str, Any], rest: dict[str, Any]) -> list[Stamp |
     """The exchanges of one attempt, as far as one site can be asked without the others: keys of nobody."""
     names, key, signature = ["site-0", "site-1"], ["0" * 64] * 2, ["0" * 128] * 2
     roster: dict[str, Any] = {"attempt": 1, "roster": names, "roster_masks": key, "roster_commitments": key}
-    roster |= {"roster_signatures": signature, "sum_updates": 2}
+    roster |= {"roster_signatures": signature}
     peers: dict[str, Any] = {"peers": names, "peer_identities": key, "peer_ciphers": key}
     found: list[Stamp | DescribeRequest] = [
         IntroduceRequest(**stamp),
@@ -156,8 +156,7 @@ class DeployedSite:
             found += [kind(**stamp, **rest) for kind in (TrainRequest, FinishTaskRequest, EvaluateRequest)]
             found.append(PersonalModelRequest(**stamp, **rest, personal=["head.weight"]))
             found.append(DigestRequest(**stamp, encoder="0" * 64))
-            looked = {"network": "model", "channels": [0, 1], "layers": 1, "combine": "average"}
-            found.append(SparsityRequest(**stamp, **rest, **looked))
+            found.append(SparsityRequest(**stamp, **rest))
             found += self._of_statistics(stamp)
             found += _of_masked_sums(stamp, rest)
         return found

@@ -60,7 +60,7 @@ class Answer:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         return None
 
 

@@ -112,7 +112,7 @@ def _facts(
         names = ", ".join(classes[label] for label in digests.short_classes)
         lines.append(f"too few samples for a digest of their own: {names}")
     ledger, delta = site.identity.ledger, site.identity.policy.delta
-    entries = digest_entries(config, guarantee, "preview", experiment.digest, RECIPIENT)
+    entries = digest_entries(config, "preview", experiment.digest, RECIPIENT, guarantee)
     before, after = ledger.cost(delta), ledger.would_cost(entries[0], delta)
     lines.append(f"ledger: epsilon {_figure(before.epsilon)} now, {_figure(after.epsilon)} with this release")
     return lines

@@ -41,7 +41,7 @@ class Waiting:
         """Key of the turns that can train in one pass: those with equal keys."""
         turn = self.turn
         own = self.turn.site.identity.name if self.member is None else self.member.kind
-        return turn.model, turn.teacher, turn.request.task, turn.request.progress, own
+        return turn.model, turn.teacher, turn.request.task, turn.progress, own
 
     def reply(self, result: MemberResult | None) -> WireMessage | Message:
         """The site's reply after training, or its Refusal. result None: train this site alone first."""
@@ -167,7 +167,7 @@ def _trained(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:
             members,
             teacher=turn.teacher,
             augmentation=experiment.data.augmentation,
-            progress=turn.request.progress,
+            progress=turn.progress,
             first_class=turn.site.task_range(turn.request).start,
             steps=turn.site.steps(),
         )

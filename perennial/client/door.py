@@ -12,10 +12,11 @@ from pathlib import Path
 from perennial.client.identity import Identity
 from perennial.client.plan import Plan
 from perennial.client.policy import check_secure
+from perennial.client.release import were_data_read
 from perennial.client.request_count import RequestCount
 from perennial.client.site import registry_of_site, require_same_experiment, require_split_key
 from perennial.client.state import Quota
-from perennial.client.time_limit import LONGEST, TIME_RULE, time_limit
+from perennial.client.time_limit import LONGEST, time_limit
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import (
@@ -65,21 +66,13 @@ def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
         with time_limit(LONGEST):
             yield
     except PerennialError as error:
-        if _told_nothing(request, error):
+        # the server asks for the same round until it is served, and must not find the door shut once the
+        # hospital has mended its disk, policy or budget; what failed after the data were read counts
+        of_the_site = isinstance(error, StateError | DataError | PrivacyError)
+        of_the_site |= isinstance(request, TrainRequest) and isinstance(error, PolicyRefusal)
+        if of_the_site and not were_data_read():
             count.give_back(plan, kind, request)
         raise
-
-
-def _told_nothing(request: Stamp, error: PerennialError) -> bool:
-    """Whether a request failed for a reason that is not in its model: a disk, data, policy or budget.
-
-    The server asks for the same round until it is served, and must not find the door shut once the hospital
-    has mended what was wrong.
-    """
-    if isinstance(error, StateError | DataError):
-        return True
-    of_the_site = isinstance(request, TrainRequest) and isinstance(error, PolicyRefusal | PrivacyError)
-    return of_the_site and not str(error).startswith(TIME_RULE)
 
 
 def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:

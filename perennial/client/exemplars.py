@@ -12,7 +12,7 @@ from torch import Tensor
 from perennial.client.state import SiteState
 from perennial.config.learner import Memory
 from perennial.data.federation import SiteData
-from perennial.foundation.errors import DataError, StateError
+from perennial.foundation.errors import StateError
 from perennial.foundation.site_log import log
 from perennial.learning.exemplar_selection import herding, nearest, random_by_hash, share_by_hash
 
@@ -31,7 +31,7 @@ class ExemplarStore:
         """(k,) indices in the site's data of the exemplars that were chosen before a round.
 
         Classes come in order, and each class's list in order of importance.
-        Raises StateError when the record is of another class order, DataError when a sample is gone.
+        Raises StateError when the record is of another class order. Samples that are gone are left out.
         """
         record = self._state.get(RECORD, before_round)
         if record is None:
@@ -102,12 +102,14 @@ class ExemplarStore:
         where = {self._data.sample_hash(place): place for place in range(size)}
         gone = [position for position in moved if hashes[position] not in where]
         if gone:
-            raise DataError(
-                f"site {self._state.site!r}: {len(gone)} of {len(hashes)} exemplars are gone from the data "
-                f"(first: sample {hashes[gone[0]][:12]}); put them back, or remove {self._state.folder} "
-                "to go on without exemplars"
+            # a refusal would tell the server which records were erased, and stop the site from training
+            log.warning(
+                "%d of %d exemplars are gone from the data (first: sample %s); training goes on without them",
+                len(gone),
+                len(hashes),
+                hashes[gone[0]][:12],
             )
         index = index.clone()
         for position in moved:
-            index[position] = where[hashes[position]]
-        return index
+            index[position] = where.get(hashes[position], -1)
+        return index[index >= 0]

@@ -1,5 +1,6 @@
 """What a site does for each kind of request. Imported only when a request needs data and a model."""
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +20,8 @@ from perennial.client.held_out_tables import (
     reported_tables,
     score_held_out,
 )
-from perennial.client.policy import check_answer
-from perennial.client.release import leave
+from perennial.client.policy import check_answer, hides_count
+from perennial.client.release import Typed, leave, stays_here
 from perennial.client.secure_values import is_secure, masked_reply, update_words
 from perennial.client.site import Site
 from perennial.client.training_samples import choose_exemplars
@@ -75,7 +76,8 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> "FinishTaskRep
     # a network that trains no more has no use for samples of earlier tasks
     if learner.memory is not None and learner.trains_in(request.task + 1):
         new = site.task_range(request)
-        choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
+        with stays_here("exemplars") if hides_count(site.identity) else nullcontext():
+            choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
     sums = statistics = None
     if site.experiment.learner.classifier == "gaussian":
         from perennial.client.learnt_sums import released_learnt_sums
@@ -98,9 +100,10 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> "FinishTaskRep
             )
         sums = released_class_sums(site, request, model, kept)
     elif not SiteMethods.of(site.experiment).owns_model(site.state(request.run), request.round + 1):
-        means = own_class_means(site, request, model)
-        if means is not None:
-            site.keep_own_model(model, means)
+        with stays_here("the site's own model") if hides_count(site.identity) else nullcontext():
+            means = own_class_means(site, request, model)
+            if means is not None:
+                site.keep_own_model(model, means)
     return leave(
         site.identity,
         request,
@@ -118,9 +121,6 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> "EvaluateReply | Ma
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     noise = count_noise(site.experiment)
-    if site.identity.deployed and not request.validation:
-        for half in SiteMethods.of(site.experiment).methods:
-            half.sees_model(site, model)
 
     def reported() -> tuple[HeldOutCounts, ReportedTables | None]:
         if request.statistic == "temperature":
@@ -139,8 +139,17 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> "EvaluateReply | Ma
         return counts.released.alike(count_words(counts.correct, counts.total, beside))
 
     if is_secure(site, request):
-        return masked_reply(site, request, request.statistic, content_sha256(request.arrays), words)
-    counts, tables = reported()
+        reply = masked_reply(site, request, request.statistic, content_sha256(request.arrays), words)
+    else:
+        reply = leave(site.identity, request, EvaluateReply, **_counted(*reported()))
+    if site.identity.deployed and not request.validation:
+        for half in SiteMethods.of(site.experiment).methods:
+            half.sees_model(site, model)
+    return reply
+
+
+def _counted(counts: HeldOutCounts, tables: ReportedTables | None) -> dict[str, Typed]:
+    """The fields of a reply to EvaluateRequest."""
     typed = counts.typed()
     if tables is not None:
         # without noise: a paid value has no mechanism left, and would be refused here
@@ -149,4 +158,4 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> "EvaluateReply | Ma
         typed["tables"] = Released(vector, *mechanisms, chosen=chosen)
         if tables.uncalibrated:
             typed["uncalibrated"] = Released(tables.uncalibrated, *mechanisms, chosen=chosen)
-    return leave(site.identity, request, EvaluateReply, **typed)
+    return typed

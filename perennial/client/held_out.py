@@ -71,9 +71,9 @@ def released_class_sums(
     floor, PrivacyError when the lifetime budget does not cover the release.
     """
     check_update(site.identity.policy, site.experiment)
-    exemplars = site.samples(kept)
-    sums = class_sums(model, exemplars)
     mechanism = charges.class_means(site.experiment, request.run)
+    exemplars = site.samples(choose(site, mechanism, lambda: kept).rows)
+    sums = class_sums(model, exemplars)
     privacy, identity = site.experiment.privacy, site.identity
     if privacy.mode == "none":
         counts = exemplars.counts(model.num_classes).to(torch.float32)
@@ -178,7 +178,7 @@ def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: Cou
 def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> tuple[Mechanism, Chosen]:
     """The mechanism of the counts, and the held-out samples that count."""
     mechanism = charges.evaluation(site.experiment, request.run)
-    return mechanism, choose(site, mechanism, _rows(site, request, noise))
+    return mechanism, choose(site, mechanism, lambda: _rows(site, request, noise))
 
 
 def _counted(

@@ -5,7 +5,7 @@ a crash, how many runs there may be, and how many evaluations in all, the policy
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -26,6 +26,16 @@ MASKED = ("train", "finish_task", "evaluate", "statistics")
 """Kinds whose answers go into masked sums where the experiment has `secure`."""
 OF_SUMS = ("introduce", "share", "vote", "open")
 """Kinds that make and open a masked sum and carry no values."""
+FREE = {
+    "attempt": "a counter of masked sums, of which none is taken twice",
+    "of_task": "a task that has begun: answer_statistics, answer_class_counts",
+    "weights": "with head balanced_ridge, and never under a protection: SumsSite.check",
+    "clip_norm": "with privacy.adaptive_clipping alone, and bounded: check_clip_norm",
+    "temperature": "with exact tables alone: _check_evaluation",
+}
+"""The numbers in which a request may differ from the approved experiment, and what bounds each.
+
+Noise, clip norm, work, layers and channels are in no request: the site takes them from the experiment."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +130,14 @@ class Plan:
             # about an attempt that the site keeps, of whichever round of this run it was
             return kind
         task = next(i for i, last in enumerate(self.last_rounds, start=1) if request.round <= last)
-        if (request.task, request.num_classes) != (task, schedule.num_classes(task)):
-            raise PolicyRefusal(
-                f"task, num_classes: found {request.task}, {request.num_classes}; in round {request.round} "
-                f"of the approved experiment they are {task}, {schedule.num_classes(task)}"
-            )
+        settled = {"round": request.round, "task": task, "num_classes": schedule.num_classes(task)}
+        for field in fields(request):
+            name, value = field.name, getattr(request, field.name)
+            if name not in FREE and is_number(value) and value != settled.get(name):
+                raise PolicyRefusal(
+                    f"{name}: found {value}, in round {request.round} of the approved experiment it is "
+                    f"{settled.get(name)}"
+                )
         if self.most(kind, request.round) == 0:
             raise PolicyRefusal(
                 f"{kind}: the approved experiment does not ask for it in round {request.round}"
@@ -172,6 +185,13 @@ class Plan:
             asks.check_settings(content)
         if request.clip_norm is not None and self.experiment.privacy.adaptive_clipping is None:
             raise PolicyRefusal("clip_norm: the approved experiment has no privacy.adaptive_clipping")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a field's value is a number, or a list with one."""
+    if isinstance(value, list):
+        return any(is_number(item) for item in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _content(settings: str) -> PlainObject:

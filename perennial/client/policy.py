@@ -9,6 +9,7 @@ computed.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from perennial.client.identity import Identity
 from perennial.config.combinations import uncovered_sums
 from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
@@ -210,6 +211,16 @@ RELEASES: dict[Release, str] = {
     "class_counts": "counts of samples",
     "compare_heads": "counts of right answers",
 }
+
+
+def hides_count(identity: Identity) -> bool:
+    """Whether noise of this site hides how many samples a release is computed from.
+
+    Then no floor is asked of the exact number: whether the site refuses would tell it. A simulated site has
+    nothing to hide, and one without samples takes no part.
+    """
+    privacy = identity.experiment.privacy
+    return identity.deployed and privacy.enabled and privacy.mode != "client_central"
 
 
 def exempt(policy: SitePolicy, release: Release) -> bool:

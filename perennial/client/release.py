@@ -1,10 +1,15 @@
 """The one exit of a site: every reply is built, charged and serialised here.
 
-A handler gives each field a type (privacy/released.py). `leave` charges what is released to the site's ledger
-and builds the reply. `serialise` lets out no reply that was built elsewhere or changed afterwards.
+A handler gives each field a type (privacy/released.py). A protected release is charged before the data are
+read (client/training_samples.py), so that whether a site answers costs as much as what it answers. `leave`
+charges what was not, and builds the reply from copies. `serialise` lets out no reply that was built elsewhere
+or changed afterwards.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -21,20 +26,26 @@ from perennial.foundation.errors import (
     shown,
 )
 from perennial.foundation.record_key import record_key
+from perennial.foundation.site_log import log
 from perennial.privacy.record_book import RecordBook
 from perennial.privacy.released import Mechanism, Public, Released
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import Refusal
 from perennial.protocol.stamp import LONGEST_REASON, Stamp
+from perennial.protocol.tensors import Tensors
 
 Reply = TypeVar("Reply", bound=WireMessage)
 T = TypeVar("T")
 U = TypeVar("U")
 _data_read: ContextVar[bool] = ContextVar("data_read", default=False)
+_hidden: ContextVar[bool] = ContextVar("hidden", default=False)
 """Whether what the request in hand has computed since may follow from the data."""
+REPLIES_IN = ("perennial.protocol.messages", "perennial.protocol.secure_messages")
+AFTER_DATA = "no answer; the details are in this site's own log"
+"""All that a site says of an error once the data were read for a protected release."""
 TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
 """Errors that speak of settings, messages and rounds only."""
-_MARK = "_left_by_the_exit"
+_MARK, _RECORD = "_left_by_the_exit", "_as_it_left"
 _EXIT = object()
 
 
@@ -74,7 +85,7 @@ def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **type
     for name, given in typed.items():
         if given is None:
             continue
-        if not isinstance(given, Public | Released) or name not in known:
+        if type(given) not in (Public, Released, Paid) or name not in known:
             raise PrivacyError(
                 f"{kind.__name__}.{name}: found a {type(given).__name__}; allowed: a field of the message "
                 "that is Public or Released, so that its charge is known"
@@ -89,8 +100,21 @@ def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **type
                 "speaks of data"
             )
         values[name] = given.value
+    if kind.__module__ not in REPLIES_IN:
+        raise PrivacyError(f"{kind.__name__}: not of the protocol; what is public in it nobody has said")
     _charge(identity, released)
-    return let_out(kind(**values))
+    if not (identity.deployed or identity.experiment.privacy.enabled):
+        return let_out(kind(**values))  # sites of a cohort share one tensor
+    reply = let_out(kind(**{name: _copied(value) for name, value in values.items()}))
+    object.__setattr__(reply, _RECORD, reply.to_record())
+    return reply
+
+
+def _copied(value: T) -> T:
+    """A copy that nobody else holds: what was paid must not change before it is sent or stored."""
+    if isinstance(value, Tensors):
+        return Tensors({name: tensor.detach().clone() for name, tensor in value.items()})  # pyright: ignore[reportReturnType]
+    return deepcopy(value)
 
 
 def _check_number(identity: Identity, request: WireMessage, kind: type[Any], name: str, value: Any) -> None:
@@ -120,17 +144,43 @@ def _check_number(identity: Identity, request: WireMessage, kind: type[Any], nam
 def begin_request() -> None:
     """Note that a request begins, for which no data were read yet."""
     _data_read.set(False)
+    _hidden.set(False)
 
 
-def data_are_read() -> None:
-    """Note that what follows in this request may depend on the data; a refusal then gives no reason."""
+def data_are_read(*, hidden: bool) -> None:
+    """Note that what follows in this request may depend on the data. hidden: a refusal gives no reason."""
     _data_read.set(True)
+    _hidden.set(hidden)
+
+
+def were_data_read() -> bool:
+    """Whether the request in hand has read data."""
+    return _data_read.get()
+
+
+@contextmanager
+def stays_here(what: str) -> Iterator[None]:
+    """Run what stays at the site; an error is logged, because it must not decide the reply."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s: failed; the reply does not depend on it", what)
+
+
+def charge_first(identity: Identity, mechanism: Mechanism, chosen: Any = None) -> None:
+    """Charge a deployed site for one release before it is computed. Errors as pay().
+
+    chosen: as in Released. An error later gives nothing back.
+    """
+    if identity.deployed and mechanism.entry.protected:
+        _record(identity, mechanism, chosen)
+        mechanism.paid.append(None)
 
 
 def pay(identity: Identity, released: Released[T]) -> Paid[T]:
     """Charge for a value that is stored before it leaves. Errors as leave()."""
     _charge(identity, [released])
-    return Paid(released.value, _EXIT)
+    return Paid(_copied(released.value), _EXIT)
 
 
 def paid_before(value: T) -> Paid[T]:
@@ -162,18 +212,20 @@ def _held(reply: WireMessage) -> dict[str, Any]:
 def serialise(reply: WireMessage) -> RecordDict:
     """The record that travels. Raises PrivacyError as check_left() does."""
     check_left(reply)
-    return reply.to_record()
+    return getattr(reply, _RECORD, None) or reply.to_record()
 
 
 def refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:
     """A Refusal as it travels.
 
     A deployed site's data and disk errors can name files, and file names can name patients; an unforeseen
-    error can hold values. Their text stays in the site's own log, and so does any text after the data were
-    read in a private run and before a charge.
+    error can hold values. Their text stays in the site's own log. Once the data were read for a protected
+    release, every error gives the same refusal, kind and all.
     """
     kind = KINDS.get(type(error), "error")
-    if deployed and (_data_read.get() or not isinstance(error, TELLABLE)):
+    if deployed and _hidden.get():
+        kind, said = "error", AFTER_DATA
+    elif deployed and not isinstance(error, TELLABLE):
         name = type(error).__name__ if isinstance(error, PerennialError) else "error"
         said = f"{name}; the details are in this site's own log"
     else:
@@ -182,15 +234,16 @@ def refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:
 
 
 def _charge(identity: Identity, released: list[Released[Any]]) -> None:
-    """The one place that charges the ledger: each mechanism once, before anything leaves.
+    """Charge each mechanism once that was not charged before the data were read.
 
     A simulated site without protection keeps no ledger, because nobody's data leaves.
     """
-    _data_read.set(False)  # what is said of a charge follows from settings and the ledger
     private = identity.experiment.privacy.enabled
     demanded = private or identity.policy.require_privacy != "none"
     owed: dict[int, tuple[Mechanism, Any]] = {}
     for each in released:
+        if type(each) is not Paid and not each.mechanisms:
+            raise PrivacyError("a released value has no mechanism; nothing left the site")
         for mechanism in each.mechanisms:
             owed.setdefault(id(mechanism), (mechanism, each.chosen))
     for mechanism, _ in owed.values():
@@ -202,11 +255,18 @@ def _charge(identity: Identity, released: list[Released[Any]]) -> None:
             )
     if not private and not identity.deployed:
         owed = {key: pair for key, pair in owed.items() if not pair[0].in_the_clear}
-    limit, ledger = identity.policy.limit, identity.ledger if owed else None
     for mechanism, chosen in owed.values():
-        assert ledger is not None
-        if chosen is None or chosen.ids is None:
-            ledger.charge(mechanism.entry, limit)
+        if mechanism.paid:
+            mechanism.paid.pop()
         else:
-            book = RecordBook(identity.state_dir, record_key(identity.state_dir))
-            book.charge(ledger, mechanism.entry, limit, chosen.ids, chosen.version)
+            _record(identity, mechanism, chosen)
+
+
+def _record(identity: Identity, mechanism: Mechanism, chosen: Any) -> None:
+    """The one place that charges the ledger."""
+    limit, ledger = identity.policy.limit, identity.ledger
+    if chosen is None or chosen.ids is None:
+        ledger.charge(mechanism.entry, limit)
+    else:
+        book = RecordBook(identity.state_dir, record_key(identity.state_dir))
+        book.charge(ledger, mechanism.entry, limit, chosen.ids, chosen.version)

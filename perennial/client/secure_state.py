@@ -29,9 +29,13 @@ from perennial.privacy.signed_sums import Signer
 
 IDENTITY = "identity.key"
 OPENED = "opened.json"
+<<<<<<< HEAD
 LAST, GIVEN_UP = "last attempt", "given up"
 """A run's row in OPENED: LAST, in the place of a statistic; the run; its newest attempt, or GIVEN_UP."""
 Uses = Mapping[tuple[str, str], str]
+=======
+MASKED = "masked"
+>>>>>>> main
 CERTIFIED = Path("secure/identity.certified")
 """In state_dir: what the node key says of the signing key; `perennial site start` writes it."""
 
@@ -165,9 +169,13 @@ class SecureState:
     def check_closed(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
         """Raises PolicyRefusal if this site's value about one of closes is in another sum.
 
+<<<<<<< HEAD
         That is, another attempt opened it, or another run masked it: other sites can open that run's sum
         without this one's help, and nobody tells this site. Attempts of one run follow one another at every
         site, so that a new one may take the value of those that it ends.
+=======
+        So does one of another run that has masked values: without this site, others may have opened its sum.
+>>>>>>> main
         closes: what the value tells of, such as a model's SHA-256.
         """
         uses = _uses(self._state_dir)
@@ -178,6 +186,7 @@ class SecureState:
             f"attempt {attempt.number} is over; this site has taken part in {last}",
         )
         for about in closes:
+<<<<<<< HEAD
             by = uses.get((statistic, about), attempt.run)
             if by not in (attempt.run, _of(attempt)):
                 masked = f"is masked in run {by}, whose sum may be opened"
@@ -192,6 +201,17 @@ class SecureState:
         Raises PolicyRefusal as check_closed() does: check and record are one step.
         """
         self._note(attempt, statistic, closes, attempt.run)
+=======
+            require(
+                opened.get((statistic, about)) in (None, _of(attempt), f"{attempt.run} {MASKED}"),
+                f"this site's {statistic} for {about:.12} was opened in a sum, or another run has it under "
+                "masks; it goes into no other one",
+            )
+>>>>>>> main
+
+    def note_masked(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
+        """Record, before masked values leave, that they are this run's. Errors as note_opened()."""
+        self._note(attempt, statistic, closes, f"{attempt.run} {MASKED}")
 
     def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
         """Record, before the shares leave, that this attempt opens the site's value about each of closes.
@@ -201,6 +221,7 @@ class SecureState:
         self._note(attempt, statistic, closes, _of(attempt))
 
     def _note(self, attempt: Attempt, statistic: str, closes: Sequence[str], by: str) -> None:
+<<<<<<< HEAD
         # runs have a process each here
         with one_at_a_time(self._state_dir / "secure"):
             self.check_closed(attempt, statistic, closes)
@@ -211,6 +232,25 @@ class SecureState:
             # the run's folder, which knows its attempts too, can be cleaned
             last = {(LAST, attempt.run): str(attempt.number)}
             _write_uses(self._state_dir, uses, uses | new | last)
+=======
+        with one_at_a_time(self._state_dir / "secure"):
+            self.check_closed(attempt, statistic, closes)
+            opened = self._opened()
+            noted = opened | {(statistic, about): by for about in closes}
+            if noted != opened:
+                rows = [[*of, by] for of, by in noted.items()]
+                replace_file(self._state_dir / "secure" / OPENED, json.dumps(rows).encode())
+
+    def _opened(self) -> dict[tuple[str, str], str]:
+        """(statistic, about) -> the attempt that opened it, or the run that masked it."""
+        path = self._state_dir / "secure" / OPENED
+        try:
+            rows = json.loads(path.read_bytes()) if path.exists() else []
+            # rows of an earlier version do not name their attempt, and so are of another one
+            return {(row[0], row[1]): row[2] if len(row) > 2 else "" for row in rows}
+        except (ValueError, LookupError, TypeError) as error:
+            raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error
+>>>>>>> main
 
     def _read(self, name: str, default: Plain) -> Plain:
         path = self.folder / f"{name}.json"

@@ -1,6 +1,5 @@
 """Masks a site's values for a sum, once for each attempt, and stores them before they leave."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import torch
 from perennial.client.policy import check_secure
 from perennial.client.release import Typed, leave, paid_before, pay
 from perennial.client.site import Site
-from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.foundation.errors import ProtocolError
 from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.noise import Noise
@@ -88,6 +87,7 @@ def masked_reply(
                 session.mask(values)
             else:
                 session.advance("masked")
+            state.note_masked(session.attempt, statistic, session.closes)
             state.keep_sent(number, values)
         state.keep(session)
         sent = state.sent(number)
@@ -113,19 +113,16 @@ def _members(request: Maskable) -> "list[Member]":
 def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) -> Released[Words]:
     """An update and its weight as integers for a masked sum, with this site's share of the noise.
 
-    Clips the update to LARGEST_NORM, because the server cannot check single updates. Raises
-    ProtocolError without request.sum_updates, PolicyRefusal for an update that is not finite.
+    Clips the update to LARGEST_NORM, because the server cannot check single updates.
     """
     from perennial.config.secure_words import UpdateWords
 
-    if request.sum_updates is None:
-        raise ProtocolError("TrainRequest: sum_updates: missing for a masked sum")
     update, examples = typed["update"], typed["num_examples"]
     assert isinstance(update, Released) and examples is not None
     layout = UpdateWords(site.experiment, request.sum_updates)
     weight = layout.weight(examples.value)
-    if not math.isfinite(clip_tensors(update.value.values(), LARGEST_NORM)):
-        raise PolicyRefusal("secure: the update is not finite, and goes into no sum")
+    # one that is not finite becomes zero: whether a record makes it so must not show
+    clip_tensors(update.value.values(), LARGEST_NORM)
     words = layout.encode(update.value, weight)
     if (noise := layout.noise) is not None:
         for mechanism in update.mechanisms:

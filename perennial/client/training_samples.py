@@ -1,6 +1,7 @@
 """Which samples a site trains on in a round, and which of them it keeps when a task ends."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.learnt import not_learnt, note_learnt
-from perennial.client.release import data_are_read
+from perennial.client.policy import hides_count
+from perennial.client.release import charge_first, data_are_read, stays_here
 from perennial.client.site import Site
 from perennial.data.splits import identities, record_contents
 from perennial.foundation.errors import DataError
@@ -45,26 +47,40 @@ class Chosen:
     version: int | None = None
 
 
-def choose(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
-    """Those of rows, (n,) int64, from which a release may be computed, and the records that are charged.
+def choose(
+    site: Site, mechanism: Mechanism, find: Callable[[], Tensor], charged: Sequence[Mechanism] = ()
+) -> Chosen:
+    """The records from which a release may be computed, charged for before anything is computed from them.
 
-    mechanism: of the release. Records that have spent the site's limit are left out if the release hides a
-    sample or patient. At a simulated site, and for a release that hides the whole
-    site, all rows stay and every record pays. Raises PrivacyError where public facts alone refuse the
-    release, StateError when the record book cannot be read.
+    mechanism: of the release. charged: what is charged in its place, if anything. find: their rows, (n,)
+    int64; it reads the data. Records that have spent the
+    site's limit are left out if the release hides a sample or patient. At a simulated site, and for a release
+    that hides the whole site, all rows stay and every record pays. Raises PrivacyError where public facts
+    alone refuse the release. If finding the rows fails, every record pays, so that no error is free.
     """
+    identity, owed = site.identity, charged or (mechanism,)
+    protected = [each for each in owed if each.entry.protected]
+    for each in protected if identity.deployed else ():
+        identity.ledger.require_within(each.entry, identity.policy.limit)
+    data_are_read(hidden=bool(protected) or site.experiment.privacy.enabled)
+    chosen = None
+    try:
+        chosen = _chosen(site, mechanism, find())
+    finally:
+        for each in protected:
+            charge_first(identity, each, chosen)
+    return chosen
+
+
+def _chosen(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
     entry = mechanism.entry
     if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
-        if site.experiment.privacy.enabled:
-            data_are_read()
         return Chosen(rows)
     lines, patients = _identified(site, rows)
     if not entry.protected:
         return Chosen(rows, lines)
     stays = np.ones(len(rows), dtype=bool)
     limit, ledger = site.identity.policy.limit, site.identity.ledger
-    ledger.require_within(entry, limit)
-    data_are_read()
     payments = book_of(site.identity.state_dir).payments(ledger)
     if limit is not None:
         stays &= payments.affordable(lines, limit, entry)
@@ -112,20 +128,21 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     previous: the previous task's model, by which a site that was away chooses exemplars late. In a run that
     goes on, new records of earlier classes count among the exemplars. The policy's floor is checked later, on
     what is computed from them.
-    Raises DataError when there is none.
+    Raises DataError when there is none, unless noise hides that.
     """
     classes = site.task_range(stamp)
     new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
     old = late = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
-        _catch_up(site, store, stamp, previous)
+        with stays_here("exemplars") if hides_count(site.identity) else nullcontext():
+            _catch_up(site, store, stamp, previous)
         late = not_learnt(site, stamp)
         old = torch.cat([store.indices(before_round=stamp.round), late])
     if site.experiment.data.kind.collected:
         note_learnt(site, stamp, torch.cat([new, late]))
     indices = torch.cat([new, old])
-    if len(indices) == 0:
+    if len(indices) == 0 and not hides_count(site.identity):
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     return indices, len(old)
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.policy import check_answer, check_floor, check_update
-from perennial.client.release import Typed, leave
+from perennial.client.policy import check_answer, check_floor, check_update, hides_count
+from perennial.client.release import Typed, leave, stays_here
 from perennial.client.site import Site
 from perennial.client.training_samples import Chosen, choose, training_indices
 from perennial.config import charges
@@ -55,13 +55,9 @@ def measured(
     """The measurements that the request's settings ask for, by name.
 
     model: as trained. indices: of the samples that it was trained on. result: of that training. Raises
-    ProtocolError on an unknown measurement, PrivacyError if no accountant covers those asked for,
-    PolicyRefusal below the floor.
+    ProtocolError on an unknown measurement, PolicyRefusal below the floor.
     """
     names = asked(request.settings)
-    if names and site.experiment.privacy.enabled:
-        raise PrivacyError(f"{', '.join(names)}: no accountant covers them; allowed without privacy")
-
     policy = site.identity.policy
     if names:
         check_floor(policy, "measurements", len(indices))
@@ -137,18 +133,11 @@ class TrainingTurn:
         start = {"site": site.name, "seed": site.experiment.seed, "request": request, "records": state}
         methods.begin(TurnStart(**start))
         check_update(site.identity.policy, site.experiment, **methods.claim)
+        if (names := asked(request.settings)) and site.experiment.privacy.enabled:
+            raise PrivacyError(f"{', '.join(names)}: no accountant covers them; allowed without privacy")
         if beside is None:
             site.check_experiment(request)
         previous = site.previous_model(request)
-        indices, exemplars = training_indices(site, request, previous)
-        indices, exemplars = methods.choose(indices, exemplars)
-        check_floor(site.identity.policy, "update", len(indices))
-        mechanism = charges.update(site.experiment, request.run)
-        chosen = choose(site, mechanism, indices)
-        exemplars = (
-            int(torch.isin(chosen.rows, indices[len(indices) - exemplars :]).sum()) if exemplars else 0
-        )
-        indices = chosen.rows
         arrays = methods.receive(request.arrays)
         if beside is None or arrays is not request.arrays:
             model, flat = site.models.load(request.num_classes, arrays, previous)
@@ -164,6 +153,19 @@ class TrainingTurn:
                 device=models.device,
             )
         )
+        old = torch.empty(0, dtype=torch.int64)
+
+        def find() -> Tensor:
+            nonlocal old
+            rows, exemplars = methods.choose(*training_indices(site, request, previous))
+            old = rows[len(rows) - exemplars :]
+            if not hides_count(site.identity):
+                check_floor(site.identity.policy, "update", len(rows))
+            return rows
+
+        mechanism = charges.update(site.experiment, request.run)
+        chosen = choose(site, mechanism, find)
+        indices, exemplars = chosen.rows, int(torch.isin(chosen.rows, old).sum()) if len(old) else 0
         adversary = _adversary(site)
         data = site.samples(indices, exemplars=exemplars)
         if adversary == "label_flip":
@@ -211,8 +213,11 @@ class TrainingTurn:
 
     def _close(self, result: TrainingResult) -> None:
         """Let the methods see the update as it leaves; a copy, which they cannot change, if private."""
-        private = self.site.experiment.privacy.enabled
-        self.methods.close(result.update.clone() if private else result.update, result.steps)
+        if not self.site.experiment.privacy.enabled:
+            self.methods.close(result.update, result.steps)
+            return
+        with stays_here("what a method keeps"):
+            self.methods.close(result.update.clone(), result.steps)
 
     def as_member(self, start: Tensor) -> "Member | None":
         """This site's part in a cohort's training; None if it must train alone. start: (P,), as received.
@@ -228,8 +233,11 @@ class TrainingTurn:
 
     def _trained(self) -> TrainingResult:
         """Train the model in place, by the learner that the experiment names and under its privacy mode."""
+        mode = self.site.experiment.privacy.mode
+        if len(self.data) == 0 and mode != "sample" and hides_count(self.site.identity):
+            return TrainingResult(torch.zeros_like(self.flat.vector), 0.0, 0)
         with naming_what_did_not_grow(self.methods.methods, self.flat.shapes):
-            if self.site.experiment.privacy.mode == "sample":
+            if mode == "sample":
                 return self._by_private_steps()
             if self.neighbours is not None:
                 self.neighbours.see_halves(self.data, self.flat, self.methods.stays, self._by_epochs)
@@ -244,12 +252,25 @@ class TrainingTurn:
         return {
             "teacher": self.teacher,
             "augmentation": self.site.experiment.data.augmentation,
-            "progress": self.request.progress,
+            "progress": self.progress,
             "first_class": self.site.task_range(self.request).start,
             "correction": self.methods.correction,
             "extra": self.methods.extra,
             "terms": self.methods.terms,
         }
+
+    @property
+    def progress(self) -> float:
+        """Share of this task's rounds that are done, for a learning-rate schedule."""
+        experiment, rounds, task = (
+            self.site.experiment,
+            self.site.process.registry.schedule.rounds,
+            self.request.task,
+        )
+        before = sum(
+            experiment.lead_rounds(i) + rounds[i - 1] for i in range(1, task)
+        ) + experiment.lead_rounds(task)
+        return max(0, self.request.round - 1 - before) / rounds[task - 1]
 
     def _by_private_steps(self) -> TrainingResult:
         from perennial.learning.private_training import train_privately

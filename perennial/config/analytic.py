@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from perennial.config.experiment import Experiment
+    from perennial.config.schema import ExperimentFields
 
 DEFAULT_SHRINKAGE: Mapping[str, float | str] = {
     "gaussian": 0.1,
@@ -26,7 +26,7 @@ HEADS_OF_A_MAP = 15
 """Heads of one map alone or of several together that `head: auto` compares."""
 
 
-def has_own_heads(experiment: "Experiment") -> bool:
+def has_own_heads(experiment: "ExperimentFields") -> bool:
     """Whether a run's sites get heads of their own: those of a closed form whose data name their sites."""
     natural = experiment.data.partition.kind == "natural" and not experiment.data.only_at_sites
     return experiment.strategy.name == "analytic" and natural

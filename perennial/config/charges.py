@@ -66,19 +66,23 @@ def sums(experiment: Experiment, run: str, task: int) -> Mechanism:
     )
 
 
-def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: float | None) -> Mechanism:
+SPARSITY_DELTA = 1e-5
+"""Of the noise on sparsity vectors."""
+
+
+def sparsity(experiment: Experiment, run: str, epsilon: float | None) -> Mechanism:
     """One sparsity vector, whose length says how far a sample moves it.
 
-    epsilon, delta: guarantee of its noise for one sample replaced; None: it has no noise.
+    epsilon: of its noise for one sample more, less or replaced; None: it has no noise.
     """
     place = _place(experiment, run, "sparsity", unit="sample")
-    if epsilon is None or delta is None:
+    if epsilon is None:
         return Mechanism(Entry(**place, mechanism="unprotected"))
     return Mechanism(
         Entry(
-            **place,
+            **place | {"relation": "add_remove"},
             mechanism="gaussian",
-            noise_multiplier=gaussian_multiplier(epsilon, delta),
+            noise_multiplier=gaussian_multiplier(epsilon, SPARSITY_DELTA),
             sample_rate=1.0,
             steps=1,
         )
@@ -86,12 +90,12 @@ def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: flo
 
 
 def digests(
-    experiment: Experiment, run: str, config: DigestConfig, guarantee: "DigestGuarantee"
+    experiment: Experiment, run: str, config: DigestConfig, guarantee: "DigestGuarantee | None" = None
 ) -> list[Mechanism]:
-    """One task's digests: the features, and the labels if they have noise."""
+    """One task's digests: the features, and the labels if they have noise. guarantee: for a note."""
     from perennial.privacy.digests import digest_entries
 
-    return [Mechanism(e) for e in digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)]
+    return [Mechanism(e) for e in digest_entries(config, run, experiment.digest, RECIPIENT, guarantee)]
 
 
 def evaluation(experiment: Experiment, run: str) -> Mechanism:

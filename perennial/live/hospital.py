@@ -81,9 +81,7 @@ class HospitalPages:
                 releases=[
                     (
                         release.time.replace("T", " ").replace("+00:00", ""),
-                        state.names.get(release.run)
-                        or state.names.get(release.experiment)
-                        or release.run[:12],
+                        state.name_of(release),
                         *(release.kind, release.words, release.unit),
                     )
                     for release in reversed(state.releases[-SHOWN:])

@@ -68,14 +68,14 @@ class ModelConfig(Block):
     name: Annotated[str, AfterValidator(_network)]
     backbone: Annotated[str, AfterValidator(_backbone)] | None = None
     """The network inside dual_backbone and digest_two_branch."""
-    hidden: tuple[Size, ...] = Field((64,), max_length=64)
+    hidden: tuple[Size, ...] = Field(default=(64,), max_length=64)
     """mlp: widths of the hidden layers; the last one is the feature width. []: the head alone, a linear
     classifier of the inputs."""
     channels: tuple[Size, Size] = (16, 32)
     """small_cnn: channels of the two convolutions."""
     width: Size = 64
     """small_cnn: feature width."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the features that is dropped before the head, in training."""
     norm: Norm | None = None
     """None: the network's default, which is none for mlp, small_cnn and se_cnn, and group for the others.

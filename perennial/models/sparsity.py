@@ -6,21 +6,22 @@ doi 10.18293/SEKE2022-100); extraction as in Liu et al. 2021 (PFA, WWW).
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError, DataError
+from perennial.foundation.streams import stream
 
 Combine = Literal["average", "last"]
 VECTOR = "sparsity"
 """Name of the vector among the tensors of a message."""
-MODEL = "model"
-"""The network whose layers are measured: the one that sites train."""
+USUAL_CHANNELS = 20
+"""Of PFA."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,48 @@ class SparsityPlan:
         return torch.stack([layer[list(self.channels)] for layer in layers]).mean(dim=0)
 
 
+@dataclass(frozen=True)
+class VectorSettings:
+    """How sites compute sparsity vectors.
+
+    channels: how many; None: as many as there are. layers: number of first ReLU calls; None: all that the
+    network makes. combine: see SparsityPlan. epsilon: of each vector; None: no noise.
+    """
+
+    channels: int | None
+    layers: int | None
+    combine: Combine
+    epsilon: float | None
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> "VectorSettings":
+        """From the keys of an experiment's clustered_personalisation or pfa."""
+        channels = keys.get("channels", USUAL_CHANNELS if "layer" in keys else None)
+        layers = keys.get("layers", keys.get("layer"))
+        return cls(channels, layers, keys.get("combine", "last"), keys.get("sparsity_epsilon"))
+
+    def whole_plan(self, network: nn.Module, input_shape: tuple[int, ...]) -> SparsityPlan:
+        """The plan of all channels that the layers have in common. Raises ConfigError if they are too few."""
+        sample = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
+        layers = self.layers or relu_calls(network, sample)
+        found = common_channels(network, sample, layers, self.combine)
+        if self.channels is not None and self.channels > found:
+            which = "last of the first" if self.combine == "last" else "first"
+            raise ConfigError(
+                f"strategy.channels: found {self.channels}, allowed 1 to {found}, the channels that the "
+                f"{which} {layers} ReLU layers of this network have in common"
+            )
+        return SparsityPlan(tuple(range(found)), layers, self.combine)
+
+    def plan(self, network: nn.Module, input_shape: tuple[int, ...], seed: int) -> SparsityPlan:
+        """What server and sites measure: channels drawn with the experiment's seed, or all."""
+        whole = self.whole_plan(network, input_shape)
+        if self.channels is None:
+            return whole
+        chosen = stream(seed, "sparsity-channels").choice(len(whole.channels), self.channels, replace=False)
+        return replace(whole, channels=tuple(sorted(chosen.tolist())))
+
+
 def common_channels(model: nn.Module, sample: Tensor, layers: int, combine: Combine) -> int:
     """Number of channels that a plan can choose from, of the first `layers` ReLU calls.
 
@@ -81,8 +124,8 @@ def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> lis
     """(C_l,) float64 share of exact zeros of each channel, for the first `layers` ReLU calls of a model.
 
     model: in evaluation mode. batches: inputs (B, ...). Zeros are counted as whole numbers, so the order of
-    the samples does not matter. Raises ConfigError when the network calls fewer ReLUs than asked, DataError
-    on no sample at all or on an activation that is NaN.
+    the samples does not matter, and NaN is none. Raises ConfigError when the network calls fewer ReLUs than
+    asked, DataError on no sample at all.
     """
     zeros: list[Tensor] = []
     indices, seen = [0] * layers, 0
@@ -90,8 +133,6 @@ def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> lis
         outputs = _relu_outputs(model, inputs, layers)
         for layer, output in enumerate(outputs):
             flat = output.flatten(2) if output.dim() > 2 else output[:, :, None]
-            if bool(flat.isnan().any()):
-                raise DataError(f"sparsity: ReLU call {layer + 1} gave activations that are not numbers")
             count = (flat == 0).sum(dim=(0, 2))
             if seen:
                 zeros[layer] += count

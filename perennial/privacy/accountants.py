@@ -172,9 +172,9 @@ def digest_l1_sensitivity(length: int, largest_value: float, largest_weight: flo
     return length * largest_value * largest_weight
 
 
-def sparsity_l2_sensitivity(channels: int, samples: int) -> float:
-    """L2 change of a mean of sparsity vectors in [0, 1]^channels, when one of the samples is replaced."""
-    return math.sqrt(channels) / samples
+def sparsity_l2_sensitivity(channels: int) -> float:
+    """L2 change of (sum of vectors in [0, 1]^channels, their number) by one sample more, less or replaced."""
+    return math.sqrt(channels + 1)
 
 
 _PACKAGE = "opacus_accountants_alone"

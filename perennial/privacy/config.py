@@ -87,7 +87,6 @@ AccountantName = Literal["rdp", "prv"]
 Blocks = tuple[float, float, float]
 """Public weights (a, b, c) of products, sums and counts; see noised_sums.py."""
 BLOCKS: Blocks = (0.5, 1.0, 0.2)
-UNWEIGHTED: Blocks = (1.0, 1.0, 1.0)
 OF_UPDATES = ("clip_norm", "bayesian", "adaptive_clipping", "sample_rate")
 """Keys that say how an update, or a step of training, is protected."""
 
@@ -184,6 +183,11 @@ class PrivacyConfig(FiniteBlock):
             raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
         if self.shared:
             self._shared()
+        if self.bayesian and self.mode == "client_central":
+            raise ValueError(
+                "bayesian: a site estimates it of its own noise; found mode client_central, "
+                "allowed client_local and sample"
+            )
         if self.bayesian and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
         if self.adaptive_clipping is None:
@@ -192,10 +196,6 @@ class PrivacyConfig(FiniteBlock):
             raise ValueError(
                 "adaptive_clipping needs mode client_central: the server counts the updates within the clip "
                 f"norm, which it sees in no other mode; mode is {self.mode}"
-            )
-        if self.bayesian:
-            raise ValueError(
-                "bayesian accounting does not cover the count that adaptive_clipping releases; choose one"
             )
         if not self.noise_multiplier:
             raise ValueError("noise_multiplier is 0; with adaptive_clipping it must be above 0")

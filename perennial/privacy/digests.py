@@ -235,9 +235,12 @@ def bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
 
 
 def digest_entries(
-    config: DigestConfig, guarantee: DigestGuarantee, run: str, experiment: str, recipient: str
+    config: DigestConfig, run: str, experiment: str, recipient: str, guarantee: DigestGuarantee | None = None
 ) -> list[Entry]:
-    """Ledger entries for a release of digests: for the features, and for the labels if they have noise."""
+    """Ledger entries for a release of digests: for the features, and for the labels if they have noise.
+
+    guarantee: for the note of digests without a proof.
+    """
     common: dict[str, Any] = {
         "run": run,
         "experiment": experiment,
@@ -248,13 +251,14 @@ def digest_entries(
     }
     if not config.protects:
         note = ""
-        if guarantee.nominal is not None:
+        if guarantee is not None and guarantee.nominal is not None:
             note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
         return [Entry(**common, mechanism="unprotected", note=note)]
     note = "labels are public" if config.labels_in_the_clear else ""
-    numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": guarantee.epsilon, "delta": 0.0}
+    assert config.epsilon is not None
+    numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": config.epsilon, "delta": 0.0}
     if config.protection == "gauss":
-        multiplier = gaussian_multiplier(guarantee.epsilon, guarantee.delta)
+        multiplier = gaussian_multiplier(config.epsilon, config.delta)
         numbers = {"mechanism": "gaussian", "noise_multiplier": multiplier, "sample_rate": 1.0, "steps": 1}
     entries = [Entry(**common, **numbers, note=note)]
     if config.label_epsilon is not None:

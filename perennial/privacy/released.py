@@ -6,7 +6,7 @@ what is released, and refuses a value that has neither type.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from perennial.foundation.errors import PrivacyError
@@ -27,10 +27,12 @@ class Mechanism:
     Attributes:
         entry: the charge, whose noise_multiplier is the standard deviation over `sensitivity`.
         sensitivity: L2 distance by which one unit moves the value before noise; infinite without a bound.
+        paid: one item for each charge that was made before the data were read; it is good for one release.
     """
 
     entry: Entry
     sensitivity: float = math.inf
+    paid: list[None] = field(default_factory=list[None], repr=False)
 
     @property
     def std(self) -> float:

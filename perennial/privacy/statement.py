@@ -36,12 +36,14 @@ UNCOVERED = (
     Uncovered(
         r"Refusal(\..*)?",
         "whether the site has samples of a task at all, and whether all, or a class, are as many as "
-        "policy.min_samples says: it refuses below",
+        "policy.min_samples says: it refuses below. An update, sums of features or a sparsity vector that "
+        "the site's own noise hides leaves whatever their number",
         r"policy\.min_samples|no sample|per_digest",
     ),
     Uncovered(
         r"Refusal(\..*)?",
-        "whether the site's files can be read: it answers with an error that says no more",
+        "whether the site's files can be read, and whether its work failed: the error says no more, and is "
+        "charged all the same once the data were read for a protected release",
         r"details are in this site's own log",
     ),
     Uncovered(
@@ -115,7 +117,7 @@ _REPLACED: dict[Kind, str] = {
 BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "none": "none",
     "client_local": "the data of one site is replaced by another draw from where it came from",
-    "client_central": "one typical site is replaced by another",
+    "client_central": "none",
     "client_shared": "none",
     "sample": "one training sample, drawn like the others, is added or removed",
     "sample_shared": "none",

@@ -15,10 +15,8 @@ from perennial.protocol.stamp import (
     LONGEST_REASON,
     LONGEST_ROW,
     LONGEST_SETTINGS,
-    MAX_CHANNELS,
     MAX_CLASSES,
     MAX_EXAMPLES,
-    MAX_LAYERS,
     MAX_TASKS,
     SHA256,
     Maskable,
@@ -76,8 +74,6 @@ class TrainRequest(Maskable, NeedsPrevious):
     message_type = "train"
     arrays: Tensors
     """The global model: every floating tensor that travels."""
-    progress: float = bounded(0, 1, default=0.0)
-    """Share of this task's rounds that are done, for a learning-rate schedule."""
     method: Tensors | None = None
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
     clip_norm: float | None = bounded(0, default=None)
@@ -224,18 +220,6 @@ class SparsityRequest(NeedsPrevious):
     message_type = "query.sparsity"
     arrays: Tensors
     """The global model, whose first ReLU layers are looked at."""
-    network: str
-    """model: what arrays are the tensors of."""
-    channels: list[int] = bounded(0, MAX_CHANNELS)
-    """Channels to look at, the same in every layer."""
-    layers: int = bounded(1, MAX_LAYERS)
-    """Number of ReLU calls to measure, from the network's first on."""
-    combine: str
-    """average or last: how the layers become one vector."""
-    epsilon: float | None = bounded(0, default=None)
-    """Epsilon of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
-    delta: float | None = bounded(0, 1, default=None)
-    """Delta of that noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +231,7 @@ class SparsityReply(Stamp):
     extractor: str = hexadecimal(SHA256)
     """SHA-256 of model, channels and layers that were used; vectors of different ones cannot be compared."""
     vector: Tensors
-    """`sparsity`: the mean share of zeros, from 0 to 1, with the noise that was asked for. It describes the
+    """`sparsity`: the mean share of zeros, from 0 to 1, with the experiment's noise. It describes the
     site's data; without noise nothing is proven about what it gives away."""
 
 

@@ -11,15 +11,13 @@ from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 from perennial.protocol.fields import WireMessage, bounded, hexadecimal, matching
 from perennial.protocol.tensors import Tensors
 
-VERSION = 2
+VERSION = 3
 MAX_TASKS = 10_000
 MAX_CLASSES = 1_000_000
 LONGEST_REASON, LONGEST_SETTINGS, LONGEST_METRICS = 4_000, 2**20, 2**24
 """Characters. Counts of a million classes fit the last."""
 LONGEST_ROW = 200
 MAX_EXAMPLES = 100_000_000
-MAX_CHANNELS = 1_000_000
-MAX_LAYERS = 1_000
 CLASS_WEIGHT = 1 << 20
 """The largest weight of a class in class-balanced statistics: that of a class with one sample."""
 RUN_TOKEN = 16
@@ -89,8 +87,11 @@ class Maskable(Stamp):
     """For each site, a hash of the seed of its self mask, which does not reveal the seed."""
     roster_signatures: list[str] | None = hexadecimal(SIGNATURE, default=None)
     """Each site's signature over its two values, the attempt and its peers."""
-    sum_updates: int | None = bounded(1, default=None)
-    """Number of sites that the grid of this sum has room for."""
+
+    @property
+    def sum_updates(self) -> int:
+        """Number of sites that the grid of this sum has room for."""
+        return len(self.roster or ())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from perennial.foundation.errors import PrivacyError
-from perennial.foundation.streams import stream
-from perennial.privacy.bayesian import PAIRS, PLANNED_ROUNDS, BayesianAccountant
 from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise, add_noise
@@ -32,12 +29,10 @@ class CentralPrivacy:
     state: a dict of the checkpoint, kept up to date here.
     """
 
-    def __init__(
-        self, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any], seed: int
-    ) -> None:
+    def __init__(self, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any]) -> None:
         """Raises PrivacyError when the strategy does not bound the weight of one site."""
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
-        self._privacy, self._strategy, self._state, self._seed = privacy, strategy, state, seed
+        self._strategy, self._state = strategy, state
         self._update_multiplier = privacy.noise_multiplier
         state.setdefault("clip_norm", privacy.clip_norm)
         self._adaptive = None
@@ -46,18 +41,13 @@ class CentralPrivacy:
                 privacy.adaptive_clipping, privacy.noise_multiplier, state["clip_norm"]
             )
             self._update_multiplier = self._adaptive.update_noise_multiplier
-        self._pairs = None
-        if privacy.bayesian:
-            self._pairs = _SampledPairs(privacy, state, seed)
         self._within = 0
         strategy.largest_weight(1)
 
     @classmethod
-    def of(
-        cls, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any], seed: int
-    ) -> Self | None:
+    def of(cls, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any]) -> Self | None:
         """The noise of this run at the server; None in other modes."""
-        return cls(privacy, strategy, state, seed) if privacy.mode == "client_central" else None
+        return cls(privacy, strategy, state) if privacy.mode == "client_central" else None
 
     @property
     def sent_clip_norm(self) -> float | None:
@@ -82,8 +72,6 @@ class CentralPrivacy:
         """
         within, self._within = self._within, 0
         if outcome.arrays is None:
-            if self._pairs is not None:
-                self._pairs.forget()
             return
         source = Noise()
         std = central_noise_std(
@@ -91,76 +79,18 @@ class CentralPrivacy:
         )
         outcome.arrays = noised(outcome.arrays, std, source)
         outcome.details = outcome.details | {"clip_norm": self.clip_norm}
-        if self._pairs is not None:
-            self._pairs.account(self.clip_norm * self._update_multiplier, 2 * self.clip_norm)
         if self._adaptive is not None:
             self._state["clip_norm"] = self._adaptive.step(within, outcome.asked, source)
 
-    def bayesian_epsilon(self) -> float | None:
-        """Bayesian epsilon for a typical site; None without such an accountant, or when its bound is void."""
-        if self._pairs is None or self._pairs.void:
-            return None
-        return self._pairs.accountant.epsilon(self._privacy.delta)
-
     def observe(self, reply: Admitted, reference: Arrays, sweep: int) -> dict[str, Any]:
-        """Count an aggregated reply for the clip norm and the Bayesian figure; returns no details."""
+        """Count an aggregated reply for the clip norm; returns no details."""
         self._within += bool(reply.within_clip_norm)
-        if self._pairs is not None:
-            self._pairs.see(reply)
         return {}
 
     @property
     def max_update_norm(self) -> float:
         """The norm above which the gate rejects an update, so that no guarantee rests on what sites say."""
         return self.clip_norm * _TOLERANCE
-
-
-class _SampledPairs:
-    """Distances between clipped updates of different sites, as the Bayesian accountant samples them.
-
-    Of each round it keeps as many updates as give the wanted number of pairs, so memory does not grow with
-    the number of sites. A round with fewer than 3 pairs ends the figure: there is no bound without it.
-    """
-
-    def __init__(self, privacy: PrivacyConfig, state: dict[str, Any], seed: int) -> None:
-        self._wanted, self._state, self._seed = PAIRS, state, seed
-        self._room = next(
-            size for size in range(3, self._wanted + 3) if size * (size - 1) // 2 >= self._wanted
-        )
-        self._kept: dict[float, Tensor] = {}
-        if "bayesian" in state:
-            self.accountant = BayesianAccountant.restore(state["bayesian"])
-        else:
-            self.accountant = BayesianAccountant(PLANNED_ROUNDS)
-
-    @property
-    def void(self) -> str:
-        """Why there is no figure any more; '' while there is one."""
-        return self._state.get("bayesian_void", "")
-
-    def forget(self) -> None:
-        """Drop the round's updates."""
-        self._kept = {}
-
-    def see(self, reply: Admitted) -> None:
-        """Keep this update, or not: a draw for each site and round decides, whatever the order of arrival."""
-        draw = float(stream(self._seed, "bayesian-pairs", reply.site, reply.base_round).random())
-        self._kept[draw] = torch.cat([reply.update[name].reshape(-1) for name in sorted(reply.update)])
-        if len(self._kept) > self._room:
-            del self._kept[max(self._kept)]
-
-    def account(self, noise_std: float, largest: float) -> None:
-        """One invocation, with the pairs of this round. largest: what two clipped updates may lie apart."""
-        updates = [self._kept[draw] for draw in sorted(self._kept)]
-        self.forget()
-        if self.void:
-            return
-        try:
-            distances = torch.pdist(torch.stack(updates).double())[: self._wanted].tolist()
-            self.accountant.accumulate(distances, noise_std, largest=largest)
-        except PrivacyError as error:
-            self._state["bayesian_void"] = str(error)
-        self._state["bayesian"] = self.accountant.state_dict()
 
 
 def noised(arrays: Mapping[str, Tensor], std: float, source: Noise) -> dict[str, Tensor]:

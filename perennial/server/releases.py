@@ -22,7 +22,6 @@ from perennial.foundation.files import flush_folder
 from perennial.privacy.entries import Entry
 from perennial.protocol.stamp import VERSION
 
-UPDATE = "update"
 RELEASE = f"{perennial.__version__} protocol {VERSION}"
 _Question = tuple[str, str, tuple[Entry, ...]] | None
 """What a site is asked, by which release; the entries name the experiment. None: always a new question."""
@@ -99,14 +98,6 @@ class Releases:
             ]
             for site, found in times.items()
         }
-
-    def repeated(self, rounds: int) -> bool:
-        """Whether updates were asked for more often than `rounds` times, as after crashes."""
-        times, run = 0, _Kept()
-        for line in self._lines():
-            if line.asked and any(entry.kind == UPDATE for entry in line.entries):
-                times += run.asked(line.round, line.question)
-        return times > rounds
 
     def _lines(self) -> Iterator["_Line"]:
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []

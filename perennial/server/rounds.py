@@ -160,7 +160,7 @@ class Rounds:
     def protect(self) -> None:
         """Begin the server's part of the privacy protection, if any, after the strategy is attached."""
         privacy, state = self._experiment.privacy, self._position.progress.privacy
-        self.central = CentralPrivacy.of(privacy, self._strategy, state, self._experiment.seed)
+        self.central = CentralPrivacy.of(privacy, self._strategy, state)
 
     def run(self) -> RoundOutcome:
         """Ask the connected sites for the next round, once, and aggregate their answers.

@@ -235,10 +235,6 @@ def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
     progress = curriculum.position.progress
     if not curriculum.position.experiment.privacy.bayesian:
         return None
-    if curriculum.rounds.central is not None:
-        # a repeated round released more than the Bayesian accountant saw
-        repeated = curriculum.releases.repeated(progress.round)
-        return None if repeated else curriculum.rounds.central.bayesian_epsilon()
     from perennial.learning.bayesian_estimate import bayesian_figure_of
 
     folder = curriculum.folder.path / "sites"

@@ -23,7 +23,7 @@ LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "del
 CENTRAL = {**LOCAL, "mode": "client_central"}
 SAMPLE = {**LOCAL, "mode": "sample", "sample_rate": 0.1}
 UNMEASURED = {"evaluation": {"federated": False}}
-BAYESIAN = {**CENTRAL, "bayesian": True}
+BAYESIAN = {**LOCAL, "bayesian": True}
 BAD: dict[str, dict[str, Any]] = {
     "no such strategy": {"strategy": "fedvag"},
     "a key of a strategy": {"strategy": {"name": "scaffold", "server_lrr": 1}},

@@ -39,13 +39,16 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
+RUN = "0" * 16
+
+
 def opened(folder: Path, policy: dict[str, Any] | None = None, **digests: Any) -> tuple[Site, DigestRequest]:
     changed = EXPERIMENT | {"digests": EXPERIMENT["digests"] | digests}
     experiment = Experiment.model_validate(changed)
     rules = SitePolicy.model_validate({"answers": ["train", "digest"]} | (policy or {}))
     site = open_site(Identity("site-1", experiment, rules, folder / "state", "cpu", 1, deployed=True))
     request = DigestRequest(
-        run="r",
+        run=RUN,
         experiment=experiment.digest,
         class_order=site.process.registry.order_hash,
         task=1,
@@ -68,7 +71,7 @@ def test_asked_again_a_site_sends_the_same_digests_and_pays_once(tmp_path: Path)
     (entry,) = Ledger(tmp_path / "state").entries()
     assert (entry.kind, entry.unit, entry.mechanism, entry.epsilon) == ("digest", "sample", "stated", 8.0)
     # another run has the same data: another release
-    answer_digest(site, replace(request, run="other"))
+    answer_digest(site, replace(request, run="1" * 16))
     assert Ledger(tmp_path / "state").cost(1e-5).epsilon == pytest.approx(16.0)
 
 
@@ -106,8 +109,10 @@ def test_what_the_site_does_not_allow_does_not_leave(
     site, request = opened(tmp_path, policy, **digests)
     with pytest.raises(error, match=reason):
         answer_digest(site, request)
-    assert Ledger(tmp_path / "state").entries() == ()
-    assert site.state("r").get("digest-1", before=1) is None
+    # what follows from the data is charged, whatever comes of it
+    told = [entry.kind for entry in Ledger(tmp_path / "state").entries()]
+    assert told == (["digest"] if reason == "per_digest: 200" else [])
+    assert site.state(RUN).get("digest-1", before=1) is None
 
 
 def test_a_request_for_another_encoder_is_refused(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def clear_sums(place: Hospital, task: int) -> dict[str, torch.Tensor]:
     site = place.site
     classes = site.process.registry.schedule.classes_of(task)
     mechanism = charges.sums(site.experiment, "0" * 16, task)
-    chosen = choose(site, mechanism, site.data.task_indices("train", classes.start, classes.stop))
+    chosen = choose(site, mechanism, lambda: site.data.task_indices("train", classes.start, classes.stop))
     sums = collected(site, site.models.fixed_features(), classes, chosen.rows)
     return {"gram": sums.gram, "sums": sums.sums, "counts": sums.counts}
 

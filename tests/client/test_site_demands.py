@@ -84,7 +84,9 @@ def arrays(site: Site) -> Tensors:
 
 
 def train(site: Site, **fields: Any) -> TrainReply:
-    return answer_train(site, TrainRequest(**stamp(site), arrays=arrays(site), **fields))
+    reply = answer_train(site, TrainRequest(**stamp(site), arrays=arrays(site), **fields))
+    assert isinstance(reply, TrainReply)
+    return reply
 
 
 def evaluate(site: Site) -> Any:
@@ -100,22 +102,12 @@ def digest(site: Site) -> Any:
     return answer_digest(site, DigestRequest(**stamp(site), encoder=encoder_hash(encoder)))
 
 
-def sparsity(site: Site, epsilon: float | None = None, delta: float | None = None) -> Any:
-    request = SparsityRequest(
-        **stamp(site),
-        arrays=arrays(site),
-        network="model",
-        channels=[0, 1],
-        layers=1,
-        combine="average",
-        epsilon=epsilon,
-        delta=delta,
-    )
-    return answer_sparsity(site, request)
+def sparsity(site: Site) -> Any:
+    return answer_sparsity(site, SparsityRequest(**stamp(site), arrays=arrays(site)))
 
 
-def noised_sparsity(site: Site) -> Any:
-    return sparsity(site, epsilon=2.0, delta=1e-6)
+def clusters(**keys: Any) -> dict[str, Any]:
+    return {"strategy": {"name": "pfa", "global_rounds": 1, "layer": 1, "channels": 2, **keys}}
 
 
 def class_sums(site: Site) -> Any:
@@ -175,9 +167,12 @@ TURN = {"sweep": 1, "segments": 1, "sizes": "equal", "least": 1}
 def test_a_claim_that_settings_make_false_is_refused_here_too(
     tmp_path: Path, policy: dict[str, Any], changes: dict[str, Any], reason: str
 ) -> None:
-    site = hospital(tmp_path, policy, privacy=SAMPLE, **changes)
-    for answer in (train, noised_sparsity, digest) if "digests" in changes else (train, noised_sparsity):
-        refused(answer, site, PrivacyError, reason)
+    refused(train, hospital(tmp_path, policy, privacy=SAMPLE, **changes), PrivacyError, reason)
+    if "digests" in changes:
+        refused(digest, hospital(tmp_path, policy, privacy=SAMPLE, **changes), PrivacyError, reason)
+        return
+    site = hospital(tmp_path, policy, privacy=SAMPLE, **changes | clusters(sparsity_epsilon=2.0))
+    refused(sparsity, site, PrivacyError, reason)
 
 
 @pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
@@ -203,12 +198,14 @@ def test_digests_have_the_protection_demanded(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
 def test_sparsity_vectors_have_the_protection_demanded(tmp_path: Path, kind: str) -> None:
-    site = hospital(tmp_path, demanding(kind))
-    refused(sparsity, site, PolicyRefusal, "hides nothing")
+    refused(
+        sparsity, hospital(tmp_path / "clear", demanding(kind), **clusters()), PolicyRefusal, "hides nothing"
+    )
+    site = hospital(tmp_path, demanding(kind), **clusters(sparsity_epsilon=2.0))
     if kind == "sample":
-        assert len(noised_sparsity(site).vector["sparsity"]) == 2
+        assert len(sparsity(site).vector["sparsity"]) == 2
     else:
-        refused(noised_sparsity, site, PolicyRefusal, "hides one sample")
+        refused(sparsity, site, PolicyRefusal, "hides one sample")
 
 
 @pytest.mark.parametrize("answer", [evaluate, own_model])

@@ -11,6 +11,7 @@ from flwr.app import Context, Message
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
+from perennial.learning.worth import Worth
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, Refusal
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.round.request import RoundRequest
@@ -20,7 +21,7 @@ MODEL = {"w": torch.ones(3)}
 Counts = tuple[list[int], list[int]]
 
 
-def asked(counts: Mapping[str, Counts | None]) -> tuple[float | None, SiteJudge]:
+def asked(counts: Mapping[str, Counts | None]) -> tuple[Worth | None, SiteJudge]:
     """The judgement of sites that report these counts; None refuses."""
     names = list(counts)
 

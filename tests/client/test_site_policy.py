@@ -29,7 +29,13 @@ from perennial.protocol.tensors import Tensors
 from tests.privacy.budgets import budget_for
 
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
-STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}
+STAMP: dict[str, Any] = {
+    "run": "0" * 16,
+    "experiment": "e" * 64,
+    "class_order": "c" * 64,
+    "task": 1,
+    "num_classes": 2,
+}
 
 
 def experiment(folder: Path, privacy: dict[str, Any]) -> Experiment:

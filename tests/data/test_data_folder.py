@@ -94,7 +94,7 @@ def test_images_of_every_mode_and_size_are_read_alike(tmp_path: Path, mode: str,
     path.parent.mkdir()
     image.save(path)
     paint(tmp_path / "b" / "other.png", 0, (31, 17))
-    window = {"window": "full"} if mode.startswith("I") else {}
+    window: dict[str, Any] = {"window": "full"} if mode.startswith("I") else {}
     x = read(tmp_path, image_size=(5, 8), color=color, **window).train.x
     assert x.dtype == torch.uint8
     assert x.shape == (2, 3 if color == "rgb" else 1, 5, 8)

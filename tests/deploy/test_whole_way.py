@@ -12,13 +12,14 @@ import yaml
 from perennial.deploy import control
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.run_book import FlowerRun
-from tests.loopback import LOOPBACK, ROOT, QuickDeployment
+from tests.loopback import LOOPBACK, ROOT, QuickDeployment, digit_folders
 
 SITES = ["graz", "linz", "wels"]
 MOST = 14
 EXPERIMENT = {
     "name": "hospitals",
-    "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
+    "data": {"source": "folder", "classes": [f"digit-{digit}" for digit in range(10)], "image_size": 8}
+    | {"color": "gray", "normalise": {"mean": 0.3, "std": 0.35}},
     "tasks": {"count": 1, "rounds": 1},
     "model": {"name": "mlp", "hidden": [8]},
     "rounds": {"wait_for": 3, "deadline": 240},
@@ -67,7 +68,8 @@ def type_all(there: QuickDeployment, start: Callable[[str], None]) -> int:
         digest = re.search(r"SHA-256 (\w{64})", said)
         assert digest is not None
         enter(hospitals[1].replace("graz", name).replace("SHA256", digest[1]))
-        there.edit_site(name, connection={"runtime_port": there.ports[name]}, data=None)
+        data = {"path": str(folder / "data" / name)}
+        there.edit_site(name, connection={"runtime_port": there.ports[name]}, data=data)
         there.open_site(name)
         enter(hospitals[2].replace("graz", name))
     return typed
@@ -98,6 +100,7 @@ def test_the_way_of_three_hospitals_is_counted(monkeypatch: pytest.MonkeyPatch) 
 def test_the_way_of_three_hospitals_leads_to_a_finished_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with QuickDeployment(SITES) as there:
         monkeypatch.chdir(there.folder)
+        digit_folders(there.folder / "data", SITES, 100)
 
         def start(line: str) -> None:
             name = Path(line.rsplit(maxsplit=1)[-1]).parent.name

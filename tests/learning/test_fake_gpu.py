@@ -48,7 +48,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     )
     enabled = torch.is_autocast_enabled
     monkeypatch.setattr(
-        torch, "is_autocast_enabled", lambda kind=None: False if kind == "meta" else enabled(kind)
+        torch, "is_autocast_enabled", lambda kind="cpu": False if kind == "meta" else enabled(kind)
     )
     return read
 

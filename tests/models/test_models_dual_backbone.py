@@ -58,6 +58,7 @@ def test_the_second_task_starts_as_the_first_ended():
     model.eval()
     assert torch.equal(model.head.weight[:2], head)
     assert torch.equal(model.features(x), ended_features)
+    assert model.gate is not None
     with torch.no_grad():
         model.gate.excite.weight.normal_(generator=torch.Generator().manual_seed(1))
     assert torch.equal(model.features(x), ended_features), "old equals new, so no gate can matter"
@@ -75,6 +76,7 @@ def test_the_old_backbone_never_learns_nor_travels():
     after = complete_state(model)
     assert any(key.endswith("running_mean") for key in frozen)
     assert all(torch.equal(after[key], tensor) for key, tensor in frozen.items())
+    assert model.old_backbone is not None
     assert all(parameter.grad is None for parameter in model.old_backbone.parameters())
     assert not any(parameter.requires_grad for parameter in model.old_backbone.parameters())
     assert not any(module.training for module in model.old_backbone.modules()) and model.backbone.training
@@ -87,6 +89,7 @@ def test_each_task_freezes_the_new_backbone_and_resets_the_gate():
     model = _build()
     _train(model)
     _next_task(model, 4, 2)
+    assert model.gate is not None
     first_gate = model.gate.squeeze.weight.detach().clone()
     _train(model)
     previous = _next_task(model, 6, 3)

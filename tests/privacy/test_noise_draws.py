@@ -141,7 +141,7 @@ def in_two_children(draw: Callable[[], bytes]) -> list[bytes]:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_two_children_of_a_warm_process_draw_otherwise() -> None:
     words, noise = Noise(), Noise()
-    words.words(64), noise.uniform(64)  # both are warm
+    _ = words.words(64), noise.uniform(64)  # both are warm
     for draw in (
         lambda: words.words(16).tobytes(),
         lambda: noise.uniform(16).numpy().tobytes(),

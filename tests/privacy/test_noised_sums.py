@@ -20,8 +20,9 @@ from perennial.learning.analytic.solve import ridge
 from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, unpacked
 from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED, on_grid, within_radius
 from perennial.privacy.composition import compose
-from perennial.privacy.config import BLOCKS, UNWEIGHTED, Blocks, PrivacyConfig
+from perennial.privacy.config import BLOCKS, Blocks, PrivacyConfig
 from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
 from perennial.strategies.analytic.kept import KeptSums
 from tests.seeded_noise import SeededNoise
@@ -47,7 +48,7 @@ def collected(features: torch.Tensor, labels: torch.Tensor) -> Statistics:
     return collector.finish()
 
 
-class NoNoise:
+class NoNoise(Noise):
     """Words under which a draw is never made, for what is rounded alone."""
 
     def words(self, count: int) -> np.ndarray:
@@ -113,7 +114,7 @@ def test_replacing_signed_features_costs_more_than_the_root_of_two() -> None:
     assert replacement(0, BLOCKS) == pytest.approx(2.0)
     assert replacement(0, BLOCKS, signed=False) == pytest.approx(math.sqrt(2.58))
     # without weights the change of a class moves more than any opposite does
-    assert replacement(0, UNWEIGHTED) == replacement(0, UNWEIGHTED, signed=False) == math.sqrt(6)
+    assert replacement(0, (1.0, 1.0, 1.0)) == replacement(0, (1.0, 1.0, 1.0), signed=False) == math.sqrt(6)
 
 
 def test_a_row_that_rounding_left_too_long_is_shortened() -> None:
@@ -129,7 +130,7 @@ def test_a_row_that_rounding_left_too_long_is_shortened() -> None:
         within_radius(2 * row)
 
 
-@pytest.mark.parametrize("blocks", [BLOCKS, (0.0, 1.0, 0.2), UNWEIGHTED])
+@pytest.mark.parametrize("blocks", [BLOCKS, (0.0, 1.0, 0.2), (1.0, 1.0, 1.0)])
 def test_noise_has_the_promised_deviation_in_each_place(blocks: Blocks) -> None:
     width, multiplier, released = 60, 2.0, blocks[0] > 0
     gram = torch.zeros(width * (width + 1) // 2, dtype=torch.int64)

@@ -19,7 +19,7 @@ from perennial.privacy.statement import describe
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 CENTRAL = PrivacyConfig(mode="client_central", clip_norm=1.0, noise_multiplier=4.0)
 SAMPLE = PrivacyConfig(mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
-PLANNED = CENTRAL.model_copy(update={"bayesian": True})
+PLANNED = LOCAL.model_copy(update={"bayesian": True})
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -190,11 +190,14 @@ PRIVACY_CONFIG_SAMPLE = PRIVACY_CONFIG_LOCAL | {"mode": "sample", "sample_rate":
         ({"mode": "none", "noise_multiplier": 1.0}, "protect nothing"),
         (PRIVACY_CONFIG_LOCAL | {"adaptive_clipping": {}}, "needs mode client_central"),
         (PRIVACY_CONFIG_CENTRAL | {"noise_multiplier": 0, "adaptive_clipping": {}}, "must be above 0"),
-        (PRIVACY_CONFIG_CENTRAL | {"bayesian": True, "adaptive_clipping": {}}, "choose one"),
+        (PRIVACY_CONFIG_CENTRAL | {"bayesian": True}, "allowed client_local and sample"),
         (PRIVACY_CONFIG_SAMPLE | {"sample_rate": None}, "sample_rate is missing"),
         (PRIVACY_CONFIG_SAMPLE | {"sample_rate": 0.0}, "sample_rate"),
         (PRIVACY_CONFIG_LOCAL | {"sample_rate": 0.1}, "belong to mode sample"),
-        (PRIVACY_CONFIG_CENTRAL | {"noise_multiplier": 0, "bayesian": True}, "needs noise"),
+        (
+            PRIVACY_CONFIG_CENTRAL | {"mode": "client_local", "noise_multiplier": 0, "bayesian": True},
+            "needs noise",
+        ),
         (PRIVACY_CONFIG_LOCAL | {"accountant": "moments"}, "accountant"),
         (PRIVACY_CONFIG_LOCAL | {"clipnorm": 1.0}, "clipnorm"),
         ({"mode": "local"}, "mode"),

@@ -95,7 +95,7 @@ def test_central_noise_is_charged_at_the_sites_and_counted_at_the_server(tmp_pat
 def test_central_noise_has_the_size_of_the_largest_weight(tmp_path: Path) -> None:
     strategy = FedAvg()
     privacy = PrivacyConfig.model_validate(CENTRAL)
-    central = CentralPrivacy.of(privacy, strategy, {}, seed=1)
+    central = CentralPrivacy.of(privacy, strategy, {})
     assert central is not None
     outcome = RoundOutcome(arrays={"w": torch.zeros(200_000)}, asked=4)
     central.finish_round(outcome, number=1)
@@ -104,7 +104,7 @@ def test_central_noise_has_the_size_of_the_largest_weight(tmp_path: Path) -> Non
 
 
 def test_a_skipped_round_releases_nothing() -> None:
-    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), {}, seed=1)
+    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), {})
     assert central is not None
     outcome = RoundOutcome()
     central.finish_round(outcome, number=1)
@@ -128,11 +128,11 @@ def test_a_strategy_without_a_bound_is_refused() -> None:
             return 2.0
 
     with pytest.raises(PrivacyError, match="does not bound the weight"):
-        CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), Weighs(), {}, seed=1)
+        CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), Weighs(), {})
 
 
 def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
-    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), {}, seed=1)
+    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), {})
     assert central is not None
     told = context({"w": torch.zeros(1)}).request
     told = replace(told, max_update_norm=central.max_update_norm)
@@ -146,21 +146,8 @@ def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) 
     norms = [event["details"]["clip_norm"] for event in events if event["event"] == "round"]
     assert norms[0] == 0.05 and len(set(norms)) == 4
     state: dict[str, Any] = {"clip_norm": norms[2]}
-    resumed = CentralPrivacy.of(PrivacyConfig.model_validate(adaptive), FedAvg(), state, seed=3)
+    resumed = CentralPrivacy.of(PrivacyConfig.model_validate(adaptive), FedAvg(), state)
     assert resumed is not None and resumed.sent_clip_norm == norms[2]
-
-
-def test_bayesian_stands_beside_the_worst_case(tmp_path: Path) -> None:
-    epsilon = run(tmp_path, privacy=CENTRAL | {"bayesian": True})["epsilon"]
-    assert epsilon["bayesian"] > 0
-    assert epsilon["value"] == pytest.approx(make_accountant("prv", [(2.0, 1.0, 4)]).epsilon(1e-5))
-    assert epsilon["claim"]["bayesian_epsilon"] == epsilon["bayesian"]
-
-
-def test_too_few_sites_end_the_bayesian_figure_and_not_the_run(tmp_path: Path) -> None:
-    data = SMALL["data"] | {"sites": 2}
-    epsilon = run(tmp_path, data=data, privacy=CENTRAL | {"bayesian": True})["epsilon"]
-    assert epsilon["bayesian"] is None and epsilon["value"] > 0
 
 
 def test_a_round_repeated_after_a_kill_is_answered_and_charged_once(tmp_path: Path) -> None:
@@ -290,7 +277,6 @@ def test_asked_minus_refused_is_what_is_counted(tmp_path: Path) -> None:
     releases.refused(1, ["b"], [UPDATE])
     releases.asked(2, ["a", "b"], [UPDATE])
     assert releases.charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
-    assert not releases.repeated(2) and releases.repeated(1)
     with releases.path.open("ab") as file:
         file.write(b'{"round": 3, "ask')
     assert releases.charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
@@ -311,7 +297,6 @@ def test_what_is_sent_again_is_counted_once_and_other_kinds_are_no_rounds(tmp_pa
     releases.asked(2, ["a"], [digest, digest], once="digest-2")
     # b said no once: what it did the other times may have left
     assert releases.charged() == {"a": [digest] * 4, "b": [digest] * 2, "c": []}
-    assert not releases.repeated(0)
 
 
 @pytest.mark.parametrize(

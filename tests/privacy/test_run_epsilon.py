@@ -181,5 +181,5 @@ def test_ledger_and_record_have_the_same_entries(changes: dict[str, Any], kind: 
 
 def test_an_unprotected_vector_is_charged_as_such() -> None:
     experiment = Experiment.model_validate(SETTINGS)
-    assert charges.sparsity(experiment, "r", None, None).entry.mechanism == "unprotected"
+    assert charges.sparsity(experiment, "r", None).entry.mechanism == "unprotected"
     assert charges.in_the_clear(experiment, "r", "metrics").entry.kind == "metrics"

@@ -29,7 +29,7 @@ STAMP = {
 
 
 def request() -> TrainRequest:
-    return TrainRequest(**STAMP, arrays=Tensors(w=torch.randn(3, 2), n=torch.randn(())), progress=0.5)
+    return TrainRequest(**STAMP, arrays=Tensors(w=torch.randn(3, 2), n=torch.randn(())))
 
 
 def through_bytes(record: ArrayRecord) -> ArrayRecord:
@@ -65,8 +65,8 @@ def test_faults_are_named() -> None:
     with pytest.raises(ProtocolError, match="'run' is missing"):
         TrainRequest.from_record(record)
     record = request().to_record()
-    record.config_records["fields"]["progress"] = float("nan")
-    with pytest.raises(ProtocolError, match="'progress'.*finite"):
+    record.config_records["fields"]["clip_norm"] = float("nan")
+    with pytest.raises(ProtocolError, match="'clip_norm'.*finite"):
         TrainRequest.from_record(record)
     with pytest.raises(ProtocolError, match="expected a TrainReply"):
         TrainReply.from_record(request().to_record())

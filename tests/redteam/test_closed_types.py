@@ -107,9 +107,10 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 def faults(hint: Any, where: str, seen: set[Any]) -> Iterator[str]:
     """What of a type is open, with the way to it."""
-    if hint is Plain or isinstance(hint, TypeAliasType):
-        if hint is not Plain:
-            yield from faults(hint.__value__, where, seen)
+    if hint is Plain:
+        return
+    if isinstance(hint, TypeAliasType):
+        yield from faults(hint.__value__, where, seen)
         return
     if isinstance(hint, typing.TypeVar) or hint in (typing.Self, typing.NoReturn):
         # the caller's own class, which stands among ROOTS or the messages

@@ -76,7 +76,9 @@ def test_other_measurements_layers_and_rounds_than_the_experiments(tmp_path: Pat
     kept = train(hospital, settings=json.dumps({"personal": [personal]}))
     assert "settings.personal: the approved" in refused(hospital, kept)
     assert "round: found 5, allowed 1 to 4" in refused(hospital, train(hospital, round=5))
-    assert "task, num_classes: found 1, 5" in refused(hospital, train(hospital, round=3))
+    assert "task: found 1, in round 3 of the approved experiment it is 2" in refused(
+        hospital, train(hospital, round=3)
+    )
     finish = FinishTaskRequest(**hospital.stamp(2), arrays=Tensors(hospital.arrays()))
     assert "finish_task: the approved experiment does not ask" in refused(hospital, finish)
     evaluate = EvaluateRequest(**hospital.stamp(1), arrays=Tensors(hospital.arrays()))

@@ -243,7 +243,7 @@ def requests(hospital: Hospital) -> Iterator[dict[str, Any]]:
     for request in (
         TrainRequest(arrays=arrays, settings=json.dumps({"personal": ["head"]}), **stamp),
         EvaluateRequest(arrays=arrays, **stamp),
-        SparsityRequest(arrays=arrays, network="model", channels=[0], layers=1, combine="average", **stamp),
+        SparsityRequest(arrays=arrays, **stamp),
         CompareHeadsRequest(features=SHA, heads=arrays, **stamp),
     ):
         fields = dict(request.to_record().config_records["fields"].items())

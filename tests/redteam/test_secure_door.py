@@ -140,18 +140,30 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both would find the attempt prepared; the server would have two values under the same masks."""
-    from perennial.client import secure_values
+    from perennial.client import secure_answers, secure_values
 
     keeper, session = _enrolled(tmp_path)
     keeper.keep(session)
     hospital = Hospital(tmp_path / "h", {"answers": ["train"]}, **SECURE)
     site = hospital.site
     monkeypatch.setattr(
-        secure_values,
+        secure_answers,
         "secure_state",
         lambda *_: (site.experiment.secure, SecureState(tmp_path, RUN, "site-000", SitePolicy())),
     )
+<<<<<<< HEAD
     request = _train(hospital, session)
+=======
+    members = session.members
+    request = replace(
+        _train(hospital),
+        attempt=1,
+        roster=[member.name for member in members],
+        roster_masks=[member.mask for member in members],
+        roster_commitments=[member.commitment for member in members],
+        roster_signatures=[member.signature for member in members],
+    )
+>>>>>>> main
     together, sent = threading.Barrier(2, timeout=1), []
 
     def words() -> Released[Words]:
@@ -183,7 +195,7 @@ def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sums of one value, each opened by other sites, would differ by the sites that are in one alone."""
-    from perennial.client import secure_values
+    from perennial.client import secure_answers, secure_values
 
     hospital = Hospital(tmp_path / "h", {"answers": ["train"]}, **SECURE)
     site, made = hospital.site, []
@@ -195,7 +207,7 @@ def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
     def masked(run: str) -> Any:
         keeper, session = _enrolled(tmp_path, run)
         keeper.keep(session)
-        monkeypatch.setattr(secure_values, "secure_state", lambda *_: (site.experiment.secure, keeper))
+        monkeypatch.setattr(secure_answers, "secure_state", lambda *_: (site.experiment.secure, keeper))
         request = _train(hospital, session)
         return secure_values.masked_reply(site, request, "update", "b" * 64, words)
 

@@ -40,7 +40,7 @@ registry = simulated_federation(experiment).registry
 arrays = travelling(build_model(experiment.model, (1, 8, 8), registry.schedule.num_classes(1), 1))
 request = TrainRequest(
     run="0" * 16, experiment=experiment.digest, class_order=registry.order_hash, task=1, round=1,
-    num_classes=registry.schedule.num_classes(1), arrays=Tensors(arrays), previous="", progress=0.0,
+    num_classes=registry.schedule.num_classes(1), arrays=Tensors(arrays), previous="",
 ).to_record()
 """
 

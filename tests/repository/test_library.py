@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import perennial
-from perennial import Experiment, PerennialError, Run, Source, load_experiment, load_run, run
+from perennial import Callback, Experiment, PerennialError, Run, Source, load_experiment, load_run, run
 from perennial.foundation.errors import ConfigError
 from perennial.server.summary import hashes_of
 
@@ -104,15 +104,16 @@ def test_a_folder_gives_the_same_run(finished: Run, tmp_path: Path) -> None:
 def test_an_object_is_run_as_its_file_is(finished: Run, tmp_path: Path) -> None:
     experiment = load_experiment(QUICKSTART, SHORT)
     assert isinstance(experiment, Experiment)
-    seen: list[str] = []
+    seen: list[int] = []
 
-    def listen(event: dict[str, Any]) -> None:
-        seen.append(event["event"])
+    class Rounds(Callback):
+        def on_round(self, entry: Any) -> None:
+            seen.append(entry["round"])
 
-    again = run(experiment, runs=tmp_path, workers=2, device="cpu", name="again", listener=listen)
+    again = run(experiment, runs=tmp_path, workers=2, device="cpu", name="again", callbacks=[Rounds()])
     assert hashes_of(again.summary) == hashes_of(finished.summary)
     assert again.folder == tmp_path / "again"
-    assert "round" in seen and seen[-1] == "run_finished"
+    assert seen == [*range(1, 1 + finished.summary["rounds"])]
     other = run(experiment, seed=5, runs=tmp_path, device="cpu", name="other")
     assert hashes_of(other.summary) != hashes_of(finished.summary)
 

@@ -65,10 +65,9 @@ def test_every_package_that_is_imported_is_declared() -> None:
 
 
 def test_tested_versions_are_among_the_declared_ones() -> None:
-    exact = dict(
-        re.findall(r"^([A-Za-z0-9._-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    )
-    exact = {canonicalize_name(name): found for name, found in exact.items()}
+    constraints = (ROOT / "constraints.txt").read_text()
+    pinned = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)$", constraints, re.MULTILINE)
+    exact: dict[str, str] = {canonicalize_name(name): found for name, found in pinned}
     wrong = {
         name: exact[name]
         for name, requirement in declared().items()

@@ -133,7 +133,8 @@ def test_areas_agree_with_another_implementation() -> None:
         precision = auprc(tables.positive[label], tables.negative[label])
         # within a bin the class's samples stand evenly among the others
         assert precision.value == pytest.approx(average_precision_score(own, shares[:, label]), abs=0.004)
-        assert area.low is not None and area.high is not None and area.low < area.value < area.high
+        low, value, high = area.low, area.value, area.high
+        assert low is not None and value is not None and high is not None and low < value < high
 
 
 def test_delongs_interval_against_all_pairs() -> None:

@@ -22,18 +22,9 @@ from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.measures.record import Measures, read_measures
-from perennial.server.metrics import (
-    average_accuracy,
-    average_incremental_accuracy,
-    backward_transfer,
-    forgetting,
-)
 from perennial.server.rounds import History
 from perennial.server.run_measures import task_measures
 from perennial.server.site_counts import SiteCounts, check_tables, tables_of
-from perennial.server.summary import measured_rounds
-from perennial.strategies.round.context import RoundOutcome
-from perennial.strategies.round.gate import Admitted
 from tests.client.test_site_demands import arrays, hospital, stamp
 from tests.run_folders import Page
 from tests.strategies.test_secure_runs import SMALL, write
@@ -200,38 +191,6 @@ def test_a_floor_keeps_small_cells_of_a_subgroup(tmp_path: Path) -> None:
     cells = tables_of(told, 2).subgroups[:, :, 0]
     assert ((cells == 0) | (cells >= least)).all() and (cells == 0).sum() >= 1
     check_tables(told, 2, asked=True)
-
-
-MATRIX = [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]
-
-
-def test_the_hand_case() -> None:
-    averages = [average_accuracy(row, [10] * len(row)) for row in MATRIX]
-    assert averages == pytest.approx([0.9, 0.7, 0.7])
-    assert average_incremental_accuracy(averages) == pytest.approx(0.766667, abs=1e-6)
-    assert forgetting(MATRIX) == pytest.approx(0.25)
-    assert backward_transfer(MATRIX) == pytest.approx(-0.25)
-    assert forgetting([[0.5]]) is None
-    assert backward_transfer([[0.5]]) is None
-
-
-def test_what_rounds_measured_stands_in_the_journal_and_not_in_the_checkpoint() -> None:
-    history = History({"by_round": [[0.5, 10]]})
-    reply = Admitted("a", {}, 1.0, 7)
-    history.round_done(RoundOutcome(participants={"a": reply}, bytes_up=100, bytes_down=200))
-    sizes = []
-    for _ in range(2):
-        history.round_done(RoundOutcome(participants={"a": reply}, bytes_up=100, bytes_down=200))
-        # the losses are those of the latest task alone
-        sizes.append(len(json.dumps(history.data | {"losses": []})))
-    assert len(set(sizes)) == 1
-    events = [
-        {"event": "round", "accuracy": None, "bytes_up": 3, "bytes_down": 4},
-        {"event": "note", "text": "a site failed"},
-        {"event": "round", "accuracy": 0.5, "bytes_up": 3, "bytes_down": 4},
-        {"event": "round", "accuracy": 0.7, "bytes_up": 1, "bytes_down": 1},
-    ]
-    assert measured_rounds(events) == [(0.5, 14), (0.7, 16)]
 
 
 EXPERIMENT = {

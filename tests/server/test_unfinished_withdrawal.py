@@ -31,8 +31,9 @@ def test_a_run_that_was_stopped_goes_on_without_the_site(
         run(tmp_path, "stopped", data=DATA, tasks=TASKS)
     monkeypatch.setattr(Curriculum, stops_in, honest)
     folder = tmp_path / "runs" / "stopped"
-    assert withdraw(folder, "site-2").exists()
-    assert withdraw(folder, "site-2").exists(), "said twice, it is done once"
+    for _ in ("once", "said twice, it is done once"):
+        certificate = withdraw(folder, "site-2")
+        assert certificate is not None and certificate.exists()
     assert not list((folder / "statistics").glob("site-2-*"))
     away = [{"site": "site-2", "first_round": 1}]
     never = run(tmp_path, "never", data=DATA, tasks=TASKS, absence=away)

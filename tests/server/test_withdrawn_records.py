@@ -101,7 +101,9 @@ def test_a_stopped_command_is_completed_and_the_site_can_still_go(
         withdraw_records(runs / "whole", "site-2", file)
     monkeypatch.undo()
     verify(withdraw_records(runs / "whole", "site-2", file))
-    verify(withdraw(runs / "whole", "site-2"))
+    certificate = withdraw(runs / "whole", "site-2")
+    assert certificate is not None
+    verify(certificate)
     assert (
         summary(runs / "whole")["analytic"]["sums_sha256"]
         == summary(runs / "without")["analytic"]["sums_sha256"]
@@ -125,7 +127,9 @@ def test_sums_that_were_never_given_are_not_subtracted(runs: Path) -> None:
     with pytest.raises(StateError, match="missing or damaged"):
         withdraw_records(runs / "whole", "site-2", file)
     assert load_checkpoint(runs / "whole" / "checkpoint")[0].strategy["groups"] == {}
-    verify(withdraw(runs / "whole", "site-1"))
+    certificate = withdraw(runs / "whole", "site-1")
+    assert certificate is not None
+    verify(certificate)
     assert summary(runs / "whole")["analytic"]["sums_sha256"] != before
 
 

@@ -29,7 +29,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 raise RuntimeError("the site's process died")
             return honest(site, request)
 
-        answers = SumsSite.answers | {StatisticsRequest: crashing}
+        answers = {**SumsSite.answers, StatisticsRequest: crashing}
         monkeypatch.setattr(SumsSite, "answers", answers)
 
     return until

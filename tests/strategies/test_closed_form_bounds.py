@@ -65,4 +65,4 @@ def test_a_cut_changes_the_model_and_no_sum_and_can_be_withdrawn_from(tmp_path: 
 
     found = json.loads((tmp_path / "runs" / "cut" / "summary.json").read_text())
     assert found["model_sha256"] == never["model_sha256"]
-    assert verify(certificate)
+    assert certificate is not None and verify(certificate)

@@ -108,7 +108,8 @@ def test_auto_is_written_out_when_the_file_is_read(tmp_path: Path, folder: Path)
     digits = load_experiment(written(tmp_path, {"source": "digits"}, "auto"))
     assert [found.name for found in table.model.maps] == ["inputs", "pairs"]
     for found in (pictures, digits):
-        choice, inputs = found.model.features or ()
+        assert found.model.features is not None
+        choice, inputs = found.model.features
         assert isinstance(choice, tuple) and len(choice) == 3 and not isinstance(inputs, tuple)
         assert inputs.name == "inputs"
         # what is written is what sites approve, and it is read again as it is

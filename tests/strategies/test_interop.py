@@ -97,7 +97,7 @@ def test_a_site_of_ours_tells_a_foreign_strategy_why_it_does_not_train(
     set_task_identity()
     settings = RunSettings(str(PAGE.parents[1] / "experiments" / "quickstart.yaml"), runs=str(tmp_path))
     grid = InProcessGrid(answer, site_contexts(SITES, dict(vars(settings))))
-    minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    minima: dict[str, Any] = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
     try:

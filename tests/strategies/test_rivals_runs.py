@@ -99,7 +99,7 @@ def half_way_to_three(message: Message, context: Context) -> Message:
 
 def test_flowers_own_server_momentum_of_0_and_step_of_1_is_fedavg() -> None:
     start = ArrayRecord({"w": Array(torch.ones(2).numpy())})
-    minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    minima: dict[str, Any] = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
     theirs = FedAvgM(server_learning_rate=1.0, server_momentum=0.0, **minima)
     ends = []
     for strategy in (theirs, build_strategy("fedavg", {})):

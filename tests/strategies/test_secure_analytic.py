@@ -191,8 +191,9 @@ def test_claim_names_unit_adversary_neighbours_mechanism_and_accountant(tmp_path
     privacy = SHARED["privacy"]
     summary = run(tmp_path, "claim", **SMALL | SHARED | {"privacy": privacy})
     alone = {"mode": "sample", "release": "sums", "noise_multiplier": 1.0, "accountant": "rdp"}
-    rest = {key: SHARED[key] for key in ("strategy", "evaluation")}
-    local = run(tmp_path, "alone", **SMALL | rest | {"privacy": alone})
+    rest: dict[str, Any] = {key: SHARED[key] for key in ("strategy", "evaluation")}
+    rest["privacy"] = alone
+    local = run(tmp_path, "alone", **SMALL | rest)
     assert summary["analytic"]["samples"] is None
     claim = summary["epsilon"]
     assert claim["value"] == pytest.approx(local["epsilon"]["value"], rel=1e-3)
@@ -220,10 +221,10 @@ def test_shares_come_to_the_noise_of_one_site(monkeypatch: pytest.MonkeyPatch, t
     multiplier = share_of_noise(settings, 1.0)
     parts = [add_noise_to_sums(zero, sums, counts, multiplier, Noise()) for _ in range(4)]
     whole = SumsNoise.of(math.sqrt(4 / 3), width)
-    gram = sum(part[0] for part in parts).double() / PRODUCT
+    gram = torch.stack([part[0] for part in parts]).sum(0).double() / PRODUCT
     rows = torch.triu_indices(width, width)
     above = gram[rows[0] != rows[1]]
-    features = sum(part[1] for part in parts).double() / GRID
+    features = torch.stack([part[1] for part in parts]).sum(0).double() / GRID
     assert float(above.std()) == pytest.approx(whole.gram / math.sqrt(2), rel=0.05)
     assert float(features.std()) == pytest.approx(whole.sums, rel=0.15)
 

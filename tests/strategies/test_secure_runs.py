@@ -205,8 +205,7 @@ def test_random_drop_outs_end_in_the_sum_of_those_named_or_name_what_is_missing(
         phase = falls.setdefault((tried, node), int(generator.choice(5, p=[0.05, 0.1, 0.1, 0.0, 0.75])))
         return gone(message) if PHASES.index(kind) >= phase else None
 
-    changes = {"tasks": {"count": 1, "rounds": patterns}}
-    serve_with(tmp_path / "a", fault, **changes)
+    serve_with(tmp_path / "a", fault, tasks={"count": 1, "rounds": patterns})
     told = events(tmp_path / "a")
     rounds = [event for event in told if event["event"] == "round"]
     notes = " ".join(event["text"] for event in told if event["event"] == "note")
@@ -252,7 +251,7 @@ def serve_dying(path: Path, fault: Fault, after: bool) -> None:
         def pull_messages(self, message_ids: Any) -> Any:
             replies = list(super().pull_messages(message_ids))
             for reply in replies:
-                if reply.has_error() and "Killed" in reply.error.reason:
+                if reply.has_error() and "Killed" in str(reply.error.reason):
                     raise Killed
             return replies
 

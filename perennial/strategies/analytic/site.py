@@ -20,7 +20,7 @@ from perennial.client.policy import (
     check_statistics,
     withheld,
 )
-from perennial.client.release import Paid, Typed, leave, paid_before, pay
+from perennial.client.release import Paid, Typed, leave, paid_before, pay, stays_here
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
 from perennial.client.training_samples import Chosen, choose
@@ -102,7 +102,7 @@ def _words(request: StatisticsRequest, typed: Released[Tensors]) -> Released[Wor
     """Words of a site's sums. Raises PolicyRefusal if they could leave the range of the words."""
     sums = typed.value
     largest = max(int(tensor.abs().max()) for tensor in sums.values() if tensor.numel())
-    if largest * (request.sum_updates or 1) >= MOST_STEPS:
+    if largest * max(1, request.sum_updates) >= MOST_STEPS:
         raise PolicyRefusal(
             f"secure: sums of {request.sum_updates} sites as large as this one's do not fit 64-bit words"
         )
@@ -115,20 +115,27 @@ def _typed_sums(
     """The sums as they may leave."""
     if (sent := _sent_before(site, request)) is not None:
         return sent
-    # under noise, leaving out a class would reveal that it has few samples
-    noised = site.experiment.privacy.enabled
-    counts = training_counts(site, classes) if noised else _reported_counts(site, classes, "statistics")
-    if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
-        log.warning(
-            "statistics of %d samples with %d features leave without noise: they reveal the space in which "
-            "these samples' features lie",
-            sum(counts),
-            backbone.width,
-        )
-    shown = [label for label, count in zip(classes, counts, strict=True) if count]
-    rows = _training_rows(site, classes, shown)
+    shown: list[int] = []
+    rows = torch.empty(0, dtype=torch.int64)
+
+    def find() -> Tensor:
+        nonlocal shown, rows
+        # under noise, leaving out a class would reveal that it has few samples
+        noised = site.experiment.privacy.enabled
+        counts = training_counts(site, classes) if noised else _reported_counts(site, classes, "statistics")
+        if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
+            log.warning(
+                "statistics of %d samples with %d features leave without noise: they reveal the space in "
+                "which these samples' features lie",
+                sum(counts),
+                backbone.width,
+            )
+        shown = [label for label, count in zip(classes, counts, strict=True) if count]
+        rows = _training_rows(site, classes, shown)
+        return rows
+
     mechanism = charges.sums(site.experiment, request.run, request.of_task)
-    chosen = choose(site, mechanism, rows)
+    chosen = choose(site, mechanism, find)
     sums = summed(site, backbone, classes, shown, request.weights, chosen.rows)
     told = _released(site, request, sums, mechanism, chosen)
     note_learnt(site, request, rows, request.of_task)
@@ -315,9 +322,8 @@ def _right_answers(
 ) -> Released[tuple[Tensor, Tensor]]:
     """(right answers of each head (K, C), samples (C,)) as they may leave, exact. count: K."""
     policy, known, heads = site.identity.policy, request.num_classes, request.heads
-    rows = site.data.task_indices("validation", 0, known)
     mechanism = charges.in_the_clear(site.experiment, request.run, "evaluation")
-    chosen = choose(site, mechanism, rows)
+    chosen = choose(site, mechanism, lambda: site.data.task_indices("validation", 0, known))
     data = site.samples(chosen.rows)
     correct = torch.zeros(count, known, dtype=torch.int64)
     if len(data):
@@ -393,7 +399,8 @@ class SumsSite(SiteMethod):
     def sees_model(self, site: Site, model: IncrementalModel) -> None:
         classes = tuple(site.process.registry.classes[: model.num_classes])
         told = site.experiment.model_dump_json()
-        keep_personal_head(site.data, model, classes, told, site.identity.state_dir)
+        with stays_here("the site's own head"):
+            keep_personal_head(site.data, model, classes, told, site.identity.state_dir)
 
     @property
     def _balanced(self) -> bool:

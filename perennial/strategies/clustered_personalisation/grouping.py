@@ -1,20 +1,16 @@
 """Decides which site belongs to which cluster, and when sites are clustered again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor, nn
+from torch import Tensor
 
 from perennial.config import charges
-from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, ProtocolError, StateError
-from perennial.foundation.streams import stream
-from perennial.models.sparsity import MODEL, VECTOR, Combine, SparsityPlan, common_channels, relu_calls
-from perennial.privacy.entries import Entry
+from perennial.models.sparsity import VECTOR, SparsityPlan, VectorSettings
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.clustered_personalisation.clustering import (
@@ -34,46 +30,6 @@ from perennial.strategies.round.exchange import Exchange, ask
 from perennial.strategies.round.request import RoundRequest
 
 Rule = Literal["sparsity", "threshold", "random", "fixed"]
-
-
-@dataclass(frozen=True)
-class VectorSettings:
-    """How sites compute sparsity vectors.
-
-    channels: how many; None: as many as there are. layers: number of first ReLU calls; None: all that the
-    network makes. combine: see SparsityPlan. epsilon, delta: of each vector, for one sample
-    replaced; epsilon None: no noise.
-    """
-
-    channels: int | None
-    layers: int | None
-    combine: Combine
-    epsilon: float | None
-    delta: float
-
-    def whole_plan(self, network: nn.Module, input_shape: tuple[int, ...]) -> SparsityPlan:
-        """The plan of all channels that the layers have in common. Raises ConfigError if they are too few."""
-        sample = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
-        layers = self.layers or relu_calls(network, sample)
-        found = common_channels(network, sample, layers, self.combine)
-        if self.channels is not None and self.channels > found:
-            which = "last of the first" if self.combine == "last" else "first"
-            raise ConfigError(
-                f"strategy.channels: found {self.channels}, allowed 1 to {found}, the channels that the "
-                f"{which} {layers} ReLU layers of this network have in common"
-            )
-        return SparsityPlan(tuple(range(found)), layers, self.combine)
-
-    def first_plan(self, whole: SparsityPlan, seed: int) -> SparsityPlan:
-        """The plan of the first vectors: channels drawn with the seed, or all."""
-        if self.channels is None:
-            return whole
-        chosen = stream(seed, "sparsity-channels").choice(len(whole.channels), self.channels, replace=False)
-        return replace(whole, channels=tuple(sorted(chosen.tolist())))
-
-    def charge(self, experiment: Experiment, run: str) -> Entry:
-        """The ledger entry that one vector costs a site."""
-        return charges.sparsity(experiment, run, self.epsilon, self.delta).entry
 
 
 class Grouping:
@@ -108,7 +64,6 @@ class Grouping:
         self._settings = settings
         self._standardise = standardise
         self._spread: np.ndarray | None = None
-        self._channels: list[int] | None = None
         self.truth: Labels = {site: index for index, group in enumerate(groups or []) for site in group}
         self.labels: Labels = {}
         self.away: Labels = {}
@@ -198,23 +153,17 @@ class Grouping:
         notes: list[str],
     ) -> dict[str, np.ndarray]:
         settings = self._settings
-        plan = settings.whole_plan(services.load(request.arrays), services.input_shape)
-        if self._channels is not None:
-            plan = replace(plan, channels=tuple(self._channels))
-        else:
-            plan = settings.first_plan(plan, services.experiment.seed)
+        seed = services.experiment.seed
+        plan = settings.plan(services.load(request.arrays), services.input_shape, seed)
 
         def dropped(site: str, reason: str) -> None:
             notes.append(f"site {site}: no cluster: {reason}")
 
         if services.releases is not None:
             # one that refuses is counted too: its answer does not tell whether a vector had been charged
-            charge = settings.charge(services.experiment, request.stamp.run)
+            charge = charges.sparsity(services.experiment, request.stamp.run, settings.epsilon).entry
             services.releases.asked(request.stamp.round, asked, [charge])
-        found = ask_vectors(grid, exchange, request, asked, plan, settings, dropped)
-        if self._channels is None and found:
-            self._channels = list(plan.channels)
-        return found
+        return ask_vectors(grid, exchange, request, asked, plan, dropped)
 
     def _assign_without(self, sites: Sequence[str], seed: int, notes: list[str]) -> None:
         if self._rule == "fixed":
@@ -240,7 +189,7 @@ class Grouping:
         """Everything that a resumed server needs."""
         names = sorted(self.vectors)
         facts = {"labels": self.labels, "away": self.away}
-        state: dict[str, Any] = {**facts, "channels": self._channels, "names": names}
+        state: dict[str, Any] = {**facts, "names": names}
         if self._spread is not None:
             state["spread"] = torch.from_numpy(self._spread)
         if names:
@@ -248,7 +197,7 @@ class Grouping:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.labels, self.away, self._channels = state["labels"], state["away"], state["channels"]
+        self.labels, self.away = state["labels"], state["away"]
         kept: Tensor | None = state.get("spread")
         self._spread = None if kept is None else kept.double().cpu().numpy()
         vectors: Tensor | None = state.get("vectors")
@@ -262,7 +211,6 @@ def ask_vectors(
     request: RoundRequest,
     sites: Sequence[str],
     plan: SparsityPlan,
-    settings: VectorSettings,
     dropped: Callable[[str, str], None],
 ) -> dict[str, np.ndarray]:
     """Ask sites for their sparsity vectors: site -> (plan.length,) float64, for valid replies.
@@ -270,19 +218,11 @@ def ask_vectors(
     dropped: called with (site, reason) for each site that fails.
     """
     arrays = Tensors(request.arrays)
-    common: dict[str, Any] = {
-        **request.stamp.stamp_fields,
-        "arrays": arrays,
-        "network": MODEL,
-        "channels": list(plan.channels),
-        "layers": plan.layers,
-        "combine": plan.combine,
-        "epsilon": settings.epsilon,
-        "delta": None if settings.epsilon is None else settings.delta,
-    }
     messages: dict[str, SparsityRequest] = {}
     for some, fields in request.previous.fields_for(sites):
-        messages |= dict.fromkeys(some, SparsityRequest(**common, **fields))
+        messages |= dict.fromkeys(
+            some, SparsityRequest(**request.stamp.stamp_fields, arrays=arrays, **fields)
+        )
     fingerprint = plan.fingerprint(content_sha256(arrays))
     replies = ask(
         grid,

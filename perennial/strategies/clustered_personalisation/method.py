@@ -21,7 +21,7 @@ from perennial.config.evaluation import count_noise
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.models.layers import select_layers
-from perennial.models.sparsity import Combine
+from perennial.models.sparsity import Combine, VectorSettings
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy, Wrapper
@@ -32,7 +32,7 @@ from perennial.strategies.clustered_personalisation.aggregation import (
     complete_personal_models,
 )
 from perennial.strategies.clustered_personalisation.clustering import adjusted_rand, two_directions
-from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule, VectorSettings
+from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule
 from perennial.strategies.clustered_personalisation.site import PERSONAL
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome, RunContext
@@ -47,9 +47,6 @@ from perennial.strategies.round.request import (
     part,
     with_settings,
 )
-
-DELTA = 1e-5
-"""Of the noise on sparsity vectors."""
 
 
 class ClusteredPersonalisation(Wrapper):
@@ -96,7 +93,7 @@ class ClusteredPersonalisation(Wrapper):
         self._global_rounds = global_rounds
         self._patterns = personal
         self._personal: tuple[str, ...] = ()
-        self._vectors = VectorSettings(channels, layers, combine, sparsity_epsilon, DELTA)
+        self._vectors = VectorSettings(channels, layers, combine, sparsity_epsilon)
         self._grouping = Grouping(grouping, clusters, groups, self._vectors, standardise)
         self._global: Mapping[str, Tensor] = {}
         self._in_personal_phase = False

@@ -8,22 +8,25 @@ noise; then one Gaussian release hides the replacement of one sample (FedPerC's 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, get_args
+from contextlib import nullcontext
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from perennial.client.held_out import held_out_counts, own_class_means
-from perennial.client.policy import check_answer, check_floor, check_sparsity
-from perennial.client.release import leave
+from perennial.client.policy import check_answer, check_floor, check_sparsity, hides_count
+from perennial.client.release import leave, stays_here
 from perennial.client.site import Site
-from perennial.client.training_samples import choose, training_indices
+from perennial.client.training_samples import choose, indices_left_for_training, training_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
-from perennial.foundation.errors import DataError, ProtocolError, StateError
+from perennial.config.strategies import nested
+from perennial.foundation.errors import ProtocolError, StateError
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.site_method import Answers, PlannedRun, Records, SiteMethod, TurnStart
 from perennial.models.layers import with_rows
-from perennial.models.sparsity import MODEL, VECTOR, Combine, SparsityPlan, zero_shares
+from perennial.models.sparsity import VECTOR, VectorSettings, zero_shares
 from perennial.privacy.accountants import sparsity_l2_sensitivity
 from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.released import Public, Released
@@ -49,14 +52,17 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     records, names = site.state(request.run), request.personal or []
     arrays = with_own_layers(records, site.name, request.arrays, names, before_round=request.round + 1)
     model, _ = site.models.load(request.num_classes, arrays, previous)
-    site.keep_own_model(model, own_class_means(site, request, model))
     experiment = site.experiment
     # noise that the server adds to sums is on no single site's counts
     on_sums_alone = experiment.privacy.mode == "client_central" and count_noise(experiment) is not None
     if not experiment.evaluation.federated or "evaluate" not in policy.answers or on_sums_alone:
-        return leave(site.identity, request, PersonalModelReply)
-    counts = held_out_counts(site, request, model)
-    return leave(site.identity, request, PersonalModelReply, **counts.typed())
+        reply = leave(site.identity, request, PersonalModelReply)
+    else:
+        counts = held_out_counts(site, request, model)
+        reply = leave(site.identity, request, PersonalModelReply, **counts.typed())
+    with stays_here("the site's own model") if hides_count(site.identity) else nullcontext():
+        site.keep_own_model(model, own_class_means(site, request, model))
+    return reply
 
 
 def with_own_layers(
@@ -119,38 +125,41 @@ class PersonalSite(SiteMethod):
 
 
 def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
-    """The mean share of zeros of the channels asked for, over the samples that this task is trained on.
+    """The mean share of zeros of the experiment's channels, over the samples that this task is trained on.
 
-    With request.epsilon, Gaussian noise is added, and exemplars of earlier tasks are left out. The site's
-    ledger is charged before the reply is made.
+    With the experiment's sparsity_epsilon, exemplars of earlier tasks are left out, and the sum over the
+    samples and their number get noise together, so that neither value nor scale of the noise tells it.
     Raises PolicyRefusal when the policy lets no such vector leave or the samples are too few, PrivacyError
     when the budget does not cover it.
     """
-    policy, noised = site.identity.policy, request.epsilon is not None
+    policy, settings = site.identity.policy, _settings(site)
     check_answer(policy, "sparsity")
-    check_sparsity(policy, site.experiment, noised=noised)
+    check_sparsity(policy, site.experiment, noised=settings.epsilon is not None)
     site.check_experiment(request)
-    plan = _plan(request)
     previous = site.previous_model(request)
-    indices, exemplars = training_indices(site, request, previous)
-    if noised:
-        # which exemplars are kept can hang on one sample, and then one sample would move more than its share
-        indices = indices[: len(indices) - exemplars]
-    check_floor(policy, "sparsity", len(indices))
-    mechanism = charges.sparsity(site.experiment, request.run, request.epsilon, request.delta)
-    chosen, samples = choose(site, mechanism, indices), len(indices)
-    indices = chosen.rows
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
-    data = site.samples(indices)
-    shares = zero_shares(model.eval(), _batches(data), plan.layers)
-    # a mean over all, in which those left out count as nothing: how many these are must not scale the noise
-    vector = plan.vector(shares) * (len(indices) / samples) if noised else plan.vector(shares)
-    if noised:
-        if len(indices) == 0:
-            raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
-        mechanism = mechanism.within(sparsity_l2_sensitivity(len(vector), samples))
-        add_noise(vector, mechanism.std, Noise())
-        vector.clamp_(0.0, 1.0)
+    plan = settings.plan(model.eval(), site.models.input_shape, site.experiment.seed)
+    mechanism = charges.sparsity(site.experiment, request.run, settings.epsilon)
+
+    def find() -> Tensor:
+        if settings.epsilon is not None:
+            classes = site.task_range(request)
+            new = site.data.task_indices("train", classes.start, classes.stop)
+            return indices_left_for_training(site, request, new)
+        rows, _ = training_indices(site, request, previous)
+        check_floor(policy, "sparsity", len(rows))
+        return rows
+
+    chosen = choose(site, mechanism, find)
+    samples = len(chosen.rows)
+    vector = torch.zeros(plan.length, dtype=torch.float64)
+    if samples or settings.epsilon is None:
+        vector = plan.vector(zero_shares(model, _batches(site.samples(chosen.rows)), plan.layers))
+    if settings.epsilon is not None:
+        mechanism = mechanism.within(sparsity_l2_sensitivity(plan.length))
+        sums = torch.cat([vector * samples, torch.tensor([samples], dtype=torch.float64)])
+        add_noise(sums, mechanism.std, Noise())
+        vector = (sums[:-1] / sums[-1].clamp(min=1.0)).clamp(0.0, 1.0)
     return leave(
         site.identity,
         request,
@@ -160,16 +169,13 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     )
 
 
-def _plan(request: SparsityRequest) -> SparsityPlan:
-    if request.network != MODEL:
-        raise ProtocolError(f"SparsityRequest: network: found {request.network!r}, allowed {MODEL}")
-    if request.combine not in get_args(Combine):
-        raise ProtocolError(
-            f"SparsityRequest: combine: found {request.combine!r}, allowed {', '.join(get_args(Combine))}"
-        )
-    if (request.epsilon is None) != (request.delta is None):
-        raise ProtocolError("SparsityRequest: epsilon and delta: allowed both or neither")
-    return SparsityPlan(tuple(request.channels), request.layers, request.combine)  # pyright: ignore[reportArgumentType]
+def _settings(site: Site) -> VectorSettings:
+    """Of the experiment's strategy, or one that it wraps."""
+    section = site.experiment.strategy
+    for name, keys in nested(section.name, section.parameters):
+        if name in ("clustered_personalisation", "pfa"):
+            return VectorSettings.of(keys)
+    raise ProtocolError("SparsityRequest: the experiment's strategy finds no clusters")
 
 
 def _batches(data: TrainingSet) -> Iterator[Tensor]:
@@ -182,4 +188,6 @@ class ClusteredSite(PersonalSite):
     answers: ClassVar[Answers] = {**PersonalSite.answers, SparsityRequest: answer_sparsity}
 
     def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
-        return 1 if kind == "sparsity" else super().extra_requests(kind, number, plan)
+        if kind == "sparsity":
+            return int((self.keys.get("grouping") or "sparsity") in ("sparsity", "threshold"))
+        return super().extra_requests(kind, number, plan)

@@ -18,6 +18,7 @@ from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
 from perennial.models.digest_networks import FeatureEncoder, encoder_hash
+from perennial.privacy.config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
 from perennial.privacy.noise import Noise
 from perennial.privacy.released import Public, Released
@@ -55,8 +56,7 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
     state, name = site.state(request.run), f"digest-{request.task}"
     kept = state.get(name, before=1)
     if kept is None:
-        digests, guarantee = digests_of(site, encoder, request.task, Noise())
-        paid = pay(site.identity, _typed(site, request, digests, guarantee))
+        paid = pay(site.identity, _released(site, request, encoder, config))
         state.put(name, 0, paid.value, {"samples_per_digest": config.per_digest})
     else:
         paid = paid_before(Tensors(kept[0]))
@@ -102,17 +102,19 @@ class SummarySite(SiteMethod):
         return int(kind == "digest" and plan.experiment.digests is not None)
 
 
-def _typed(
-    site: Site, request: DigestRequest, digests: Digests, guarantee: DigestGuarantee
+def _released(
+    site: Site, request: DigestRequest, encoder: FeatureEncoder, config: DigestConfig
 ) -> Released[Tensors]:
-    experiment, config = site.experiment, site.experiment.digests
-    assert config is not None
-    classes = site.task_range(request)
-    rows = site.data.task_indices("train", classes.start, classes.stop)
+    experiment, classes = site.experiment, site.task_range(request)
     clear = charges.in_the_clear(experiment, request.run, "digest")
+    mechanisms = charges.digests(experiment, request.run, config)
     # groups of samples are mixed, so that none can be left out by itself
-    chosen = choose(site, clear, rows)
-    mechanisms = charges.digests(experiment, request.run, config, guarantee)
+    chosen = choose(
+        site, clear, lambda: site.data.task_indices("train", classes.start, classes.stop), mechanisms
+    )
+    digests, guarantee = digests_of(site, encoder, request.task, Noise())
+    if not config.protects:
+        mechanisms = charges.digests(experiment, request.run, config, guarantee)
     if experiment.privacy.enabled and config.labels_in_the_clear:
         mechanisms.append(clear)
     tensors = Tensors(features=digests.features.cpu(), labels=digests.labels.cpu())

@@ -98,7 +98,6 @@ class RoundRequest:
         return TrainRequest(
             **self.stamp.stamp_fields,
             arrays=Tensors(self.arrays if arrays is None else arrays),
-            progress=self.progress,
             clip_norm=self.clip_norm,
             **fields,
         )

@@ -235,7 +235,6 @@ class MaskedSums:
             "roster_masks": [member.mask for member in session.members],
             "roster_commitments": [member.commitment for member in session.members],
             "roster_signatures": [member.signature for member in session.members],
-            "sum_updates": len(session.members),
         }
         names = {member.name for member in members}
         messages = [each for each in requests(fields) if each[0] in names]

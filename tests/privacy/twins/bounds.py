@@ -14,7 +14,6 @@ from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.privacy.accountants import (
     digest_l1_sensitivity,
     digest_l2_sensitivity,
-    sparsity_l2_sensitivity,
 )
 from perennial.privacy.entries import Entry
 from perennial.privacy.noised_sums import STEPS, replacement, sensitivity
@@ -55,11 +54,6 @@ def bound_of(
         return _of_sums("StatisticsReply.statistics", parts, experiment, replaced=replaced)
     if entry.kind == "evaluation":
         return _of_counts(first, second, experiment, replaced=replaced)
-    if entry.kind == "sparsity":
-        # the number of samples is the least that a noised vector comes from, of which the bound is largest
-        vector = first["SparsityReply.vector/sparsity"]
-        moved = _apart(first, second, "SparsityReply.vector/sparsity")
-        return Bound("SparsityReply.vector", moved, sparsity_l2_sensitivity(len(vector), 1) * (1 + ROUNDING))
     return _of_digests(first, second, experiment) if entry.kind == "digest" else None
 
 
@@ -101,11 +95,11 @@ def _of_words(
     field = "MaskedReply.words"
     moved = first[f"{field}/words"] - second[f"{field}/words"]  # wraps round as the words do
     if entry.kind == "update":
-        updates = request["fields"]["sum_updates"]  # pyright: ignore[reportIndexIssue]
-        layout = UpdateWords(experiment, int(updates), None)  # pyright: ignore[reportArgumentType]
+        updates = len(request["fields"]["roster"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
+        layout = UpdateWords(experiment, updates)
         if layout.noise is None or experiment.privacy.clip_norm is None:
             return None
-        values = moved[: len(moved) - 1 - layout.counts_within].astype(np.float64) * layout.noise.step
+        values = moved[: len(moved) - 1].astype(np.float64) * layout.noise.step
         return Bound(field, float(np.linalg.norm(values)), 2 * experiment.privacy.clip_norm * (1 + ROUNDING))
     if entry.kind != "statistics":
         return None
