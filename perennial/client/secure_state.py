@@ -29,13 +29,10 @@ from perennial.privacy.signed_sums import Signer
 
 IDENTITY = "identity.key"
 OPENED = "opened.json"
-<<<<<<< HEAD
+MASKED = "masked"
 LAST, GIVEN_UP = "last attempt", "given up"
 """A run's row in OPENED: LAST, in the place of a statistic; the run; its newest attempt, or GIVEN_UP."""
 Uses = Mapping[tuple[str, str], str]
-=======
-MASKED = "masked"
->>>>>>> main
 CERTIFIED = Path("secure/identity.certified")
 """In state_dir: what the node key says of the signing key; `perennial site start` writes it."""
 
@@ -169,13 +166,9 @@ class SecureState:
     def check_closed(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
         """Raises PolicyRefusal if this site's value about one of closes is in another sum.
 
-<<<<<<< HEAD
         That is, another attempt opened it, or another run masked it: other sites can open that run's sum
         without this one's help, and nobody tells this site. Attempts of one run follow one another at every
         site, so that a new one may take the value of those that it ends.
-=======
-        So does one of another run that has masked values: without this site, others may have opened its sum.
->>>>>>> main
         closes: what the value tells of, such as a model's SHA-256.
         """
         uses = _uses(self._state_dir)
@@ -185,32 +178,18 @@ class SecureState:
             attempt.number >= int(last),
             f"attempt {attempt.number} is over; this site has taken part in {last}",
         )
+        own = (None, _of(attempt), f"{attempt.run} {MASKED}")
         for about in closes:
-<<<<<<< HEAD
-            by = uses.get((statistic, about), attempt.run)
-            if by not in (attempt.run, _of(attempt)):
-                masked = f"is masked in run {by}, whose sum may be opened"
-                raise PolicyRefusal(
-                    f"secure: this site's {statistic} for {about:.12} "
-                    f"{masked if by and ' ' not in by else 'was opened in a sum'}; it goes into no other one"
-                )
-
-    def note_masked(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Record, before masked words leave, that they go into a sum of this run and of no other one.
-
-        Raises PolicyRefusal as check_closed() does: check and record are one step.
-        """
-        self._note(attempt, statistic, closes, attempt.run)
-=======
+            by = uses.get((statistic, about))
+            masked = f"is {MASKED} in run {(by or '').split(' ')[0]}, whose sum may be opened"
             require(
-                opened.get((statistic, about)) in (None, _of(attempt), f"{attempt.run} {MASKED}"),
-                f"this site's {statistic} for {about:.12} was opened in a sum, or another run has it under "
-                "masks; it goes into no other one",
+                by in own,
+                f"this site's {statistic} for {about:.12} "
+                f"{masked if (by or '').endswith(MASKED) else 'was opened in a sum'}; it goes into no other one",
             )
->>>>>>> main
 
     def note_masked(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Record, before masked values leave, that they are this run's. Errors as note_opened()."""
+        """Record, before masked values leave, that they are this run's. Raises PolicyRefusal as check_closed()."""
         self._note(attempt, statistic, closes, f"{attempt.run} {MASKED}")
 
     def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
@@ -221,36 +200,14 @@ class SecureState:
         self._note(attempt, statistic, closes, _of(attempt))
 
     def _note(self, attempt: Attempt, statistic: str, closes: Sequence[str], by: str) -> None:
-<<<<<<< HEAD
         # runs have a process each here
         with one_at_a_time(self._state_dir / "secure"):
             self.check_closed(attempt, statistic, closes)
             uses = _uses(self._state_dir)
             new = {(statistic, about): by for about in closes}
-            if by == attempt.run:
-                new = {key: by for key in new if key not in uses}  # what was opened stays so
             # the run's folder, which knows its attempts too, can be cleaned
             last = {(LAST, attempt.run): str(attempt.number)}
             _write_uses(self._state_dir, uses, uses | new | last)
-=======
-        with one_at_a_time(self._state_dir / "secure"):
-            self.check_closed(attempt, statistic, closes)
-            opened = self._opened()
-            noted = opened | {(statistic, about): by for about in closes}
-            if noted != opened:
-                rows = [[*of, by] for of, by in noted.items()]
-                replace_file(self._state_dir / "secure" / OPENED, json.dumps(rows).encode())
-
-    def _opened(self) -> dict[tuple[str, str], str]:
-        """(statistic, about) -> the attempt that opened it, or the run that masked it."""
-        path = self._state_dir / "secure" / OPENED
-        try:
-            rows = json.loads(path.read_bytes()) if path.exists() else []
-            # rows of an earlier version do not name their attempt, and so are of another one
-            return {(row[0], row[1]): row[2] if len(row) > 2 else "" for row in rows}
-        except (ValueError, LookupError, TypeError) as error:
-            raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error
->>>>>>> main
 
     def _read(self, name: str, default: Plain) -> Plain:
         path = self.folder / f"{name}.json"
@@ -284,12 +241,12 @@ def give_up(state_dir: Path, run: str) -> None:
     make_folder(state_dir / "secure")
     with one_at_a_time(state_dir / "secure"):
         uses = _uses(state_dir)
-        kept = {key: by for key, by in uses.items() if by != run}
+        kept = {key: by for key, by in uses.items() if by != f"{run} {MASKED}"}
         _write_uses(state_dir, uses, kept | {(LAST, run): GIVEN_UP})
 
 
 def _uses(state_dir: Path) -> dict[tuple[str, str], str]:
-    """(statistic, about) -> "RUN NUMBER", the attempt that opened it, or "RUN", which masked it.
+    """(statistic, about) -> "RUN NUMBER", the attempt that opened it, or "RUN masked".
 
     (LAST, run) -> the number of the newest attempt in which this site masked values, or GIVEN_UP.
     """

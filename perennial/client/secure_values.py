@@ -54,10 +54,10 @@ def masked_reply(
     All integers enter masked sums here; MaskedSums.collect() is the server's side.
     statistic: one word for what they are. about: SHA-256 of what they describe, such as the model. words:
     computes them, (N,) uint64, and they are charged before they are kept; not called if this
-    attempt was answered before. closes: names of the facts that they tell of this site; no value about the
-    same names is put into a sum of another run, nor into any other sum once this one is opened. () stands for
-    `about`. kept: hash of the model that the site keeps as the teacher.
-    Raises PolicyRefusal when the roster is too small for the site, the value is in another sum, or the
+    attempt was answered before. closes: names of the facts that they tell of this site; once a sum is
+    opened, no value about the same names is put into another. () stands for `about`. kept: hash of the model
+    that the site keeps as the teacher.
+    Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
     attempt is over; ProtocolError when this site has prepared no masks for it.
     """
     from perennial.client.secure_answers import secure_state
@@ -81,8 +81,6 @@ def masked_reply(
             state.check_new(number)
             state.check_closed(session.attempt, statistic, session.closes)
             values = np.ascontiguousarray(pay(site.identity, words()).value)
-            # what leaves can be opened by others, at any time and without a word to this site
-            state.note_masked(session.attempt, statistic, session.closes)
             if secure.masks:
                 session.mask(values)
             else:

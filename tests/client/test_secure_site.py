@@ -139,16 +139,6 @@ def test_run_that_the_site_gives_up_frees_what_it_masked_and_nothing_that_was_op
         state(tmp_path).check_closed(Attempt(RUN, 1, 2), "update", ["k" * 64])
 
 
-def test_what_one_run_has_under_masks_goes_into_no_other_run(tmp_path: Path) -> None:
-    """Others may open its sum without this site; two sums of two runs would tell two sites' values."""
-    keeper, another_run = state(tmp_path), state(tmp_path, run="b" * 16)
-    keeper.note_masked(Attempt(RUN, 1, 1), "update", ["m" * 64])
-    with pytest.raises(PolicyRefusal, match="goes into no other one"):
-        another_run.note_masked(Attempt("b" * 16, 1, 1), "update", ["m" * 64])
-    keeper.note_masked(Attempt(RUN, 1, 2), "update", ["m" * 64])
-    keeper.note_opened(Attempt(RUN, 1, 2), "update", ["m" * 64])
-
-
 def test_note_of_an_earlier_version_closes_too_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     keeper, path = state(tmp_path), tmp_path / "secure" / "opened.json"
     path.write_text(json.dumps([["update", "m" * 64]]))

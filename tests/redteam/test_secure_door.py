@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message
 
 from perennial.client import time_limit as time_limit_module
@@ -16,7 +17,7 @@ from perennial.client.secure_state import SecureState
 from perennial.config.charges import update
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, PolicyRefusal, StateError
-from perennial.privacy.released import Released
+from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.roster import Attempt, Parameters, Peer
 from perennial.privacy.secure.site_session import SiteSession
@@ -113,10 +114,9 @@ def test_a_request_of_texts_alone_is_bounded_too(tmp_path: Path, monkeypatch: py
 def _enrolled(folder: Path, run: str = RUN) -> tuple[SecureState, SiteSession]:
     """A site in a sum of three, about to mask its values."""
     federation = MaskedFederation(3, Parameters())
-    federation.peers = [
-        Peer.introduce(name, federation.identity[name], federation.cipher[name], run, 1)
-        for name in federation.names
-    ]
+    for name in federation.names:
+        keys = federation.identity[name], federation.cipher[name]
+        federation.peers[federation.names.index(name)] = Peer.introduce(name, *keys, run, 1)
     sessions = federation.prepared(Attempt(run, 1, 1))
     keeper = SecureState(folder, run, "site-000", SitePolicy())
     session = sessions["site-000"]
@@ -151,9 +151,6 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
         "secure_state",
         lambda *_: (site.experiment.secure, SecureState(tmp_path, RUN, "site-000", SitePolicy())),
     )
-<<<<<<< HEAD
-    request = _train(hospital, session)
-=======
     members = session.members
     request = replace(
         _train(hospital),
@@ -163,7 +160,6 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
         roster_commitments=[member.commitment for member in members],
         roster_signatures=[member.signature for member in members],
     )
->>>>>>> main
     together, sent = threading.Barrier(2, timeout=1), []
 
     def words() -> Released[Words]:
@@ -191,6 +187,13 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
     assert len(answers) == 2 and len(set(answers)) == 1
 
 
+def _train(hospital: Hospital) -> Any:
+    from perennial.protocol.messages import TrainRequest
+    from perennial.protocol.tensors import Tensors
+
+    return TrainRequest(**hospital.stamp(), arrays=Tensors(hospital.arrays()))
+
+
 def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,9 +209,17 @@ def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
 
     def masked(run: str) -> Any:
         keeper, session = _enrolled(tmp_path, run)
-        keeper.keep(session)
         monkeypatch.setattr(secure_answers, "secure_state", lambda *_: (site.experiment.secure, keeper))
-        request = _train(hospital, session)
+        members = session.members
+        request = replace(
+            _train(hospital),
+            attempt=1,
+            roster=[member.name for member in members],
+            roster_masks=[member.mask for member in members],
+            roster_commitments=[member.commitment for member in members],
+            roster_signatures=[member.signature for member in members],
+        )
+        keeper.keep(session)
         return secure_values.masked_reply(site, request, "update", "b" * 64, words)
 
     assert masked(RUN).words
@@ -217,17 +228,17 @@ def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
     assert len(made) == 1, "refused before anything was computed or charged"
 
 
-def _train(hospital: Hospital, session: SiteSession) -> Any:
-    from perennial.protocol.messages import TrainRequest
+def test_an_update_that_is_not_finite_is_masked_as_zero(tmp_path: Path) -> None:
+    """A refusal would tell, without a charge, whether a record makes the server's model overflow."""
+    from perennial.client.secure_values import update_words
+    from perennial.config import charges
     from perennial.protocol.tensors import Tensors
 
-    members = session.members
-    return replace(
-        TrainRequest(**hospital.stamp(), arrays=Tensors(hospital.arrays())),
-        attempt=1,
-        roster=[member.name for member in members],
-        roster_masks=[member.mask for member in members],
-        roster_commitments=[member.commitment for member in members],
-        roster_signatures=[member.signature for member in members],
-        sum_updates=3,
-    )
+    hospital = Hospital(tmp_path, {"answers": ["train"]}, **SECURE)
+    request = replace(_train(hospital), attempt=1, roster=["site-1", "site-2", "site-3"])
+    update = Tensors(w=torch.full((3,), torch.nan))
+    typed = {
+        "update": Released(update, charges.update(hospital.experiment, RUN)),
+        "num_examples": Public(5),
+    }
+    assert update_words(hospital.site, request, typed).value[:3].tolist() == [0, 0, 0]
