@@ -181,15 +181,14 @@ class SecureState:
         own = (None, _of(attempt), f"{attempt.run} {MASKED}")
         for about in closes:
             by = uses.get((statistic, about))
-            masked = f"is {MASKED} in run {(by or '').split(' ')[0]}, whose sum may be opened"
-            require(
-                by in own,
-                f"this site's {statistic} for {about:.12} "
-                f"{masked if (by or '').endswith(MASKED) else 'was opened in a sum'}; it goes into no other one",
+            run, _, how = (by or "").partition(" ")
+            what = (
+                f"is masked in run {run}, whose sum may be opened" if how == MASKED else "was opened in a sum"
             )
+            require(by in own, f"this site's {statistic} for {about:.12} {what}; it goes into no other one")
 
     def note_masked(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Record, before masked values leave, that they are this run's. Raises PolicyRefusal as check_closed()."""
+        """Record, before masked values leave, that they are this run's. Errors as check_closed()."""
         self._note(attempt, statistic, closes, f"{attempt.run} {MASKED}")
 
     def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
