@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message
 
 from perennial.client import time_limit as time_limit_module
@@ -16,7 +17,7 @@ from perennial.client.secure_state import SecureState
 from perennial.config.charges import update
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, StateError
-from perennial.privacy.released import Released
+from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.roster import Parameters
 from perennial.privacy.secure.site_session import SiteSession
@@ -188,3 +189,19 @@ def _train(hospital: Hospital) -> Any:
     from perennial.protocol.tensors import Tensors
 
     return TrainRequest(**hospital.stamp(), arrays=Tensors(hospital.arrays()))
+
+
+def test_an_update_that_is_not_finite_is_masked_as_zero(tmp_path: Path) -> None:
+    """A refusal would tell, without a charge, whether a record makes the server's model overflow."""
+    from perennial.client.secure_values import update_words
+    from perennial.config import charges
+    from perennial.protocol.tensors import Tensors
+
+    hospital = Hospital(tmp_path, {"answers": ["train"]}, **SECURE)
+    request = replace(_train(hospital), attempt=1, roster=["site-1", "site-2", "site-3"])
+    update = Tensors(w=torch.full((3,), torch.nan))
+    typed = {
+        "update": Released(update, charges.update(hospital.experiment, RUN)),
+        "num_examples": Public(5),
+    }
+    assert update_words(hospital.site, request, typed).value[:3].tolist() == [0, 0, 0]
