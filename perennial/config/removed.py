@@ -79,11 +79,6 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("clustered_personalisation", "channel_choice"): Removed("seeded", "`channels` are drawn by the seed."),
     ("clustered_personalisation", "extractor"): Removed("global", "Vectors are of the global model."),
     ("clustered_personalisation", "standardise"): Removed(False, "Vectors are compared as they are."),
-    **{
-        (name, key): Removed(value, "The value is that of the paper.")
-        for name in ("fedadam", "fedyogi", "fedadagrad")
-        for key, value in (("beta_1", 0.0 if name == "fedadagrad" else 0.9), ("beta_2", 0.99), ("tau", 1e-3))
-    },
     ("layer_attention", "order"): Removed(2.0, "Distances are L2 norms."),
     ("layer_attention", "temperature"): Removed(1.0, "Use `scale: mean`."),
     ("multi_factor", "max_weight"): Removed(0.5, "No site counts for more than half."),

@@ -21,8 +21,6 @@ from perennial.strategies.sums.exact_sum import is_statistic, parameter_zeros
 
 MU = 0.01
 MOMENTUM, SCALE = "momentum", "scale"
-BETA_1, BETA_2, TAU = 0.9, 0.99, 1e-3
-"""Of the adaptive rules, as Reddi et al. recommend them."""
 
 
 class FedProxSite(Proximal):
@@ -56,11 +54,9 @@ class ServerOptimiser(FedAvg):
 
     asks = ASKS["fedavgm"]
     state_names: tuple[str, ...] = (MOMENTUM,)
-    usual_lr = 1.0
 
-    def __init__(self, server_lr: float | None = None, **flower: Any) -> None:
+    def __init__(self, server_lr: float, **flower: Any) -> None:
         super().__init__(**flower)
-        server_lr = self.usual_lr if server_lr is None else server_lr
         self.server_lr = _checked("server_lr", server_lr, server_lr > 0, "above 0")
         self.state: dict[str, dict[str, Tensor]] = {name: {} for name in self.state_names}
 
@@ -128,7 +124,12 @@ class OptimisedMean(WeightedMean):
 class FedAvgM(ServerOptimiser):
     """Momentum at the server: m = momentum m + mean; theta + server_lr m."""
 
-    def __init__(self, server_lr: float = 1.0, momentum: float = 0.9, **flower: Any) -> None:
+    def __init__(
+        self,
+        server_lr: float = 1.0,
+        momentum: float = 0.9,
+        **flower: Any,
+    ) -> None:
         super().__init__(server_lr, **flower)
         self.momentum = _checked("momentum", momentum, 0 <= momentum < 1, "0 to below 1")
 
@@ -138,18 +139,29 @@ class FedAvgM(ServerOptimiser):
 
 
 class Adaptive(ServerOptimiser):
-    """theta + server_lr m / (sqrt(v) + TAU), with m = beta_1 m + (1 - beta_1) mean, and v from TAU^2 on.
+    """theta + server_lr m / (sqrt(v) + tau), with m = beta_1 m + (1 - beta_1) mean, and v from tau^2 on.
 
     A subclass says how v moves. As published there is no correction of the first steps, which Flower's rules
     of these names have.
     """
 
     state_names = (MOMENTUM, SCALE)
-    usual_lr = 0.1
-    beta_1 = BETA_1
+
+    def __init__(
+        self,
+        server_lr: float = 0.1,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        tau: float = 1e-3,
+        **flower: Any,
+    ) -> None:
+        super().__init__(server_lr, **flower)
+        self.beta_1 = _checked("beta_1", beta_1, 0 <= beta_1 < 1, "0 to below 1")
+        self.beta_2 = _checked("beta_2", beta_2, 0 <= beta_2 < 1, "0 to below 1")
+        self.tau = _checked("tau", tau, tau > 0, "above 0")
 
     def beginning(self, name: str) -> float:
-        return TAU**2 if name == SCALE else 0.0
+        return self.tau**2 if name == SCALE else 0.0
 
     def scaled(self, scale: Tensor, square: Tensor) -> Tensor:
         """The next v, from the former one and the square of the mean update."""
@@ -158,27 +170,28 @@ class Adaptive(ServerOptimiser):
     def step(self, state: dict[str, Tensor], mean: Tensor) -> Tensor:
         state[MOMENTUM] = self.beta_1 * state[MOMENTUM] + (1 - self.beta_1) * mean
         state[SCALE] = self.scaled(state[SCALE], mean.square())
-        return self.server_lr * state[MOMENTUM] / (state[SCALE].sqrt() + TAU)
+        return self.server_lr * state[MOMENTUM] / (state[SCALE].sqrt() + self.tau)
 
 
 class FedAdam(Adaptive):
-    """v = BETA_2 v + (1 - BETA_2) mean^2."""
+    """v = beta_2 v + (1 - beta_2) mean^2."""
 
     def scaled(self, scale: Tensor, square: Tensor) -> Tensor:
-        return BETA_2 * scale + (1 - BETA_2) * square
+        return self.beta_2 * scale + (1 - self.beta_2) * square
 
 
 class FedYogi(Adaptive):
-    """v = v - (1 - BETA_2) mean^2 sign(v - mean^2)."""
+    """v = v - (1 - beta_2) mean^2 sign(v - mean^2)."""
 
     def scaled(self, scale: Tensor, square: Tensor) -> Tensor:
-        return scale - (1 - BETA_2) * square * torch.sign(scale - square)
+        return scale - (1 - self.beta_2) * square * torch.sign(scale - square)
 
 
 class FedAdagrad(Adaptive):
     """v = v + mean^2, as published without momentum (beta_1 = 0)."""
 
-    beta_1 = 0.0
+    def __init__(self, server_lr: float = 0.1, beta_1: float = 0.0, tau: float = 1e-3, **flower: Any) -> None:
+        super().__init__(server_lr, beta_1, tau=tau, **flower)
 
     def scaled(self, scale: Tensor, square: Tensor) -> Tensor:
         return scale + square

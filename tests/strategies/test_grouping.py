@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perennial.strategies.clustered_personalisation.grouping import Grouping, VectorSettings
+from perennial.models.sparsity import VectorSettings
+from perennial.strategies.clustered_personalisation.grouping import Grouping
 
 SETTINGS = VectorSettings(2, 1, "average", None)
 APART = {"a": (0.0, 0.0), "b": (0.1, 0.0), "c": (0.8, 0.8), "d": (0.9, 0.8)}
