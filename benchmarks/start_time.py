@@ -61,7 +61,6 @@ print(time.process_time() - begun)
 NOTHING = "from contextlib import nullcontext\n"
 WITHOUT = {
     "garbage": NOTHING + "import perennial.foundation.garbage as m; m.permanent = nullcontext\n",
-    "process_end": NOTHING + "import perennial.foundation.process_end as m; m.ends_in_one_go = nullcontext\n",
     "allocator": "import perennial.foundation.allocator as m; m.keep_freed_memory = int\n",
 }
 
