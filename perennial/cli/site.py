@@ -161,16 +161,24 @@ def start(path: SiteFile = Path("site.yaml")) -> None:
 def clean(
     path: SiteFile = Path("site.yaml"),
     days: Annotated[float, typer.Option(help="remove what nothing used for so long")] = 30.0,
+    run: Annotated[
+        str, typer.Option(help="remove this run alone, and free what it masked, once all its sites do so")
+    ] = "",
 ) -> None:
     """Remove what the site keeps of old runs (exemplars, models, own layers) and unused features."""
+    from perennial.client.secure_state import give_up
     from perennial.client.state import clean as remove
     from perennial.client.state import kept_features
     from perennial.config.site import load_site_config
 
     config = load_site_config(path)
-    removed = remove(config.state_dir, days)
-    for run, size in removed:
-        typer.echo(f"removed:     run {run}, {size / 1e6:.1f} MB")
+    removed = remove(config.state_dir, days, run)
+    for name, size in removed:
+        typer.echo(f"removed:     run {name}, {size / 1e6:.1f} MB")
+    if run:
+        give_up(config.state_dir, run)
+        typer.echo(f"given up:    run {run}; this site takes part in no masked sum of it any more")
+        return
     if freed := kept_features(config.state_dir, config.state).remove_unused(days):
         typer.echo(f"removed:     features of samples, {freed / 1e6:.1f} MB")
     typer.echo(f"{len(removed)} runs removed; the ledger and the count of requests stay")

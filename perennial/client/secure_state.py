@@ -2,10 +2,10 @@
 
 Each file is written before the answer that it is about leaves.
 
-In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it opened, since
-a second run of the same experiment would begin with the same model. In the run's folder: the agreement key
-of the task, the signing keys under which peers were met, one file for each attempt, and the masked values
-that were sent.
+In state_dir/secure, for the site's lifetime: its signing key, and a list of the values that it masked and
+opened, each with its run, since a second run of the same experiment would begin with the same model. In the
+run's folder: the agreement key of the task, the signing keys under which peers were met, one file for each
+attempt, and the masked values that were sent.
 """
 
 import json
@@ -30,6 +30,9 @@ from perennial.privacy.signed_sums import Signer
 IDENTITY = "identity.key"
 OPENED = "opened.json"
 MASKED = "masked"
+LAST, GIVEN_UP = "last attempt", "given up"
+"""A run's row in OPENED: LAST, in the place of a statistic; the run; its newest attempt, or GIVEN_UP."""
+Uses = Mapping[tuple[str, str], str]
 CERTIFIED = Path("secure/identity.certified")
 """In state_dir: what the node key says of the signing key; `perennial site start` writes it."""
 
@@ -158,52 +161,52 @@ class SecureState:
         data = (self.folder / f"sent-{number:08d}.bin").read_bytes()
         return np.frombuffer(data, dtype=np.dtype(data[:3].decode()), offset=3)
 
-    # what was opened
+    # which sum a value is in
 
     def check_closed(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Raises PolicyRefusal if another attempt opened this site's value about one of closes.
+        """Raises PolicyRefusal if this site's value about one of closes is in another sum.
 
-        So does one of another run that has masked values: without this site, others may have opened its sum.
+        That is, another attempt opened it, or another run masked it: other sites can open that run's sum
+        without this one's help, and nobody tells this site. Attempts of one run follow one another at every
+        site, so that a new one may take the value of those that it ends.
         closes: what the value tells of, such as a model's SHA-256.
         """
-        opened = self._opened()
+        uses = _uses(self._state_dir)
+        last = uses.get((LAST, attempt.run), "0")
+        require(last != GIVEN_UP, f"this site gave run {attempt.run} up, and takes part in no sum of it")
+        require(
+            attempt.number >= int(last),
+            f"attempt {attempt.number} is over; this site has taken part in {last}",
+        )
+        own = (None, _of(attempt), f"{attempt.run} {MASKED}")
         for about in closes:
-            require(
-                opened.get((statistic, about)) in (None, _of(attempt), f"{attempt.run} {MASKED}"),
-                f"this site's {statistic} for {about:.12} was opened in a sum, or another run has it under "
-                "masks; it goes into no other one",
+            by = uses.get((statistic, about))
+            run, _, how = (by or "").partition(" ")
+            what = (
+                f"is masked in run {run}, whose sum may be opened" if how == MASKED else "was opened in a sum"
             )
+            require(by in own, f"this site's {statistic} for {about:.12} {what}; it goes into no other one")
 
     def note_masked(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Record, before masked values leave, that they are this run's. Errors as note_opened()."""
+        """Record, before masked values leave, that they are this run's. Errors as check_closed()."""
         self._note(attempt, statistic, closes, f"{attempt.run} {MASKED}")
 
     def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
         """Record, before the shares leave, that this attempt opens the site's value about each of closes.
 
-        Raises PolicyRefusal when another attempt opened one of these: two runs of an experiment may both have
-        masked the same value before either asked for its shares, and each has a process of its own here.
+        Raises PolicyRefusal as check_closed() does.
         """
         self._note(attempt, statistic, closes, _of(attempt))
 
     def _note(self, attempt: Attempt, statistic: str, closes: Sequence[str], by: str) -> None:
+        # runs have a process each here
         with one_at_a_time(self._state_dir / "secure"):
             self.check_closed(attempt, statistic, closes)
-            opened = self._opened()
-            noted = opened | {(statistic, about): by for about in closes}
-            if noted != opened:
-                rows = [[*of, by] for of, by in noted.items()]
-                replace_file(self._state_dir / "secure" / OPENED, json.dumps(rows).encode())
-
-    def _opened(self) -> dict[tuple[str, str], str]:
-        """(statistic, about) -> the attempt that opened it, or the run that masked it."""
-        path = self._state_dir / "secure" / OPENED
-        try:
-            rows = json.loads(path.read_bytes()) if path.exists() else []
-            # rows of an earlier version do not name their attempt, and so are of another one
-            return {(row[0], row[1]): row[2] if len(row) > 2 else "" for row in rows}
-        except (ValueError, LookupError, TypeError) as error:
-            raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error
+            uses = _uses(self._state_dir)
+            new = {(statistic, about): by for about in closes}
+            # the run's folder, which knows its attempts too, can be cleaned
+            last = {(LAST, attempt.run): str(attempt.number)}
+            _write_uses(self._state_dir, uses, uses | new | last)
 
     def _read(self, name: str, default: Plain) -> Plain:
         path = self.folder / f"{name}.json"
@@ -226,6 +229,40 @@ class SecureState:
 
 def _of(attempt: Attempt) -> str:
     return f"{attempt.run} {attempt.number}"
+
+
+def give_up(state_dir: Path, run: str) -> None:
+    """Take part in no further sum of a run, whose folder was removed, and free the values that it masked.
+
+    They may go into sums of other runs, but for those that this site helped to open. That is safe once every
+    site of the run has done so: then nobody can open its sums any more.
+    """
+    make_folder(state_dir / "secure")
+    with one_at_a_time(state_dir / "secure"):
+        uses = _uses(state_dir)
+        kept = {key: by for key, by in uses.items() if by != f"{run} {MASKED}"}
+        _write_uses(state_dir, uses, kept | {(LAST, run): GIVEN_UP})
+
+
+def _uses(state_dir: Path) -> dict[tuple[str, str], str]:
+    """(statistic, about) -> "RUN NUMBER", the attempt that opened it, or "RUN masked".
+
+    (LAST, run) -> the number of the newest attempt in which this site masked values, or GIVEN_UP.
+    """
+    path = state_dir / "secure" / OPENED
+    try:
+        rows = json.loads(path.read_bytes()) if path.exists() else []
+        # rows of an earlier version do not name their attempt, and so are of another one
+        return {(row[0], row[1]): row[2] if len(row) > 2 else "" for row in rows}
+    except (ValueError, LookupError, TypeError) as error:
+        raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error
+
+
+def _write_uses(state_dir: Path, old: Uses, new: Uses) -> None:
+    if new != old:
+        replace_file(
+            state_dir / "secure" / OPENED, json.dumps([[*of, by] for of, by in new.items()]).encode()
+        )
 
 
 def own_key(state_dir: Path) -> str:

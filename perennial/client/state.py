@@ -69,16 +69,19 @@ def kept_features(state_dir: Path, limits: StateLimits) -> BoundedFolder:
     return BoundedFolder(state_dir / "features", limits.features_gigabytes)
 
 
-def clean(state_dir: Path, days: float) -> list[tuple[str, int]]:
+def clean(state_dir: Path, days: float, only: str = "") -> list[tuple[str, int]]:
     """Remove what the site keeps of runs in which nothing happened for so many days: (run, bytes) of each.
 
+    only: this run and no other one, whenever it was used; the site then takes part in no masked sum of it.
     The ledger, the count of requests and everything else of the site's life stay. Raises StateError naming
     what cannot be removed.
     """
     removed = []
     for folder in _folders(state_dir / "runs"):
+        if only and folder.name != only:
+            continue
         newest = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
-        if time.time() - newest < days * DAY:
+        if not only and time.time() - newest < days * DAY:
             continue
         size = size_of(folder)
         try:

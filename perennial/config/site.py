@@ -1,6 +1,5 @@
 """site.yaml: the file of a hospital. It decides what the site answers, and no message can override it."""
 
-import os
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +11,7 @@ from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
+from perennial.foundation.files import user_state
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode, Unit
 
@@ -147,8 +147,8 @@ class SiteConfig(Block):
     ledger_tip: UsablePath | None = None
     """A file outside state_dir, best on another disk, in which the site notes the ledger's head hash: a
     ledger that was deleted, truncated or put back from an older copy is then noticed. None: a file in the
-    user's state folder, ~/.local/state/perennial/ledgers. Whose data are counted by which ledger is noted
-    there too."""
+    user's state folder, ~/.local/state/perennial/ledgers. Which data are counted by which ledger is noted
+    there in any case, for all sites of this user."""
     state: StateLimits = StateLimits()
     approvals: UsablePath = Path("approvals")
     """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
@@ -173,12 +173,6 @@ class SiteConfig(Block):
         return Ledger(self.state_dir, self.ledger_tip, data)
 
 
-def tips_folder() -> Path:
-    """Where sites that name no `ledger_tip` note theirs: in the user's state folder, outside every site's."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "perennial" / "ledgers"
-
-
 def load_site_config(path: Path) -> SiteConfig:
     """The site in a YAML file; paths in it are taken from the file's folder.
 
@@ -191,7 +185,7 @@ def load_site_config(path: Path) -> SiteConfig:
         "approvals": folder / site.approvals.expanduser(),
     }
     state_dir = (folder / site.state_dir.expanduser()).resolve()
-    tip = site.ledger_tip or tips_folder() / f"{sha256(str(state_dir).encode()).hexdigest()[:32]}.tip"
+    tip = site.ledger_tip or user_state() / f"{sha256(str(state_dir).encode()).hexdigest()[:32]}.tip"
     found["ledger_tip"] = tip = folder / tip.expanduser()
     if tip.resolve().is_relative_to(state_dir):
         raise ConfigError(

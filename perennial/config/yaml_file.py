@@ -25,13 +25,33 @@ LARGEST_FILE = 2**20
 MOST_VALUES = 50_000
 """Values and keys after aliases have been put in; each may hold others."""
 DEEPEST = 40
+TOO_DEEP = f"nested more than {DEEPEST} deep"
 LONGEST_NUMBER = 100
 """Characters of a number or a date; YAML reads some numbers in time that grows with the square of these."""
 MOST_FAULTS = 20
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML lets a later key silently replace an earlier one; a person who wrote both meant neither."""
+    """YAML lets a later key silently replace an earlier one; a person who wrote both meant neither.
+
+    It stops at the first value that is nested too deeply, before the rest of the file is scanned, which would
+    take time that grows with the square of the depth.
+    """
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > DEEPEST:
+            event = self.peek_event()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            raise _TooDeep(f"line {event.start_mark.line + 1}: {TOO_DEEP}")
+        node = super().compose_node(parent, index)  # pyright: ignore[reportUnknownMemberType, reportArgumentType]
+        self._depth -= 1
+        return node
+
+
+class _TooDeep(Exception):
+    """Says where in the text."""
 
 
 def _mapping_without_duplicates(
@@ -106,8 +126,8 @@ def _parsed(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: not valid YAML: {shown(str(error))}") from error
     except TypeError as error:
         raise ConfigError(f"{where}: not valid YAML: a list or mapping as a key") from error
-    except RecursionError:
-        raise ConfigError(f"{where}: not valid YAML: nested too deeply") from None
+    except _TooDeep as error:
+        raise ConfigError(f"{where}: {error}") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -123,7 +143,7 @@ class _Sizes:
     def of(self, node: yaml.Node, depth: int = 1) -> int:
         """Values in a node, itself included. Raises ConfigError when these, or one of them, are too much."""
         if depth > DEEPEST:
-            raise self._refusal(node, f"nested more than {DEEPEST} deep")
+            raise self._refusal(node, TOO_DEEP)
         if node not in self._known:
             self._known[node] = MOST_VALUES + 1  # stands for a node that holds itself
             number = node.tag.rpartition(":")[2] in ("int", "float", "timestamp")

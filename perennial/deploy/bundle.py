@@ -9,13 +9,14 @@ import string
 import tarfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from perennial.deploy.application import VERSION
 from perennial.deploy.approval import prepare_apps
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder, keep_out_of_git
-from perennial.foundation.errors import ConfigError, shown
-from perennial.foundation.files import replace_file
+from perennial.foundation.errors import ConfigError, StateError, shown
+from perennial.foundation.files import make_folder, replace_file, user_state
 
 TEMPLATES = Path(__file__).parent
 SUMS = "SHA256SUMS"
@@ -78,6 +79,8 @@ def open_bundle(bundle: Path, folder: Path) -> list[str]:
     keep_out_of_git(folder)
     (folder / "state").mkdir(exist_ok=True, mode=0o700)
     (folder / "tip").mkdir(exist_ok=True, mode=0o700)
+    with suppress(StateError):  # compose.yaml mounts it; a user without a home sets LEDGERS
+        make_folder(user_state())
     (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
     prepare_apps(folder / "flower", folder / "approvals")
     return written

@@ -101,6 +101,23 @@ def _make(folder: Path, mode: int) -> None:
             raise
 
 
+SHARED_STATE = (
+    "Set XDG_STATE_HOME to the absolute path of a folder that all sites of this machine share and can write"
+)
+
+
+def user_state() -> Path:
+    """The folder of the user's state for all sites on this machine: in XDG_STATE_HOME, or in ~/.local/state.
+
+    Raises StateError when the user has no home.
+    """
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    try:
+        return (given if given.is_absolute() else Path.home() / ".local" / "state") / "perennial" / "ledgers"
+    except RuntimeError as error:
+        raise StateError(f"this user has no home folder ({error}). {SHARED_STATE}") from error
+
+
 def open_private(path: Path) -> TextIO:
     """Open path to read and append, created with mode 0600 if missing. Raises OSError, also on a link."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

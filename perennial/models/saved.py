@@ -2,15 +2,21 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import get_ident
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from perennial.foundation.errors import StateError, nearest, shown
 from perennial.foundation.files import replace_file
@@ -63,6 +69,10 @@ class _StoredSettings(_Stored):
 
 
 _CLASSES: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
+
+NOT_STORED = 2**25
+"""Numbers that may be built beside four times the file's: fixed parts follow from the seed, in no file,
+and a layer is built more than once on the way to its values."""
 
 GLOBAL_MODEL = "model.safetensors"
 """In a run's folder."""
@@ -227,7 +237,8 @@ def load_saved(path: Path) -> SavedModel:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         said = shown(str(error), 500)
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({said})") from error
-    model = build_model(found.model, inputs.shape, len(classes), found.seed, with_weights=False)
+    with _at_most(4 * sum(tensor.numel() for tensor in tensors.values()) + NOT_STORED, path):
+        model = build_model(found.model, inputs.shape, len(classes), found.seed, with_weights=False)
     means = None
     for name, more in ((CLASS_MEANS, 0), (GAUSSIAN_HEAD, 1)):
         if name in tensors:
@@ -236,6 +247,29 @@ def load_saved(path: Path) -> SavedModel:
                 raise StateError(f"{path}: {name}: found {tuple(means.shape)}, allowed {expected}")
     load_complete(model, tensors)
     return SavedModel(model.eval(), classes, inputs, settings, means, confidence)
+
+
+@contextmanager
+def _at_most(most: int, path: Path) -> Iterator[None]:
+    """Context manager: end what this thread builds as soon as its modules hold more numbers.
+
+    A file's metadata can describe a network of any size; what does not fit the file's tensors is refused
+    before it fills the memory. Raises StateError naming path.
+    """
+    thread, built = get_ident(), 0
+
+    def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal built
+        if tensor is not None and get_ident() == thread:
+            built += tensor.numel()
+            if built > most:
+                raise StateError(
+                    f"{path}: its metadata describe a model of more than {most} numbers, which the tensors "
+                    "in it do not fill; it is damaged, or not the model of a finished run"
+                )
+
+    with register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count):
+        yield
 
 
 def _name(class_means: Tensor, tensors: Mapping[str, Tensor]) -> str:

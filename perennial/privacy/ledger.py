@@ -85,7 +85,7 @@ class Ledger:
         older than a tip, or cannot be written (a full disk, say). After either, the release must not leave.
         """
         if self.elsewhere is not None and self.data is not None:
-            require_own_data(self.elsewhere.parent, self.data, self.path.parent)
+            require_own_data(self.data, self.path.parent)
         with self._locked() as descriptor:
             contents = self._contents(descriptor)
             tip = contents.tip

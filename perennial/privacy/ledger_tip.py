@@ -8,6 +8,7 @@ or replaced by an older copy.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from perennial.foundation.errors import PrivacyError, StateError
-from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.files import SHARED_STATE, make_folder, one_at_a_time, replace_file, user_state
 from perennial.privacy.entries import Entry
 
 BEFORE_FIRST = "0" * 64
@@ -136,34 +137,67 @@ def _count(value: Any, least: int = 0) -> int:
     return value
 
 
-def require_own_data(folder: Path, data: Path, state_dir: Path) -> None:
-    """Note that the ledger in state_dir counts what leaves of these data.
+def require_own_data(data: Path, state_dir: Path) -> None:
+    """Note that the ledger in state_dir counts what leaves of these data, in user_state().
+
+    All sites of one user find the note there, whatever their folders and `ledger_tip` are. Data are known by
+    their inode, and by their name in a folder, and a ledger by a number in its state_dir, because paths mean
+    different things in different containers.
 
     Args:
-        folder: where it is noted, outside every state_dir.
         data: the file or folder of the data.
         state_dir: holds the ledger.
 
     Raises:
         StateError: another ledger counts them already, or nothing can be noted. Nothing may leave then.
     """
-    own = str(state_dir.resolve())
+    folder = user_state()
     try:
-        found = data.stat()
-        known = (f"path {data.resolve()}", f"file {found.st_dev} {found.st_ino}")
         make_folder(folder)
-        for name in known:
-            claim = folder / f"{sha256(name.encode()).hexdigest()[:32]}.data"
-            other = claim.read_text(encoding="utf-8") if claim.exists() else ""
-            if other not in ("", own) and (Path(other) / "ledger.jsonl").exists():
-                raise StateError(
-                    f"data.path: what leaves of {data} is counted by the ledger in {other}, and one data set "
-                    f"has one ledger; allowed: state_dir: {other}, or, if that ledger counts other data now, "
-                    f"to remove {claim}"
-                )
-            if other != own:
-                replace_file(claim, own.encode())
-    except OSError as error:
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except StateError:
+        writable = False
+    if not writable:
         raise StateError(
-            f"ledger_tip: {folder}: {error.strerror}; without it the release must not leave"
-        ) from error
+            f"{folder}: cannot be written, so that no other site here would know which ledger counts {data}; "
+            f"the release must not leave. {SHARED_STATE}"
+        )
+    try:
+        found, place = data.stat(), data.resolve()
+        beside = place.parent.stat()
+        known = (
+            f"file {found.st_dev} {found.st_ino}",
+            f"name {beside.st_dev} {beside.st_ino} {place.name}",
+        )
+        own = (str(state_dir.resolve()), _number_of(state_dir))
+        with one_at_a_time(folder):
+            for name in known:
+                _claim(folder / f"{sha256(name.encode()).hexdigest()[:32]}.data", data, own)
+    except OSError as error:
+        raise StateError(f"{folder}: {error.strerror}; without it the release must not leave") from error
+
+
+def _claim(claim: Path, data: Path, own: tuple[str, str]) -> None:
+    """Note own, (state_dir, number). Raises StateError when another ledger is noted."""
+    text = claim.read_text(encoding="utf-8") if claim.exists() else ""
+    other, _, number = text.partition("\n")
+    # a ledger that moved left no other one behind; a copied state_dir has
+    copied = other not in ("", own[0]) and (Path(other) / "ledger.jsonl").exists()
+    # notes of an earlier release hold no number
+    if copied or number not in ("", own[1]):
+        raise StateError(
+            f"data.path: what leaves of {data} is counted by the ledger in {other}, and one data set "
+            f"has one ledger; allowed: state_dir: {other}, or, if that ledger counts other data now, "
+            f"to remove {claim}"
+        )
+    if text != "\n".join(own):
+        replace_file(claim, "\n".join(own).encode())
+
+
+def _number_of(state_dir: Path) -> str:
+    """The number of the ledger in a state_dir, drawn at the first call."""
+    path = state_dir / "ledger.number"
+    make_folder(state_dir)
+    if not path.exists():
+        replace_file(path, os.urandom(16).hex().encode())
+    return path.read_text(encoding="ascii")

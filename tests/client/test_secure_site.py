@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from perennial.cli.check import check_command
+from perennial.cli.site import clean as clean_command
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
 from perennial.client.secure_state import SecureState, own_identity, own_key
+from perennial.client.state import clean
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
@@ -94,26 +96,47 @@ def test_value_is_opened_once_in_a_site_s_life(tmp_path: Path) -> None:
     another_run.check_closed(other, "update", ["n" * 64])
 
 
-def test_value_that_two_runs_masked_before_either_was_opened_is_opened_in_one(tmp_path: Path) -> None:
+def test_value_that_one_run_masked_goes_into_no_other_run(tmp_path: Path) -> None:
+    """Others can open the first run's sum without this site's help, so it cannot wait until it helps."""
     first, again, other = Attempt(RUN, 1, 1), Attempt(RUN, 1, 2), Attempt("b" * 16, 1, 1)
-    keeper, another_run = state(tmp_path), state(tmp_path, run="b" * 16)
-    keeper.check_closed(first, "update", ["m" * 64])
-    another_run.check_closed(other, "update", ["m" * 64])
-    keeper.note_opened(first, "update", ["m" * 64])
-    keeper.note_opened(first, "update", ["m" * 64])  # the reply was lost, and the same shares leave again
-    for run, attempt in ((another_run, other), (keeper, again)):
-        with pytest.raises(PolicyRefusal, match="goes into no other one"):
-            run.note_opened(attempt, "update", ["m" * 64])
+    state(tmp_path).note_masked(first, "update", ["m" * 64])
+    another_run = state(tmp_path, run="b" * 16)
+    for act in (another_run.check_closed, another_run.note_masked, another_run.note_opened):
+        with pytest.raises(PolicyRefusal, match=f"is masked in run {RUN}, whose sum may be opened"):
+            act(other, "update", ["m" * 64])
+    another_run.note_masked(other, "update", ["n" * 64])
+    keeper = state(tmp_path)  # a restarted server's new attempt, and one that follows it
+    for attempt in (first, again, again):
+        keeper.note_masked(attempt, "update", ["m" * 64])
+    keeper.note_opened(again, "update", ["m" * 64])
+    keeper.note_opened(again, "update", ["m" * 64])  # the reply was lost, and the same shares leave again
+    for attempt in (first, Attempt(RUN, 1, 3)):
+        with pytest.raises(PolicyRefusal, match="is over|goes into no other one"):
+            keeper.note_masked(attempt, "update", ["m" * 64])
 
 
-def test_what_one_run_has_under_masks_goes_into_no_other_run(tmp_path: Path) -> None:
-    """Others may open its sum without this site; two sums of two runs would tell two sites' values."""
-    keeper, another_run = state(tmp_path), state(tmp_path, run="b" * 16)
-    keeper.note_masked(Attempt(RUN, 1, 1), "update", ["m" * 64])
-    with pytest.raises(PolicyRefusal, match="goes into no other one"):
-        another_run.note_masked(Attempt("b" * 16, 1, 1), "update", ["m" * 64])
-    keeper.note_masked(Attempt(RUN, 1, 2), "update", ["m" * 64])
-    keeper.note_opened(Attempt(RUN, 1, 2), "update", ["m" * 64])
+def test_attempts_of_a_run_whose_folder_was_cleaned_still_go_forward(tmp_path: Path) -> None:
+    state(tmp_path).note_masked(Attempt(RUN, 1, 2), "update", ["m" * 64])
+    clean(tmp_path, days=0)
+    with pytest.raises(PolicyRefusal, match="attempt 1 is over; this site has taken part in 2"):
+        state(tmp_path).check_closed(Attempt(RUN, 1, 1), "update", ["n" * 64])
+
+
+def test_run_that_the_site_gives_up_frees_what_it_masked_and_nothing_that_was_opened(tmp_path: Path) -> None:
+    first, other = Attempt(RUN, 1, 1), Attempt("b" * 16, 1, 1)
+    keeper = state(tmp_path)
+    keeper.note_opened(first, "update", ["o" * 64])
+    keeper.note_masked(first, "update", ["m" * 64])
+    site = tmp_path / "site.yaml"
+    site.write_text(yaml.safe_dump({"site": "site-000", "state_dir": "."}))
+    clean_command(site, run=RUN)
+    assert not keeper.folder.exists()
+    another_run = state(tmp_path, run="b" * 16)
+    another_run.note_masked(other, "update", ["m" * 64])
+    with pytest.raises(PolicyRefusal, match="was opened in a sum"):
+        another_run.note_masked(other, "update", ["o" * 64])
+    with pytest.raises(PolicyRefusal, match=f"gave run {RUN} up"):
+        state(tmp_path).check_closed(Attempt(RUN, 1, 2), "update", ["k" * 64])
 
 
 def test_note_of_an_earlier_version_closes_too_and_a_damaged_one_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,3 +189,12 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
         reasons.append((fields["kind"], fields["reason"]))
     assert reasons[0] == ("state", "asked for round 3")
     assert reasons[1] == ("state", "StateError; the details are in this site's own log")
+
+
+def test_an_erased_exemplar_is_left_out_and_not_told() -> None:
+    """A refusal would tell the server whose record was erased."""
+    store = object.__new__(ExemplarStore)
+    names = ["a", "b", "c"]
+    store._data = SimpleNamespace(y=names, sample_hash=lambda place: names[place])  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    kept = store._located(torch.tensor([0, 1, 2]), ["a", "erased", "b"])  # pyright: ignore[reportPrivateUsage]
+    assert kept.tolist() == [0, 1]

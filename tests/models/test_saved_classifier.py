@@ -1,11 +1,14 @@
 """What a run's file classifies with is what the run was judged by: the head, global means, a site's means."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
@@ -14,6 +17,7 @@ from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
 from perennial.data.augmentation import to_float
 from perennial.engine.run import run_in_process
+from perennial.foundation.errors import StateError
 from perennial.models.saved import SavedModel, load_saved, model_file
 
 EXPERIMENT: dict[str, Any] = {
@@ -114,3 +118,23 @@ def test_predict_names_a_class_and_says_when_the_head_stands_in(tmp_path: Path, 
     own = CliRunner().invoke(app, ["predict", str(folder), str(image), "--site", "site-1"])
     assert own.exit_code == (0 if means == "site" else 1)
     assert "by the head" not in own.stderr
+
+
+def test_a_network_that_the_files_tensors_cannot_fill_is_not_built(tmp_path: Path) -> None:
+    """64 layers of 268 MB each, by a file of one number."""
+    metadata = {
+        "experiment": json.dumps({"model": {"name": "mlp", "hidden": [8_192] * 64}, "seed": 0}),
+        "classes": '["a", "b"]',
+        "inputs": json.dumps({"shape": [2], "mean": [0, 0], "std": [1, 1]}),
+    }
+    path, built = tmp_path / "model.safetensors", 0
+    save_file({"head.bias": torch.zeros(1)}, path, metadata)
+
+    def count(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        nonlocal built
+        built += 0 if tensor is None else 1
+
+    refused = pytest.raises(StateError, match="describe a model of more than 33554436 numbers")
+    with register_module_parameter_registration_hook(count), refused:
+        load_saved(path)
+    assert built <= 5, "up to the second layer, whose numbers are none yet"

@@ -14,7 +14,7 @@ import yaml
 
 from perennial.config.experiment import load_experiment
 from perennial.config.site import load_site_config
-from perennial.config.yaml_file import LARGEST_FILE, MOST_VALUES, apply_overrides, read_yaml
+from perennial.config.yaml_file import LARGEST_FILE, MOST_VALUES, apply_overrides, parse_yaml, read_yaml
 from perennial.foundation.errors import ConfigError
 
 EXPERIMENT: dict[str, Any] = {
@@ -136,6 +136,23 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (LARGEST_FILE + 1))
     with pytest.raises(ConfigError, match=rf"larger than {LARGEST_FILE} bytes"):
         read_yaml(path)
+
+
+def test_a_nested_file_is_refused_before_it_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    fetch = yaml.SafeLoader.fetch_more_tokens
+
+    def counted(loader: yaml.SafeLoader) -> None:
+        nonlocal steps
+        steps += 1
+        fetch(loader)
+
+    monkeypatch.setattr(yaml.SafeLoader, "fetch_more_tokens", counted)
+    for text in ("a: " + "[" * 100_000, "{" * 100_000, "- " * 500_000, "? " * 500_000):
+        steps = 0
+        with pytest.raises(ConfigError, match="file.yaml: line 1: nested more than 40 deep"):
+            parse_yaml(text, "file.yaml")
+        assert steps < 2_000, "a key may be 1024 characters away from its colon, and no further"
 
 
 @pytest.mark.parametrize("load", [load_experiment, load_site_config])

@@ -11,13 +11,23 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.config.site import load_site_config
+from perennial.config.site import SiteConfig, load_site_config
+from perennial.deploy.bundle import open_bundle, write_bundle
+from perennial.deploy.certificates import make_node_key, public_line
+from perennial.deploy.federation import Federation, create_operator_folder
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
 from perennial.privacy import ledger as ledger_module
 from perennial.privacy import ledger_lines
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from perennial.privacy.ledger_tip import MOST_GUARANTEES, Tip, TipPosition, commitment, with_one_more
+from perennial.privacy.ledger_tip import (
+    MOST_GUARANTEES,
+    Tip,
+    TipPosition,
+    commitment,
+    require_own_data,
+    with_one_more,
+)
 from tests.forks import run_code
 from tests.privacy.budgets import budget_for
 
@@ -219,6 +229,55 @@ def test_a_second_ledger_of_the_same_data_is_refused(tmp_path: Path, way: str) -
     shared = site_file(tmp_path / "b", "south", data=data, state_dir=str(tmp_path / "a" / "state"))
     load_site_config(shared).ledger.charge(update())
     assert len(first.ledger.entries()) == 2, "one ledger counts both"
+
+
+def test_two_sites_of_the_template_on_one_file_share_no_budget(tmp_path: Path) -> None:
+    """Each has its ledger_tip in its own folder, and so has nothing there that the other one could see."""
+    federation = Federation(name="test", hosts=("fl.example.org",), runtime="process")
+    operator = create_operator_folder(tmp_path / "federation", federation, 30)
+    (tmp_path / "visits.csv").touch()
+    opened: list[SiteConfig] = []
+    for name in ("graz", "linz"):
+        operator.add_site(name, public_line(make_node_key()))
+        open_bundle(write_bundle(operator, name), tmp_path / name)
+        path = tmp_path / name / "site.yaml"
+        content = yaml.safe_load(path.read_text())
+        content["data"] = {"source": "csv", "path": str(tmp_path / "visits.csv")}
+        path.write_text(yaml.safe_dump(content))
+        opened.append(load_site_config(path))
+    first, second = opened
+    assert first.ledger_tip == tmp_path / "graz" / "tip" / "ledger.tip"
+    first.ledger.charge(update())
+    with pytest.raises(StateError, match=f"counted by the ledger in {tmp_path}/graz/state"):
+        second.ledger.charge(update())
+    assert not second.ledger.started
+    first.ledger.charge(update())
+    # a copied folder is another ledger, and so is one that stands at the same path in another container
+    shutil.copytree(tmp_path / "graz" / "state", tmp_path / "copy")
+    with pytest.raises(StateError, match="one data set has one ledger"):
+        require_own_data(tmp_path / "visits.csv", tmp_path / "copy")
+    (tmp_path / "graz" / "state" / "ledger.number").unlink()
+    with pytest.raises(StateError, match="one data set has one ledger"):
+        first.ledger.charge(update())
+
+
+@pytest.mark.parametrize("home", ["none", "not absolute", "read-only"])
+def test_nothing_leaves_where_no_other_site_would_know_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    """Containers have an empty HOME, or one that cannot be written."""
+    ledger = load_site_config(site_file(tmp_path, ledger_tip="tip/ledger.tip")).ledger
+    monkeypatch.setenv("XDG_STATE_HOME", "state" if home == "not absolute" else "")
+    if home == "none":
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    else:
+        (tmp_path / "home").touch()
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(StateError, match="Set XDG_STATE_HOME to the absolute path"):
+        ledger.charge(update())
+    assert not ledger.started
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "shared"))
+    ledger.charge(update())
 
 
 def test_a_ledger_that_moved_takes_its_data_along(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message
 
 from perennial.client import time_limit as time_limit_module
@@ -15,10 +16,10 @@ from perennial.client.request_count import REPEATS
 from perennial.client.secure_state import SecureState
 from perennial.config.charges import update
 from perennial.config.site import SitePolicy
-from perennial.foundation.errors import PerennialError, StateError
-from perennial.privacy.released import Released
+from perennial.foundation.errors import PerennialError, PolicyRefusal, StateError
+from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.keys import Words
-from perennial.privacy.secure.roster import Parameters
+from perennial.privacy.secure.roster import Attempt, Parameters, Peer
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.secure_messages import (
@@ -28,7 +29,7 @@ from perennial.protocol.secure_messages import (
     ShareRequest,
     VoteRequest,
 )
-from tests.privacy.secure_sites import RUN, MaskedFederation, attempt_of, subject_of
+from tests.privacy.secure_sites import RUN, MaskedFederation, subject_of
 from tests.redteam.attacked_hospital import Hospital
 
 SECURE = {"secure": {"least": 3, "assumed_colluders": 0}}
@@ -110,11 +111,14 @@ def test_a_request_of_texts_alone_is_bounded_too(tmp_path: Path, monkeypatch: py
 # one lock, and stages that never go back
 
 
-def _enrolled(folder: Path) -> tuple[SecureState, SiteSession]:
+def _enrolled(folder: Path, run: str = RUN) -> tuple[SecureState, SiteSession]:
     """A site in a sum of three, about to mask its values."""
     federation = MaskedFederation(3, Parameters())
-    sessions = federation.prepared(attempt_of())
-    keeper = SecureState(folder, RUN, "site-000", SitePolicy())
+    for name in federation.names:
+        keys = federation.identity[name], federation.cipher[name]
+        federation.peers[federation.names.index(name)] = Peer.introduce(name, *keys, run, 1)
+    sessions = federation.prepared(Attempt(run, 1, 1))
+    keeper = SecureState(folder, run, "site-000", SitePolicy())
     session = sessions["site-000"]
     keeper.keep(session)
     session.enrol(subject_of(), [each.member for each in sessions.values()])
@@ -188,3 +192,53 @@ def _train(hospital: Hospital) -> Any:
     from perennial.protocol.tensors import Tensors
 
     return TrainRequest(**hospital.stamp(), arrays=Tensors(hospital.arrays()))
+
+
+def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sums of one value, each opened by other sites, would differ by the sites that are in one alone."""
+    from perennial.client import secure_answers, secure_values
+
+    hospital = Hospital(tmp_path / "h", {"answers": ["train"]}, **SECURE)
+    site, made = hospital.site, []
+
+    def words() -> Released[Words]:
+        made.append(1)
+        return Released(np.zeros(4, np.uint64), update(site.experiment, RUN))
+
+    def masked(run: str) -> Any:
+        keeper, session = _enrolled(tmp_path, run)
+        monkeypatch.setattr(secure_answers, "secure_state", lambda *_: (site.experiment.secure, keeper))
+        members = session.members
+        request = replace(
+            _train(hospital),
+            attempt=1,
+            roster=[member.name for member in members],
+            roster_masks=[member.mask for member in members],
+            roster_commitments=[member.commitment for member in members],
+            roster_signatures=[member.signature for member in members],
+        )
+        keeper.keep(session)
+        return secure_values.masked_reply(site, request, "update", "b" * 64, words)
+
+    assert masked(RUN).words
+    with pytest.raises(PolicyRefusal, match=f"secure: .* is masked in run {RUN}, whose sum may be opened"):
+        masked("b" * 16)
+    assert len(made) == 1, "refused before anything was computed or charged"
+
+
+def test_an_update_that_is_not_finite_is_masked_as_zero(tmp_path: Path) -> None:
+    """A refusal would tell, without a charge, whether a record makes the server's model overflow."""
+    from perennial.client.secure_values import update_words
+    from perennial.config import charges
+    from perennial.protocol.tensors import Tensors
+
+    hospital = Hospital(tmp_path, {"answers": ["train"]}, **SECURE)
+    request = replace(_train(hospital), attempt=1, roster=["site-1", "site-2", "site-3"])
+    update = Tensors(w=torch.full((3,), torch.nan))
+    typed = {
+        "update": Released(update, charges.update(hospital.experiment, RUN)),
+        "num_examples": Public(5),
+    }
+    assert update_words(hospital.site, request, typed).value[:3].tolist() == [0, 0, 0]
