@@ -23,10 +23,12 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import load_site_config
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.foundation.files import user_state
 from perennial.foundation.record_key import record_key
 from perennial.learning.site_method import SiteMethods
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
+from perennial.privacy.ledger_tip import ledger_number
 from perennial.protocol.fields import read_kind
 from perennial.server.app import serve
 from tests.approved import approve_installed
@@ -106,6 +108,7 @@ class Federation:
         return load_experiment(self.file)
 
     def _lay_out(self) -> None:
+        shutil.rmtree(user_state(), ignore_errors=True)  # in another world nobody counted these data
         set_task_identity()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file.write_text(yaml.safe_dump(dict(self.settings)))
@@ -129,6 +132,7 @@ class Federation:
             with drawn_as(f"key of {name}"):
                 # not when the first release happens to be made, which would shift what is drawn after it
                 record_key(folder / "state")
+                ledger_number(folder / "state")
             approve_installed(self.file, load_site_config(folder / "site.yaml").approvals)
         # what is imported draws from the secure source itself, the first time
         for name in ("client.handlers", "client.secure_answers", "client.site", "learning.private_training"):
@@ -165,6 +169,7 @@ class Federation:
                 answers = []
                 for number, answer in enumerate(ran.answers):
                     assert answer.state is not None
+                    shutil.rmtree(user_state(), ignore_errors=True)
                     for kept in KEPT:
                         shutil.rmtree(self.folder / self.first / kept, ignore_errors=True)
                         shutil.copytree(answer.state / kept, self.folder / self.first / kept)
