@@ -6,6 +6,7 @@ whose answers are compared with the recorded ones, which the server gets.
 """
 
 import logging
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,6 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import load_site_config
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
-from perennial.foundation.files import user_state
 from perennial.foundation.record_key import record_key
 from perennial.learning.site_method import SiteMethods
 from perennial.privacy.entries import Entry
@@ -108,7 +108,8 @@ class Federation:
         return load_experiment(self.file)
 
     def _lay_out(self) -> None:
-        shutil.rmtree(user_state(), ignore_errors=True)  # in another world nobody counted these data
+        # which ledger counts which data is a part of what a site keeps
+        os.environ["XDG_STATE_HOME"] = str(self.folder / self.first / "outside")
         set_task_identity()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file.write_text(yaml.safe_dump(dict(self.settings)))
@@ -169,7 +170,6 @@ class Federation:
                 answers = []
                 for number, answer in enumerate(ran.answers):
                     assert answer.state is not None
-                    shutil.rmtree(user_state(), ignore_errors=True)
                     for kept in KEPT:
                         shutil.rmtree(self.folder / self.first / kept, ignore_errors=True)
                         shutil.copytree(answer.state / kept, self.folder / self.first / kept)
