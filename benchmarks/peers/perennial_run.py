@@ -9,7 +9,6 @@ from pathlib import Path
 
 from perennial.cli.main import app
 from perennial.cli.start_up import import_run
-from perennial.foundation.process_end import ends_in_one_go
 
 
 def main(experiment: Path, runs: Path, options: list[str]) -> None:
@@ -42,6 +41,4 @@ def main(experiment: Path, runs: Path, options: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # as the command's own entry point does
-    with ends_in_one_go():
-        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -20,7 +20,6 @@ from perennial.cli.site import app as site
 from perennial.cli.weights import weights
 from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.foundation.installation import require_own_package
-from perennial.foundation.process_end import ends_in_one_go
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -356,14 +355,13 @@ def refuse_former(words: list[str]) -> None:
 
 def main() -> None:
     """Entry point: prints a PerennialError as one message; any other error keeps its traceback."""
-    with ends_in_one_go():
-        try:
-            require_own_package()
-            refuse_former(sys.argv[1:])
-            app()
-        except PerennialError as error:
-            typer.echo(f"perennial: {error}", err=True)
-            sys.exit(2)
+    try:
+        require_own_package()
+        refuse_former(sys.argv[1:])
+        app()
+    except PerennialError as error:
+        typer.echo(f"perennial: {error}", err=True)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

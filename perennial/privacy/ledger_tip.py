@@ -169,7 +169,7 @@ def require_own_data(data: Path, state_dir: Path) -> None:
             f"file {found.st_dev} {found.st_ino}",
             f"name {beside.st_dev} {beside.st_ino} {place.name}",
         )
-        own = (str(state_dir.resolve()), _number_of(state_dir))
+        own = (str(state_dir.resolve()), ledger_number(state_dir))
         with one_at_a_time(folder):
             for name in known:
                 _claim(folder / f"{sha256(name.encode()).hexdigest()[:32]}.data", data, own)
@@ -194,7 +194,7 @@ def _claim(claim: Path, data: Path, own: tuple[str, str]) -> None:
         replace_file(claim, "\n".join(own).encode())
 
 
-def _number_of(state_dir: Path) -> str:
+def ledger_number(state_dir: Path) -> str:
     """The number of the ledger in a state_dir, drawn at the first call."""
     path = state_dir / "ledger.number"
     make_folder(state_dir)

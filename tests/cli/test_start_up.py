@@ -1,4 +1,4 @@
-"""How `perennial run` begins and ends: with the whole of PyTorch, and in one go."""
+"""How `perennial run` begins and ends."""
 
 import os
 import signal
@@ -34,37 +34,6 @@ def test_a_process_that_trains_has_the_whole_of_pytorch() -> None:
         "print(torch.linalg.cholesky_ex(torch.empty(3, 3, device='meta'))[0].shape)"
     )
     assert found == ["torch.Size([3, 3])"]
-
-
-END = """
-import atexit, logging, sys, threading, time
-from perennial.foundation.process_end import ends_in_one_go
-
-class Object:
-    def __del__(self):
-        print("destroyed")
-
-kept = [Object()]
-kept.append(kept)
-with ends_in_one_go():
-    atexit.register(print, "exit function")
-    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
-    print("done", end=" ")
-"""
-
-
-def test_an_end_in_one_go_waits_for_threads_and_exit_functions_and_destroys_nothing() -> None:
-    done = ended(END)
-    assert (done.returncode, done.stdout.split()) == (0, ["done", "thread", "exit", "function"])
-
-
-@pytest.mark.parametrize(
-    ("last", "code"), [("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('words')", 1), ("1 / 0", 1)]
-)
-def test_the_exit_code_is_the_one_that_it_would_have_been(last: str, code: int) -> None:
-    done = ended(END + f"    {last}\n")
-    assert done.returncode == code
-    assert ("words" in done.stderr) == ("words" in last) and ("ZeroDivision" in done.stderr) == ("/" in last)
 
 
 def test_the_command_ends_with_the_code_of_an_error() -> None:

@@ -10,6 +10,8 @@ import yaml
 from flwr.app import Message
 
 from perennial.client.policy import check_statistics
+from perennial.config import charges
+from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.secure_words import share_of_noise
 from perennial.config.site import SitePolicy
@@ -18,7 +20,11 @@ from perennial.learning.analytic.statistics import PRODUCT
 from perennial.models.feature_maps.ball import GRID
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
+from perennial.privacy.released import Released
+from perennial.privacy.secure.roster import MOST_SITES
+from perennial.protocol.tensors import Tensors
 from perennial.server.withdrawal import withdraw
+from perennial.strategies.analytic.site import _words
 from tests.privacy.distinguishing import audit
 from tests.privacy.test_shared_noise import exact_epsilon
 from tests.strategies.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
@@ -283,3 +289,16 @@ def test_site_that_wants_noise_of_its_own_takes_no_share_of_others() -> None:
     check_statistics(
         SitePolicy(answers=["statistics"], require_privacy="sample_shared", max_epsilon=8.0), shared
     )
+
+
+def test_range_of_words_follows_from_no_request_and_has_room_for_every_site() -> None:
+    """A bound that a request moved would tell the number of samples, by bisection, with no sum opened."""
+    mechanism = charges.in_the_clear(Experiment.model_validate(experiment(**SMALL)), "a" * 16, "sums")
+
+    def words(samples: int) -> Any:
+        sums = {name: torch.tensor([samples * PRODUCT]) for name in ("gram", "sums", "counts")}
+        return _words(Released(Tensors(sums), mechanism))
+
+    assert int(words(MAX_SAMPLES).value.max()) * MOST_SITES < 1 << 62
+    with pytest.raises(PolicyRefusal, match="100 sums as large as this site.s fit no 64-bit words"):
+        words(20 * MAX_SAMPLES)

@@ -89,7 +89,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
         request,
         "statistics",
         about,
-        lambda: _words(request, _typed_sums(site, request, backbone, classes)),
+        lambda: _words(_typed_sums(site, request, backbone, classes)),
         # other runs may divide the same classes into other tasks
         closes=[
             sha256(json.dumps([request.features, site.process.registry.classes[label]]).encode()).hexdigest()
@@ -98,14 +98,18 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     )
 
 
-def _words(request: StatisticsRequest, typed: Released[Tensors]) -> Released[Words]:
-    """Words of a site's sums. Raises PolicyRefusal if they could leave the range of the words."""
+def _words(typed: Released[Tensors]) -> Released[Words]:
+    """Words of a site's sums. Raises PolicyRefusal if as many sums as there can be leave the words' range.
+
+    What is allowed follows from nothing in a request: a server that could move it would find how many samples
+    there are.
+    """
+    from perennial.privacy.secure.roster import MOST_SITES
+
     sums = typed.value
     largest = max(int(tensor.abs().max()) for tensor in sums.values() if tensor.numel())
-    if largest * max(1, request.sum_updates) >= MOST_STEPS:
-        raise PolicyRefusal(
-            f"secure: sums of {request.sum_updates} sites as large as this one's do not fit 64-bit words"
-        )
+    if largest >= MOST_STEPS // MOST_SITES:
+        raise PolicyRefusal(f"secure: {MOST_SITES} sums as large as this site's fit no 64-bit words")
     return typed.alike(integer_words(sums["gram"], sums["sums"], sums["counts"]))
 
 

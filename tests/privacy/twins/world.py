@@ -6,6 +6,7 @@ whose answers are compared with the recorded ones, which the server gets.
 """
 
 import logging
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from perennial.foundation.record_key import record_key
 from perennial.learning.site_method import SiteMethods
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
+from perennial.privacy.ledger_tip import ledger_number
 from perennial.protocol.fields import read_kind
 from perennial.server.app import serve
 from tests.approved import approve_installed
@@ -106,6 +108,8 @@ class Federation:
         return load_experiment(self.file)
 
     def _lay_out(self) -> None:
+        # which ledger counts which data is a part of what a site keeps
+        os.environ["XDG_STATE_HOME"] = str(self.folder / self.first / "outside")
         set_task_identity()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file.write_text(yaml.safe_dump(dict(self.settings)))
@@ -129,6 +133,7 @@ class Federation:
             with drawn_as(f"key of {name}"):
                 # not when the first release happens to be made, which would shift what is drawn after it
                 record_key(folder / "state")
+                ledger_number(folder / "state")
             approve_installed(self.file, load_site_config(folder / "site.yaml").approvals)
         # what is imported draws from the secure source itself, the first time
         for name in ("client.handlers", "client.secure_answers", "client.site", "learning.private_training"):
