@@ -20,7 +20,7 @@ from perennial.client.held_out_tables import (
     reported_tables,
     score_held_out,
 )
-from perennial.client.policy import check_answer, hides_count
+from perennial.client.policy import check_answer, protects_records
 from perennial.client.release import Typed, leave, stays_here
 from perennial.client.secure_values import is_secure, masked_reply, update_words
 from perennial.client.site import Site
@@ -75,7 +75,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> "FinishTaskRep
     learner = site.experiment.learner
     if learner.memory is not None:
         new = site.task_range(request)
-        with stays_here("exemplars") if hides_count(site.identity) else nullcontext():
+        with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
             choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
     sums = statistics = None
     if site.experiment.learner.classifier == "gaussian":
@@ -99,7 +99,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> "FinishTaskRep
             )
         sums = released_class_sums(site, request, model, kept)
     elif not SiteMethods.of(site.experiment).owns_model(site.state(request.run), request.round + 1):
-        with stays_here("the site's own model") if hides_count(site.identity) else nullcontext():
+        with stays_here("the site's own model") if protects_records(site.identity) else nullcontext():
             means = own_class_means(site, request, model)
             if means is not None:
                 site.keep_own_model(model, means)

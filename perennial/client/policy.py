@@ -223,6 +223,11 @@ def hides_count(identity: Identity) -> bool:
     return identity.deployed and privacy.enabled and privacy.mode != "client_central"
 
 
+def protects_records(identity: Identity) -> bool:
+    """Whether records may decide nothing that shows: noise hides them, or the policy demands it."""
+    return hides_count(identity) or (identity.deployed and identity.policy.require_privacy != "none")
+
+
 def exempt(policy: SitePolicy, release: Release) -> bool:
     """Whether policy.below_floor lets this release leave however few samples it is computed from."""
     return release in policy.below_floor

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from flwr.app import RecordDict
 
 from perennial.client.identity import Identity
+from perennial.client.time_limit import TIME_RULE
 from perennial.foundation.errors import (
     KINDS,
     PerennialError,
@@ -163,7 +164,9 @@ def stays_here(what: str) -> Iterator[None]:
     """Run what stays at the site; an error is logged, because it must not decide the reply."""
     try:
         yield
-    except Exception:
+    except Exception as error:
+        if isinstance(error, PolicyRefusal) and str(error).startswith(TIME_RULE):
+            raise  # the alarm rings once
         log.exception("%s: failed; the reply does not depend on it", what)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.learnt import not_learnt, note_learnt
-from perennial.client.policy import hides_count
+from perennial.client.policy import hides_count, protects_records
 from perennial.client.release import charge_first, data_are_read, stays_here
 from perennial.client.site import Site
 from perennial.data.splits import identities, record_contents
@@ -135,7 +135,7 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     old = late = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
-        with stays_here("exemplars") if hides_count(site.identity) else nullcontext():
+        with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
             _catch_up(site, store, stamp, previous)
         late = not_learnt(site, stamp)
         old = torch.cat([store.indices(before_round=stamp.round), late])
@@ -201,12 +201,16 @@ def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) 
 def indices_left_for_training(site: Site, request: Stamp, indices: Tensor) -> Tensor:
     """indices (n,) of the task's new samples, or those of them that pre-training leaves for this round.
 
-    Raises ConfigError when the site has fewer than pre-training asks of each site.
+    Raises ConfigError when the site has fewer than pre-training asks of each site, unless noise hides that:
+    then all of them are taken.
     """
     config = site.experiment.pretraining
     if config is None or request.task != 1:
         return indices
-    config.require(site.name, len(indices))
+    if not hides_count(site.identity):
+        config.require(site.name, len(indices))
+    elif len(indices) <= config.samples:
+        return indices
     generator = stream(site.experiment.seed, "pretraining", site.name)
     chosen = balanced_choice(site.data.y[indices], config.samples, generator)
     if request.round <= config.rounds:

@@ -266,8 +266,9 @@ def test_replies_are_built_and_serialised_in_one_file() -> None:
     kinds = {kind.__name__ for kind in REPLIES}
     assert len(kinds) == 15 and all(issubclass(kind, WireMessage) for kind in REPLIES)
     package, found = ROOT / "perennial", dict[str, set[str]]()
-    of_sites = (package / "strategies").glob("*/site.py"), (package / "strategies").glob("*/compared_heads.py")
-    for path in [*(package / "client").glob("*.py"), *of_sites[0], *of_sites[1]]:
+    strategies = package / "strategies"
+    halves = [*strategies.glob("*/site.py"), *strategies.glob("*/compared_heads.py")]
+    for path in [*(package / "client").glob("*.py"), *halves]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func).rpartition(".")[2]

@@ -171,6 +171,9 @@ SUMS: dict[str, Any] = {
         (update, rows(60, "well"), "client_local", {"privacy": LOCAL, "tasks": NATURAL}),
         (sparsity, rows(19), "sample", {"strategy": CLUSTERS}),
         (finish, rows(120), "client_local", HERDING),
+        # the policy demands what the experiment does not do
+        (finish, rows(120), "sample", HERDING | {"privacy": {"mode": "none"}}),
+        (update, rows(39), "client_local", {"privacy": LOCAL, "pretraining": {"samples": 40, "rounds": 1}}),
         (evaluation, rows(160, "well"), "sample", SUMS),
     ],
 )

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from perennial.client.held_out import held_out_counts, own_class_means
-from perennial.client.policy import check_answer, check_floor, check_sparsity, hides_count
+from perennial.client.policy import check_answer, check_floor, check_sparsity, protects_records
 from perennial.client.release import leave, stays_here
 from perennial.client.site import Site
-from perennial.client.training_samples import choose, indices_left_for_training, training_indices
+from perennial.client.training_samples import choose, training_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.config.strategies import nested
@@ -60,7 +60,7 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     else:
         counts = held_out_counts(site, request, model)
         reply = leave(site.identity, request, PersonalModelReply, **counts.typed())
-    with stays_here("the site's own model") if hides_count(site.identity) else nullcontext():
+    with stays_here("the site's own model") if protects_records(site.identity) else nullcontext():
         site.keep_own_model(model, own_class_means(site, request, model))
     return reply
 
@@ -144,8 +144,8 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     def find() -> Tensor:
         if settings.epsilon is not None:
             classes = site.task_range(request)
-            new = site.data.task_indices("train", classes.start, classes.stop)
-            return indices_left_for_training(site, request, new)
+            # all of them: which samples pre-training leaves depends on the others
+            return site.data.task_indices("train", classes.start, classes.stop)
         rows, _ = training_indices(site, request, previous)
         check_floor(policy, "sparsity", len(rows))
         return rows
