@@ -138,7 +138,9 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
         with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
             _catch_up(site, store, stamp, previous)
         late = not_learnt(site, stamp)
-        old = torch.cat([store.indices(before_round=stamp.round), late])
+        # a late record that is an exemplar by now trains once: two rows would move an update twice
+        found = torch.cat([store.indices(before_round=stamp.round), late])
+        old = found[np.sort(np.unique(found.numpy(), return_index=True)[1])]
     if site.experiment.data.kind.collected:
         note_learnt(site, stamp, torch.cat([new, late]))
     indices = torch.cat([new, old])

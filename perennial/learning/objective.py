@@ -125,7 +125,8 @@ def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> N
 @torch.no_grad()
 def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet) -> Tensor:
     """(n, ...) values of `answer`, a function of inputs (B, ...), for all samples, without gradient."""
-    return torch.cat([answer(data.inputs(rows)) for rows in in_batches(data)])
+    batches = [*in_batches(data)] or [slice(0)]
+    return torch.cat([answer(data.inputs(rows)) for rows in batches])
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def train_privately(
         units = len(data) if data.patients is None else len(data.patients.unique())
         for drawn_units in poisson_batches(units, privacy.sample_rate, steps, source):
             batch, patients = _samples_of(data, drawn_units)
-            if neighbours is not None:
+            if neighbours is not None and len(data):
                 drawn = neighbours.records(len(data))
                 neighbours.see(private.clipped_norms(len(drawn), losses_of(drawn)))
             mean = private.compute(len(batch), losses_of(batch), patients)

@@ -169,6 +169,7 @@ SUMS: dict[str, Any] = {
         # none of the task's class, and one
         (update, rows(60, "well"), "sample", {"tasks": NATURAL}),
         (update, rows(60, "well"), "client_local", {"privacy": LOCAL, "tasks": NATURAL}),
+        (update, rows(60, "well"), "sample", {"tasks": NATURAL, "privacy": SAMPLE | {"bayesian": True}}),
         (sparsity, rows(19), "sample", {"strategy": CLUSTERS}),
         (finish, rows(120), "client_local", HERDING),
         # the policy demands what the experiment does not do
