@@ -42,14 +42,14 @@ def tensorboard(folder: Path) -> Dashboard:
 
 def mlflow() -> Dashboard:
     """`pip install mlflow`; figures go where MLFLOW_TRACKING_URI says."""
-    import mlflow
+    import mlflow  # pyright: ignore[reportMissingImports]
 
     return Dashboard(lambda figures, step: mlflow.log_metrics(figures, step=step))
 
 
 def wandb(project: str) -> Dashboard:
     """`pip install wandb`; figures leave this machine, unless WANDB_MODE is offline."""
-    import wandb
+    import wandb  # pyright: ignore[reportMissingImports]
 
     session = wandb.init(project=project)
     return Dashboard(lambda figures, step: session.log(figures, step=step))

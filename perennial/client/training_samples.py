@@ -63,13 +63,13 @@ def choose(
     for each in protected if identity.deployed else ():
         identity.ledger.require_within(each.entry, identity.policy.limit)
     data_are_read(hidden=bool(protected) or site.experiment.privacy.enabled)
-    chosen = None
+    chosen: Chosen | None = None
     try:
-        chosen = _chosen(site, mechanism, find())
+        chosen = found = _chosen(site, mechanism, find())
     finally:
         for each in protected:
             charge_first(identity, each, chosen)
-    return chosen
+    return found
 
 
 def _chosen(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:

@@ -80,7 +80,7 @@ def sparsity(experiment: Experiment, run: str, epsilon: float | None) -> Mechani
         return Mechanism(Entry(**place, mechanism="unprotected"))
     return Mechanism(
         Entry(
-            **place | {"relation": "add_remove"},
+            **{**place, "relation": "add_remove"},
             mechanism="gaussian",
             noise_multiplier=gaussian_multiplier(epsilon, SPARSITY_DELTA),
             sample_rate=1.0,

@@ -36,16 +36,25 @@ def _optimizer(name: Any) -> Any:
     return name.lower()
 
 
+OptimizerName = Literal[
+    "sgd",
+    "adam",
+    "adamw",
+    "adadelta",
+    "adagrad",
+    "adamax",
+    "asgd",
+    "nadam",
+    "radam",
+    "rmsprop",
+    "rprop",
+]
+
+
 class Optimizer(FiniteBlock):
     """Local optimiser; its state is fresh in every round, because momentum from another model misleads."""
 
-    name: Annotated[
-        Literal[
-            *("sgd", "adam", "adamw"),
-            *("adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop"),
-        ],
-        BeforeValidator(_optimizer),
-    ] = "sgd"
+    name: Annotated[OptimizerName, BeforeValidator(_optimizer)] = "sgd"
     """The rules of torch.optim that treat every parameter by itself, by the name of their class."""
     lr: float = Field(gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)

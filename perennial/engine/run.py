@@ -52,12 +52,16 @@ def run_in_process(
         grid = InProcessGrid(answer, contexts, cohorts)
     try:
         if own_heads := has_own_heads(experiment):
-            from perennial.server.opened_run import forget_own_heads, write_own_heads
+            from perennial.server.opened_run import forget_own_heads
 
             forget_own_heads(settings.folder(experiment))
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
         summary = serve(grid, context, engine="in-process", listener=listener, cohort=plan)
-        return write_own_heads(settings.folder(experiment)) if own_heads else summary
+        if own_heads:
+            from perennial.server.opened_run import write_own_heads
+
+            return write_own_heads(settings.folder(experiment))
+        return summary
     finally:
         grid.close()
 

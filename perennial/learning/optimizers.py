@@ -6,7 +6,7 @@ rules without it; the others are torch.optim's classes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.optim
@@ -16,7 +16,7 @@ from torch.optim.sgd import sgd
 
 from perennial.config.learner import Optimizer
 
-_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     kind.__name__.lower(): kind
     for kind in (
         *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adamax, torch.optim.ASGD),

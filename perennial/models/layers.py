@@ -143,7 +143,9 @@ def naming_what_did_not_grow(
     try:
         yield
     except (RuntimeError, ValueError, IndexError) as error:
-        shapes = {name: tuple(getattr(value, "shape", value)) for name, value in model.items()}
+        shapes = {
+            name: tuple(value.shape if isinstance(value, Tensor) else value) for name, value in model.items()
+        }
         for owner in owners:
             if type(owner).__module__.startswith("perennial."):
                 continue

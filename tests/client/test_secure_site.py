@@ -161,7 +161,7 @@ def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) ->
             key=lambda member: member.name,
         )
         session.enrol(subject_of(number), [session.member, *members])
-        words: Words = np.zeros(4, np.uint32)
+        words: Words = np.zeros(4, np.uint64)
         session.mask(words)
         keeper.keep_sent(number, words)
         keeper.keep(session)

@@ -216,7 +216,7 @@ def test_an_error_after_the_data_were_read_is_charged_and_says_the_same(
 
 def numbers() -> Iterator[tuple[type[Stamp], str]]:
     for kind in HANDLERS:
-        for field in fields(kind):
+        for field in fields(kind):  # pyright: ignore[reportArgumentType]
             if issubclass(kind, Stamp) and ("int" in str(field.type) or "float" in str(field.type)):
                 yield kind, field.name
 

@@ -81,7 +81,7 @@ def test_sites_that_were_asked_about_different_models_open_nothing():
     victim = federation.names[0]
     for name, session in sessions.items():
         session.enrol(subject_of() if name == victim else other, members)
-        session.mask(np.zeros(3, np.uint32))
+        session.mask(np.zeros(3, np.uint64))
     adverts = {name: session.advert for name, session in sessions.items()}
     votes = {
         name: session.sign(

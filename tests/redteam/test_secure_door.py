@@ -128,7 +128,7 @@ def _enrolled(folder: Path, run: str = RUN) -> tuple[SecureState, SiteSession]:
 def test_an_attempt_on_the_disk_never_goes_back(tmp_path: Path) -> None:
     keeper, session = _enrolled(tmp_path)
     before = SiteSession.from_json(session.to_json())
-    session.mask(np.zeros(4, np.uint32))
+    session.mask(np.zeros(4, np.uint64))
     keeper.keep(session)
     with pytest.raises(StateError, match="is masked; it does not become prepared again"):
         keeper.keep(before)

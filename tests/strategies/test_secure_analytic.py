@@ -11,8 +11,8 @@ from flwr.app import Message
 
 from perennial.client.policy import check_statistics
 from perennial.config import charges
-from perennial.config.bounds import MAX_SAMPLES
 from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.rounds import MAX_SAMPLES
 from perennial.config.secure_words import share_of_noise
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import ConfigError, PolicyRefusal
