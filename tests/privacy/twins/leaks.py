@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from perennial.client import held_out, release, training_turn
+from perennial.client import held_out, release, training_samples, training_turn
 from perennial.client import site as client_site
 from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal
@@ -38,20 +38,31 @@ def mean_in_the_journal() -> Iterator[None]:
 
 @contextmanager
 def count_in_a_refusal() -> Iterator[None]:
-    """A refusal at the floor says how many samples there are."""
+    """A site that has trained refuses where its samples are too few, and says how many there are."""
+    protected = training_turn.protected
 
-    def leaking(policy: Any, release: Any, samples: int) -> None:
-        if samples < policy.min_samples:
-            raise PolicyRefusal(f"policy.min_samples: found {samples}, allowed {policy.min_samples} and more")
+    def leaking(site: Site, request: Any, *rest: Any) -> Any:
+        classes = site.task_range(request)
+        samples = len(site.data.task_indices("train", classes.start, classes.stop))
+        if samples < site.identity.policy.min_samples:
+            raise PolicyRefusal(
+                f"policy.min_samples: found {samples}, allowed {site.identity.policy.min_samples}"
+            )
+        return protected(site, request, *rest)
 
-    with patch.object(training_turn, "check_floor", leaking):
+    # every error after the data were read has one text, which this one escapes
+    told = patch.object(training_samples, "data_are_read", lambda **_: None)
+    with patch.object(training_turn, "protected", leaking), told:
         yield
 
 
 @contextmanager
 def uncharged_evaluation() -> Iterator[None]:
     """Counts of right answers leave without a charge."""
-    with patch.object(held_out, "pay", lambda _, released: release.paid_before(released.value)):
+    with (
+        patch.object(training_samples, "charge_first", lambda *_: None),
+        patch.object(held_out, "pay", lambda _, released: release.paid_before(released.value)),
+    ):
         yield
 
 
