@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SITES = ["graz", "linz"]
 OWNER = 1000
+HOME_LEDGERS = "LEDGERS=${HOME}/.local/state/perennial"
 EXPERIMENT = {
     "name": "hospitals",
     "data": {
@@ -117,7 +118,11 @@ class Federation:
         site.write_text(yaml.safe_dump(content))
         settings = folder / ".env"
         text = pinned(settings.read_text(), "site")
-        settings.write_text(text.replace("DATA=./data", f"DATA={self.folder / 'data' / name}"))
+        text = text.replace("DATA=./data", f"DATA={self.folder / 'data' / name}")
+        # the home is root's here, and the container's user writes
+        ledgers = folder / "ledgers"
+        ledgers.mkdir(exist_ok=True)
+        settings.write_text(text.replace(HOME_LEDGERS, f"LEDGERS={ledgers}"))
         (folder / "data").mkdir(exist_ok=True)
         # in the test, a hospital's way out is a network of its own on which there is the SuperLink alone
         network = {"networks": {"out": {"name": self.networks[name], "external": True}}}

@@ -192,6 +192,9 @@ def join(hospital: Reader, own: Path, data: Path, fab: str, digest: str) -> None
     hospital.next("cd perennial")
     assert (own / "data").is_dir()
     rewrite(own / ".env", "DATA=./data", f"DATA={data}")
+    if os.getuid() == 0:  # the home is root's, and the container's user writes
+        (own / "ledgers").mkdir()
+        rewrite(own / ".env", "LEDGERS=${HOME}/.local/state/perennial", f"LEDGERS={own / 'ledgers'}")
     # what may leave is for the reader to decide: the template refuses plain training, this hospital allows it
     site = yaml.safe_load((own / "site.yaml").read_text())
     trusting = {"answers": ["train", "evaluate"], "min_samples": 1, "require_privacy": "none"}
