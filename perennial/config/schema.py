@@ -99,6 +99,12 @@ class ExperimentFields(Block):
         """Rounds of pre-training that come before the rounds of a task."""
         return self.pretraining.rounds if self.pretraining is not None and task == 1 else 0
 
+    @property
+    def has_own_heads(self) -> bool:
+        """Whether sites get heads of their own: those of a closed form whose data name their sites."""
+        natural = self.data.partition.kind == "natural" and not self.data.only_at_sites
+        return self.strategy.name == "analytic" and natural
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the resolved settings, which identifies the experiment in every message.

@@ -6,15 +6,12 @@ This is the one place outside `strategies/` and `baselines/` that knows a strate
 import json
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from perennial.foundation.block import Block, FiniteBlock
 from perennial.foundation.errors import PolicyRefusal
-
-if TYPE_CHECKING:
-    from perennial.config.schema import ExperimentFields
 
 Measurement = Literal[
     "held_out_accuracy", "train_accuracy", "classification_loss", "class_coverage", "label_counts"
@@ -274,9 +271,3 @@ def solved_by(strategy: BaseModel, bounds: BaseModel) -> str:
     """
     content = {"strategy": strategy.model_dump(mode="json"), "bounds": bounds.model_dump(mode="json")}
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def has_own_heads(experiment: "ExperimentFields") -> bool:
-    """Whether a run's sites get heads of their own: those of a closed form whose data name their sites."""
-    natural = experiment.data.partition.kind == "natural" and not experiment.data.only_at_sites
-    return experiment.strategy.name == "analytic" and natural

@@ -9,7 +9,6 @@ from flwr.app import Context, Message, RecordDict
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import CohortPlan, RunSettings
 from perennial.config.simulation import forget_if_changed, simulated_federation, simulated_site_names
-from perennial.config.strategies import has_own_heads
 from perennial.engine.cohorts import Asked, Cohorts, plan_cohorts
 from perennial.engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
 from perennial.foundation.allocator import keep_freed_memory
@@ -51,13 +50,13 @@ def run_in_process(
     else:
         grid = InProcessGrid(answer, contexts, cohorts)
     try:
-        if own_heads := has_own_heads(experiment):
+        if experiment.has_own_heads:
             from perennial.server.opened_run import forget_own_heads
 
             forget_own_heads(settings.folder(experiment))
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
         summary = serve(grid, context, engine="in-process", listener=listener, cohort=plan)
-        if own_heads:
+        if experiment.has_own_heads:
             from perennial.server.opened_run import write_own_heads
 
             return write_own_heads(settings.folder(experiment))

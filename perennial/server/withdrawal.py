@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from perennial.client.consent import withdraw as leave
-from perennial.config.strategies import has_own_heads
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file, sole_owner
 from perennial.learning.analytic.files import read_by_task
@@ -61,7 +60,7 @@ def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | 
         else:
             forget_own_heads(folder)
             run.commit(head)
-            if has_own_heads(run.experiment):
+            if run.experiment.has_own_heads:
                 write_own_heads(folder, tuple(strategy.withdrawn))
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
@@ -167,7 +166,7 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
         forget_own_heads(folder)
         run.commit(head, group=True)
         sums.keep_again(site, by_task)
-        if has_own_heads(run.experiment):
+        if run.experiment.has_own_heads:
             # the run's data still hold the records that go: the site makes its own head itself, without them
             write_own_heads(folder, (*strategy.withdrawn, site))
         return write_statements(run, used)
