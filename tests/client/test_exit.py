@@ -202,6 +202,19 @@ def test_a_reply_that_was_changed_behind_the_exit_does_not_leave(way: str, tmp_p
         serialise(reply)
 
 
+def test_an_edit_in_place_changes_nothing_that_leaves(tmp_path: Path) -> None:
+    hospital = private(tmp_path)
+    update = update_of(hospital)
+    typed: dict[str, Any] = {"update": update, "num_examples": Public(1)}
+    reply = leave(hospital.site.identity, request(hospital), TrainReply, **typed)
+    before = {name: each.clone() for name, each in TrainReply.from_record(serialise(reply)).update.items()}
+    for tensors in (update.value, reply.update):
+        for tensor in tensors.values():
+            tensor.fill_(0.25)
+    after = TrainReply.from_record(serialise(reply))
+    assert all(torch.equal(after.update[name], tensor) for name, tensor in before.items())
+
+
 @pytest.mark.parametrize("error", [ValueError, DataError, KeyError, ZeroDivisionError])
 def test_the_text_of_an_unforeseen_error_stays_at_the_site(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
