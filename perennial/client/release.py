@@ -106,9 +106,10 @@ def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **type
     _charge(identity, released)
     if not (identity.deployed or identity.experiment.privacy.enabled):
         return let_out(kind(**values))  # sites of a cohort share one tensor
-    reply = let_out(kind(**{name: _copied(value) for name, value in values.items()}))
-    object.__setattr__(reply, _RECORD, reply.to_record())
-    return reply
+    # a record shares its tensors' memory, so what travels has a copy of its own
+    travels, reply = (kind(**{name: _copied(value) for name, value in values.items()}) for _ in range(2))
+    object.__setattr__(reply, _RECORD, travels.to_record())
+    return let_out(reply)
 
 
 def _copied(value: T) -> T:
