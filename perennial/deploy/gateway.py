@@ -139,6 +139,7 @@ class Gateway:
         self._folder, self._upstream = folder, upstream
         self._keys, self._book = Keys(folder), RunBook(folder.apps)
         self.seen: defaultdict[str, Seen] = defaultdict(Seen)
+        """By Flower's number of a node: a site that comes back with a new key is a new node."""
         self._arrived = asyncio.Event()
 
     def app(self) -> ASGIApp:
@@ -197,7 +198,7 @@ class Gateway:
         return name
 
     async def _pass(self, path: str, name: str, body: bytes, request: Request) -> Response:
-        seen, headers = self.seen[name], request.headers
+        seen, headers = self._seen(name), request.headers
         passed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
         passed["content-type"] = headers.get("content-type", PROTOBUF)
         if path == ACTIVATE:
@@ -298,8 +299,11 @@ class Gateway:
             "unknown": self._book.unknown(runs),
         }
 
+    def _seen(self, name: str) -> Seen:
+        return self.seen[self._keys.nodes[name]]
+
     def _silent_since(self, name: str) -> float | None:
-        seen = self.seen[name]
+        seen = self._seen(name)
         return None if seen.waiting or time.time() - seen.last < SILENT else round(seen.last, 1)
 
 
