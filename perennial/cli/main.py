@@ -9,7 +9,6 @@ import typer
 
 import perennial
 from perennial.cli.deploy import app as deploy
-from perennial.cli.digest import app as digest
 from perennial.cli.evaluate import evaluate
 from perennial.cli.export import export_command
 from perennial.cli.pages import serve
@@ -58,7 +57,6 @@ def options(
 
 
 app.add_typer(deploy, name="deploy")
-app.add_typer(digest, name="digest")
 app.add_typer(site, name="site")
 app.add_typer(weights, name="weights")
 
