@@ -26,10 +26,7 @@ EXPERIMENT: dict[str, Removed] = {
     "privacy.allow_unaccounted_metrics": Removed(False, "A private run sends nothing that is not charged."),
     "privacy.ghost": Removed(False, "Gradients are clipped one by one; use a smaller model or patch."),
     "privacy.physical_batch": Removed(None, "A batch is taken in parts of 4096 samples."),
-    "privacy.adaptive_clipping.learning_rate": Removed(0.2, "The step is 0.2."),
-    "privacy.adaptive_clipping.count_noise_multiplier": Removed(
-        None, "The count of clipped sites gets twice the noise multiplier of updates."
-    ),
+    "privacy.adaptive_clipping": Removed(None, "The clip norm is privacy.clip_norm in every round."),
     "secure.largest_drop": Removed(None, "Under masks no round is halved; choose bounds that hold."),
     "bounds.max_samples": Removed(1 << 20, "Nobody counts as more than 1048576 samples."),
     "bounds.on_norm": Removed(
