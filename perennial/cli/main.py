@@ -23,7 +23,6 @@ from perennial.foundation.installation import require_own_package
 app = typer.Typer(
     no_args_is_help=True,
     suggest_commands=False,  # Click itself suggests one
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -38,6 +37,13 @@ FORMER = {
     "site withdraw-records": "site withdraw PATH RECORDS",
     "site withdraw-digests": "site withdraw PATH --digests",
 }
+
+
+def find_file(path: Path | None) -> Path | None:
+    """A file, or by its name alone an experiment that Perennial brings."""
+    from perennial.config.run import find_experiment
+
+    return path and find_experiment(path)
 
 
 def print_version(asked: bool) -> None:
@@ -64,7 +70,11 @@ app.add_typer(weights, name="weights")
 @app.command(cls=WithPlugins)
 def run(
     experiment: Annotated[
-        Path | None, typer.Argument(help="experiment.yaml; may be left out with --resume")
+        Path | None,
+        typer.Argument(
+            help="experiment.yaml, or a name such as quickstart; may be left out with --resume",
+            callback=find_file,
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. learner.epochs=3")
@@ -201,7 +211,11 @@ def init(
 @app.command(cls=WithPlugins)
 def check(
     path: Annotated[
-        Path | None, typer.Argument(help="experiment.yaml or site.yaml; may be left out with --resume")
+        Path | None,
+        typer.Argument(
+            help="experiment.yaml, a name such as quickstart, or site.yaml; may be left out with --resume",
+            callback=find_file,
+        ),
     ] = None,
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
