@@ -4,6 +4,7 @@ Each attack was run against a site of its own table; the pairs of tables differ 
 """
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,8 @@ from perennial.client import site as site_module
 from perennial.client.app import HANDLERS
 from perennial.client.plan import FREE, Plan, is_number
 from perennial.client.release import AFTER_DATA
-from perennial.foundation.errors import PolicyRefusal
+from perennial.config.strategies import ASKS
+from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.accountants import gaussian_multiplier
 from perennial.protocol.fields import read_kind
@@ -31,6 +33,8 @@ from perennial.protocol.messages import (
 )
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.corrected import CorrectionOrder
+from perennial.strategies.serial_ring.site import Turn
 from tests.redteam.attacked_hospital import Hospital
 
 COLUMNS = {"age": "numeric", "pressure": "numeric"}
@@ -270,3 +274,32 @@ def test_a_request_changes_no_number_of_the_approved_experiment(
     assert is_number([None, 7]) and not is_number(True)
     with pytest.raises(PolicyRefusal, match=name):
         plan.check(bare)
+
+
+IN_SETTINGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "turn": (Turn, "serial_ring", {"sweep": 1, "segments": 4}),
+    "correction": (CorrectionOrder, "scaffold", {"name": "scaffold", "folded": 0}),
+    "personal": (None, "fedper", {}),
+}
+"""By the first part of a key: its type, a strategy that orders by it, and an order. Names have no number."""
+
+
+@pytest.mark.parametrize("key", sorted({key for asks in ASKS.values() for key in asks.setting_keys}))
+def test_neither_do_the_numbers_of_an_order(tmp_path: Path, key: str) -> None:
+    kind, name, order = IN_SETTINGS[key]
+    plain: dict[str, Any] = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "schedule": "constant"}
+    changes: dict[str, Any] = {"privacy": LOCAL, "learner": {"preset": "none", "optimizer": plain}}
+    place = hospital(tmp_path / key, rows(30), strategy={"name": name}, **changes)
+    plan = Plan(place.experiment, place.site.process.registry)
+
+    def asked(**numbers: int) -> TrainRequest:
+        settings = json.dumps({key: order | numbers})
+        return TrainRequest(**stamp(place), arrays=Tensors(place.arrays()), settings=settings)
+
+    numbers = [] if kind is None else [n for n, f in kind.model_fields.items() if f.annotation is int]
+    assert bool(numbers) == (kind is not None)
+    for number in numbers:
+        assert plan.check(asked()) == "train"
+        for wrong in (-1, 7, 10**9):
+            with pytest.raises((PolicyRefusal, ProtocolError), match=rf"settings\.{key}"):
+                plan.check(asked(**{number: wrong}))
