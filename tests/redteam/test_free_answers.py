@@ -4,7 +4,7 @@ Each attack was run against a site of its own table; the pairs of tables differ 
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from perennial.client.app import HANDLERS
 from perennial.client.plan import FREE, Plan, is_number
 from perennial.client.release import AFTER_DATA
 from perennial.foundation.errors import PolicyRefusal
+from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.accountants import gaussian_multiplier
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import (
+    DigestRequest,
     EvaluateReply,
     EvaluateRequest,
     FinishTaskRequest,
@@ -53,6 +55,7 @@ CLUSTERS = {
     "layers": 4,
 }
 DEEP = {"name": "mlp", "hidden": [8, 8, 8, 8], "norm": "none"}
+ANSWERS = ("train", "sparsity", "statistics", "evaluate")
 TARGET = [["11.5", "11.5", "ill"]]
 
 
@@ -69,14 +72,21 @@ def rows(count: int, label: str = "") -> list[list[str]]:
     ]
 
 
-def hospital(folder: Path, table: list[list[str]], demanded: str = "sample", **changes: Any) -> Hospital:
+def hospital(
+    folder: Path,
+    table: list[list[str]],
+    demanded: str = "sample",
+    floor: int | None = None,
+    answers: Sequence[str] = ANSWERS,
+    **changes: Any,
+) -> Hospital:
     folder.mkdir(parents=True)
     with (folder / "visits.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[*COLUMNS, "label"], *table])
     site_module._processes.clear()  # pyright: ignore[reportPrivateUsage]
-    policy = {"answers": ["train", "sparsity", "statistics", "evaluate"], "require_privacy": demanded}
+    policy: dict[str, Any] = {"answers": [*answers], "require_privacy": demanded}
     # a floor of noised counts is met or not by chance
-    policy |= {"max_epsilon": 40.0, "min_samples": 1 if "evaluation" in changes else 20}
+    policy |= {"max_epsilon": 40.0, "min_samples": floor or (1 if "evaluation" in changes else 20)}
     own = {"source": "csv", "path": str(folder / "visits.csv")}
     usual = {"data": DATA, "tasks": {"count": 1, "rounds": 2}, "evaluation": {"federated": False}}
     return Hospital(folder, policy, own, **{"model": DEEP, "privacy": SAMPLE} | usual | changes)
@@ -187,6 +197,28 @@ def test_one_record_decides_neither_reply_nor_text_nor_charge(
         found.append(told(place, request_of(place)))
     assert found[0] == found[1]
     assert found[0][0] != "NoneType", found[0][1]
+
+
+def test_a_replaced_record_moves_digests_by_its_own_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perennial.privacy.digests.add_noise", lambda *_: None)
+    monkeypatch.setattr("perennial.privacy.digests.randomised_labels", lambda labels, *_: labels)
+    mixed = {"per_digest": 4, "protection": "gauss", "epsilon": 1.0, "norm": 1.0, "label_epsilon": 1.0}
+    strategy: dict[str, Any] = {"strategy": {"name": "digest_synthesis"}, "digests": mixed}
+    strategy["model"] = {"name": "mlp", "hidden": [4], "norm": "none"}
+    known, found = rows(80), []
+    for place, first in enumerate(([], ["11.5", "1.0", known[0][2]], ["-3.0", "7.0", known[0][2]])):
+        table = [first or known[0], *known[1:]]
+        site = hospital(tmp_path / str(place), table, answers=["digest"], **strategy)
+        ours = encoder_hash(FeatureEncoder(site.site.data.input_shape, site.experiment.seed))
+        reply: Any = site.ask(DigestRequest(**stamp(site), encoder=ours))
+        assert reply is not None, site.refusal
+        found.append(reply.digests)
+    for other in found[1:]:
+        moved = (found[0]["features"].double() - other["features"].double()).norm()
+        assert 0 < moved <= 2**0.5 / 4 + 1e-6
+        assert torch.equal(found[0]["labels"], other["labels"])
 
 
 def test_a_zero_head_is_answered_and_a_failing_own_head_stays_here(tmp_path: Path) -> None:
