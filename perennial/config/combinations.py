@@ -33,12 +33,6 @@ def _release(experiment: ExperimentFields) -> None:
             "model.features: found a choice between maps, which head auto of strategy analytic makes; "
             "allowed: head: auto, or one of the maps by itself"
         )
-    if privacy.release == "sums" and any(map_.name == "model" for map_ in model.maps):
-        raise ValueError(
-            "privacy.release: found 'sums' with a map of a finished run, which learnt from samples: one "
-            "release hides a sample only behind a map that no private data shaped; allowed: random, "
-            "patches, pretrained"
-        )
     if privacy.release == "sums" and strategy.trains:
         raise ValueError(
             f"privacy.release: found 'sums', and strategy {strategy.name} sends updates; allowed "

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig, RunLayout
+from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig
 from perennial.models.digest_networks import DigestTwoBranchModel, FeatureEncoder, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.feature_maps.config import PretrainedConfig
@@ -132,7 +132,6 @@ def build_model(
             constants,
             projection=config.projection,
             with_weights=with_weights,
-            network_of=network_of,
         )
         return IncrementalModel(fixed, fixed.width, num_classes, rows, dropout=config.dropout)
     if config.name == "pretrained":
@@ -151,11 +150,6 @@ def build_model(
     if config.name == "dual_backbone":
         return DualBackboneModel(backbone, width, num_classes, rows, seed=seed, dropout=config.dropout)
     return IncrementalModel(backbone, width, num_classes, rows, dropout=config.dropout)
-
-
-def network_of(layout: RunLayout) -> IncrementalModel:
-    """A finished run's network without its weights."""
-    return build_model(layout.model, layout.inputs.shape, layout.classes, layout.seed, with_weights=False)
 
 
 def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:

@@ -14,7 +14,6 @@ from pydantic import (
 )
 
 from perennial.foundation.block import Block
-from perennial.foundation.plain import PlainObject
 from perennial.foundation.tiling import grid_of
 
 
@@ -155,26 +154,6 @@ class PretrainedConfig(Block):
         return self
 
 
-class ModelMapConfig(Block):
-    """What the network of a finished run of this project sees in a sample, before its classifier.
-
-    file: the run's model.safetensors. sha256, layout: of that file, and of the network in it; both are
-    written down when the experiment is read, so that they are part of what sites agree to.
-    """
-
-    name: Literal["model"]
-    file: str | None = None
-    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    layout: PlainObject | None = None
-    """The keys of RunLayout (models/config.py)."""
-
-    @model_validator(mode="after")
-    def _file_is_known(self) -> "ModelMapConfig":
-        if self.sha256 is None or self.layout is None:
-            raise ValueError("file is missing: a map of the name 'model' needs a run's model.safetensors")
-        return self
-
-
 FORMER = {"seed": 0, "threshold": 0.5}
 """Keys of maps that 0.2.0 had, and their only values now."""
 
@@ -227,8 +206,8 @@ def _kind(value: Any) -> str | None:
     return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
 
 
-MAPS = ("inputs", "pairs", "random", "patches", "pretrained", "model")
-OneMap = InputsConfig | PairsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig
+MAPS = ("inputs", "pairs", "random", "patches", "pretrained")
+OneMap = InputsConfig | PairsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig
 FeatureMapConfig = Annotated[
     Annotated[
         Annotated[InputsConfig, Tag("inputs")]
@@ -236,7 +215,6 @@ FeatureMapConfig = Annotated[
         | Annotated[RandomMapConfig, Tag("random")]
         | Annotated[PatchesConfig, Tag("patches")]
         | Annotated[PretrainedConfig, Tag("pretrained")]
-        | Annotated[ModelMapConfig, Tag("model")]
         | Annotated[Choice, Field(min_length=2, max_length=MOST_CHOICES), Tag("choice")],
         Discriminator(
             _kind,
@@ -278,11 +256,6 @@ def map_in_words(config: OneMap | Choice) -> str:
         return "a random projection, drawn from a public seed"
     if isinstance(config, PatchesConfig):
         return "patches of two public photographs (CC BY 2.0), drawn from a public seed"
-    if isinstance(config, ModelMapConfig):
-        name = None if config.layout is None else config.layout["name"]
-        return (
-            f"the network of the finished run {name!r}, which learnt from its sites; SHA-256 {config.sha256}"
-        )
     package = PACKAGES.get(config.network)
     licence = package.licence if package is not None else config.licence or "not stated"
     sha256 = package.checkpoint if package is not None else config.sha256
