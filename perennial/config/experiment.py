@@ -120,29 +120,18 @@ def experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experime
 
 
 def _read_for_maps(content: Any) -> Any:
-    """An experiment's content with what `data` leaves to the maps: `image_size` of files, places of a case.
+    """An experiment's content with the `image_size` of files that `data` leaves to the maps.
 
-    Content that is faulty elsewhere stays as it is. Raises ValueError where maps do not fit data.pool.
+    Content that is faulty elsewhere stays as it is.
     """
     try:
         data = DataConfig.model_validate(content.get("data"))
         model = ModelConfig.model_validate(content.get("model"))
     except (AttributeError, ValidationError):
         return content
-    found: dict[str, Any] = {}
-    if data.source == "folder" and data.image_size is None:
-        found["image_size"] = size_to_read(model.maps, tiled=data.pool is None)
-    if data.pool is not None:
-        tiles = {getattr(each, "tiles", 1) for each in model.maps}
-        if len(tiles) != 1 or tiles == {1} or data.pool.images not in (None, *tiles):
-            shown = ", ".join(map(str, sorted(tiles))) or "no map"
-            raise ValueError(
-                "data.pool: a case's images lie side by side as tiles of one, so that every map needs the "
-                f"same `tiles`, as many as a case may have images; found {shown}"
-            )
-        found["pool"] = data.pool.model_copy(update={"images": tiles.pop()})
-    found = {key: value for key, value in found.items() if value is not None}
-    return {**content, "data": data.model_copy(update=found)} if found else content
+    if data.source != "folder" or data.image_size is not None or (size := size_to_read(model.maps)) is None:
+        return content
+    return {**content, "data": data.model_copy(update={"image_size": size})}
 
 
 def _locate_data(data: Any, folder: Path) -> None:

@@ -49,6 +49,7 @@ EXPERIMENT: dict[str, Removed] = {
         {"name": "random", "file": None, "sha256": None},
         "The encoder is random and drawn from the seed (docs/methods/feddig.md).",
     ),
+    "data.pool": Removed(None, "Each image is a record; `data.patient` keeps those of a patient together."),
     "data.encoding": Removed(None, "Files are read as UTF-8, UTF-16 or Windows-1252; save others as UTF-8."),
     "data.partition.balance": Removed(False, "A site that has its equal share may get more."),
     "digests.labels": Removed("public", "`digests.label_epsilon` alone has labels answered at random."),

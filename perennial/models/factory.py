@@ -83,12 +83,11 @@ def build_pretrained_backbone(
             f"model.features.stages: found {config.stages}; allowed 0, and others with model features: "
             "what is trained here ends with the network's last layer"
         )
-    for key in ("symmetry", "tiles"):
-        if config.is_set(key):
-            raise ConfigError(
-                f"model.features.{key}: found {getattr(config, key)!r}; allowed with model features alone: "
-                "what is trained here sees each image as it is"
-            )
+    if config.symmetry is not None:
+        raise ConfigError(
+            f"model.features.symmetry: found {config.symmetry!r}; allowed with model features alone: what is "
+            "trained here sees each image as it is"
+        )
     fixed, _ = build_pretrained(config, input_shape, with_weights)
     mean, std = (torch.zeros(1), torch.ones(1)) if constants is None else constants
     mean, std = mean.float().view(-1, 1, 1), std.float().view(-1, 1, 1)

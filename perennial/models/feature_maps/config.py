@@ -14,7 +14,6 @@ from pydantic import (
 )
 
 from perennial.foundation.block import Block
-from perennial.foundation.tiling import grid_of
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,6 @@ Symmetry = Literal["mirror", "rectangle", "square"]
 along either side and both (4), and a square's quarter turns and their mirror images (8)."""
 
 
-Tiles = Annotated[int, Field(ge=1, le=64)]
-
-
 def _is_one(value: float) -> bool:
     return value == 1.0
 
@@ -104,8 +100,7 @@ class PatchesConfig(Block):
 
     filters: K, of which come 2 K grid^2 features. size: side of a patch. power: to which features are raised;
     0.5 takes roots, by which a response that a cell has everywhere outweighs a rare one less. symmetry:
-    averages features over so many images of an image. tiles: averages features over so many parts of a large
-    image, or over a case's images (data.pool).
+    averages features over so many images of an image.
     """
 
     name: Literal["patches"]
@@ -115,7 +110,6 @@ class PatchesConfig(Block):
     grid: Size = 3
     power: float = Field(default=1.0, gt=0, le=1, exclude_if=_is_one)
     symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
-    tiles: Tiles = Field(default=1, exclude_if=_is_one)
 
 
 class PretrainedConfig(Block):
@@ -125,7 +119,7 @@ class PretrainedConfig(Block):
     names, of which sha256 says what it holds. image_size: what images are resized to before it; null keeps
     theirs. mean, std: of pixels in 0..1, as the network was trained; licence: of the weights. They are known
     for a packaged network, and needed beside a file. stages: so many of the network's last stages, each
-    averaged over the image, stand beside what its last layer gives. symmetry, tiles: as with patches.
+    averaged over the image, stand beside what its last layer gives. symmetry: as with patches.
     """
 
     name: Literal["pretrained"] = "pretrained"
@@ -135,7 +129,6 @@ class PretrainedConfig(Block):
     image_size: Size | tuple[Size, Size] | None = None
     stages: int = Field(default=0, ge=0, exclude_if=operator.not_)
     symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
-    tiles: Tiles = Field(default=1, exclude_if=_is_one)
     mean: tuple[float, float, float] | None = None
     std: tuple[Positive, Positive, Positive] | None = None
     licence: str | None = None
@@ -154,7 +147,7 @@ class PretrainedConfig(Block):
         return self
 
 
-FORMER = {"seed": 0, "threshold": 0.5}
+FORMER = {"seed": 0, "threshold": 0.5, "tiles": 1}
 """Keys of maps that 0.2.0 had, and their only values now."""
 
 
@@ -226,19 +219,17 @@ FeatureMapConfig = Annotated[
 ]
 
 
-def size_to_read(maps: Iterable[OneMap], *, tiled: bool = True) -> tuple[int, int] | None:
+def size_to_read(maps: Iterable[OneMap]) -> tuple[int, int] | None:
     """(height, width) to which image files are read for these maps; None if a map takes them as they are.
 
-    The largest that a map asks for, so that none enlarges what reading has shrunk. tiled: whether tiles are
-    of an image, and not a case's images.
+    The largest that a map asks for, so that none enlarges what reading has shrunk.
     """
     sizes: list[tuple[int, int]] = []
     for config in maps:
         sides = as_sides(getattr(config, "image_size", None))
         if sides is None:
             return None
-        rows, columns = grid_of(getattr(config, "tiles", 1) if tiled else 1)
-        sizes.append((rows * sides[0], columns * sides[1]))
+        sizes.append(sides)
     return (max(size[0] for size in sizes), max(size[1] for size in sizes)) if sizes else None
 
 

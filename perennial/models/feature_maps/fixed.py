@@ -25,7 +25,7 @@ from perennial.models.feature_maps.config import (
     as_sides,
     choice_names,
 )
-from perennial.models.feature_maps.patches import Patches, Symmetric, Tiled, drawn_filters, tile_shape
+from perennial.models.feature_maps.patches import Patches, Symmetric, drawn_filters
 from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels, RandomReLU
 from perennial.models.feature_maps.pretrained import fold
 from perennial.models.feature_maps.projection import Projection, build_projection
@@ -237,12 +237,6 @@ def _build(
         return Pairs(shape), {"weights": "none"}
     if isinstance(config, RandomMapConfig):
         return RandomReLU(config.width, shape), {"weights": "drawn from a public seed"}
-    if config.tiles > 1:
-        # the map sees one tile; the others go through the same one
-        part, fact = _build(
-            config.model_copy(update={"tiles": 1}), tile_shape(shape, config.tiles), with_weights
-        )
-        return Tiled(part, config.tiles), fact
     if isinstance(config, PatchesConfig):
         sides = as_sides(config.image_size)
         height, width = sides or shape[1:]
