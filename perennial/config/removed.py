@@ -40,6 +40,7 @@ EXPERIMENT: dict[str, Removed] = {
     "learner.classification.temperatures": Removed([0.9, 1.1], "The values are those of the paper."),
     "learner.classification.weights": Removed([1.1, 0.9], "The values are those of the paper."),
     "learner.distillation.teacher": Removed("full", "The teacher is the whole model of the task before."),
+    "learner.means": Removed("site", "Class means are those of a site's own exemplars."),
     "learner.shrinkage": Removed(0.1, "The discriminants of features that learn on shrink by 0.1."),
     "learner.freeze_after": Removed(None, "A frozen network is a map of `features`, for strategy analytic."),
     "model.expansion": Removed(None, "`features: [random]` maps the inputs themselves."),

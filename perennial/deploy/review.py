@@ -158,10 +158,6 @@ def _entries(plan: Plan) -> list[Entry]:
         found += [charges.update(experiment, run)] * _times(plan, "train")
     else:
         found += [charges.sums(experiment, run, task) for task in range(1, len(plan.last_rounds) + 1)]
-    if experiment.learner.means == "global":
-        found += [charges.class_means(experiment, run)] * len(plan.last_rounds)
-    if experiment.learner.classifier == "gaussian":
-        found += [charges.in_the_clear(experiment, run, "statistics")] * len(plan.last_rounds)
     config = experiment.digests
     if config is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
@@ -181,10 +177,6 @@ def _reported(plan: Plan) -> str:
     reported: list[str] = []
     if not privacy.enabled:
         reported = ["number of samples", "training loss", "number of steps", *plan.measurements]
-    if plan.experiment.learner.means == "global":
-        reported.append("at the end of a task, sums of the exemplars' features by class")
-    if plan.experiment.learner.classifier == "gaussian":
-        reported.append("at the end of a task, sums of features of its samples and of exemplars")
     uploads = [upload for asks in plan.asks.values() for upload in asks.clear_uploads]
     reported += [upload for upload in uploads if upload not in (*plan.measurements, "steps")]
     return ", ".join(reported)

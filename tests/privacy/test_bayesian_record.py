@@ -15,7 +15,7 @@ from perennial.cli.privacy import ledger_command
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.errors import PrivacyError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of, halves
 from perennial.privacy.bayesian import BayesianAccountant
@@ -148,14 +148,3 @@ def test_more_rounds_than_planned_are_refused_before_the_run(
     monkeypatch.setattr("perennial.privacy.combinations.PLANNED_ROUNDS", 1)
     with pytest.raises(PrivacyError, match="planned for 1"):
         run_in_process(settings(tmp_path, privacy=SAMPLE | {"bayesian": True}))
-
-
-def test_releases_that_nobody_samples_are_refused(tmp_path: Path) -> None:
-    learner = SMALL["learner"] | {
-        "classifier": "nearest_mean",
-        "means": "global",
-        "memory": {"per_class": 2},
-    }
-    path = settings(tmp_path, learner=learner, privacy=LOCAL | {"bayesian": True}).experiment
-    with pytest.raises(ConfigError, match=r"privacy\.bayesian"):
-        load_experiment(Path(path))
