@@ -300,7 +300,7 @@ class DataConfig(FiniteBlock):
 
     @model_validator(mode="after")
     def _partition_fits(self) -> Self:
-        kind, ratios = self.partition.kind, self.partition.ratios
+        kind = self.partition.kind
         if kind == "natural" and self.kind.own_sites == "never":
             raise ValueError(f"partition.kind 'natural': source {self.source!r} has no sites of its own")
         if kind == "natural" and self.kind.own_sites == "by_column" and self.site_column is None:
@@ -309,6 +309,4 @@ class DataConfig(FiniteBlock):
             raise ValueError(
                 f"source {self.source!r} makes its own sites: set partition.kind 'natural', not {kind!r}"
             )
-        if ratios is not None and self.sites is not None and len(ratios) != self.sites:
-            raise ValueError(f"partition.ratios has {len(ratios)} entries for {self.sites} sites")
         return self
