@@ -9,7 +9,6 @@ import typer
 
 import perennial
 from perennial.cli.deploy import app as deploy
-from perennial.cli.digest import app as digest
 from perennial.cli.evaluate import evaluate
 from perennial.cli.export import export_command
 from perennial.cli.pages import serve
@@ -64,7 +63,6 @@ def options(
 
 
 app.add_typer(deploy, name="deploy")
-app.add_typer(digest, name="digest")
 app.add_typer(site, name="site")
 app.add_typer(weights, name="weights")
 
@@ -318,16 +316,15 @@ app.command("attack", cls=WithPlugins)(attack_command)
 @app.command(cls=WithPlugins)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="run folders; seeds of one experiment are put together")],
-    output: Annotated[Path, typer.Option(help="page to write")] = Path("compare.html"),
 ) -> None:
-    """Table and plot over runs: mean and deviation over seeds."""
-    from perennial.server.report.compare import compare as compare_runs
+    """Table over runs: mean and deviation over seeds, and differences seed by seed."""
+    from perennial.server.report.comparison import compare as compare_runs
 
     finished = [folder for folder in runs if (folder / "summary.json").exists()]
     for folder in runs if finished else ():
         if folder not in finished:
             typer.echo(f"left out: {folder} holds no finished run", err=True)
-    typer.echo(compare_runs(finished or runs, output))
+    typer.echo(compare_runs(finished or runs))
 
 
 app.command(cls=WithPlugins)(evaluate)

@@ -9,9 +9,10 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -36,19 +37,10 @@ class Issued:
 
 def make_authority(name: str) -> Issued:
     """A new certificate authority for one federation."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = make_node_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} authority")])
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    # key_cert_sign and crl_sign
+    usage = x509.KeyUsage(*[False] * 5, True, True, False, False)
     certificate = (
         _dated(AUTHORITY_DAYS)
         .subject_name(subject)
@@ -72,7 +64,7 @@ def make_server(authority: Issued, hosts: Sequence[str], days: int) -> Issued:
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     signer = serialization.load_pem_private_key(authority.key, password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = make_node_key()
     names = [general_name(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
     certificate = (
         _dated(days)
@@ -152,19 +144,6 @@ def read_validity(path: Path) -> list[Validity]:
     return [_validity(certificate) for certificate in found]
 
 
-def signers_of(certificate: bytes, authorities: bytes) -> bytes:
-    """PEM of those authorities that signed a certificate. Both arguments are PEM too."""
-    signed = x509.load_pem_x509_certificate(certificate)
-    found = b""
-    for authority in x509.load_pem_x509_certificates(authorities):
-        try:
-            signed.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-        found += _pem(authority)
-    return found
-
-
 def write_issued(issued: Issued, certificate: Path, key: Path) -> None:
     """Write certificate and key, each replaced in one step; only the owner can read the key."""
     replace_file(key, issued.key, mode=0o600)
@@ -177,9 +156,8 @@ def make_node_key() -> ec.EllipticCurvePrivateKey:
 
 
 def write_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
-    """Make a node's key pair and write it to two files.
+    """Write a node's private key in OpenSSH form, for its owner alone, and the public one to path.pub.
 
-    path: the private key in OpenSSH form, for its owner alone; path.pub: the public one.
     Raises StateError when path exists: a key that a SuperLink knows is not overwritten by accident.
     """
     if path.exists():
@@ -210,9 +188,11 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
             f"{path}: mode {mode & 0o777:o} lets others read the private key; allowed 600 (chmod 600 {path})"
         )
     try:
-        return _node_key(serialization.load_ssh_private_key(data, None), str(path))
+        key = serialization.load_ssh_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise StateError(f"{path}: not an unencrypted OpenSSH private key: {error}") from error
+    _require_p384(key, str(path))
+    return cast(ec.EllipticCurvePrivateKey, key)
 
 
 def check_public_line(line: bytes, where: str) -> bytes:
@@ -221,8 +201,7 @@ def check_public_line(line: bytes, where: str) -> bytes:
         key = serialization.load_ssh_public_key(line)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{where}: not an OpenSSH public key: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise ConfigError(f"{where}: found {type(key).__name__}, allowed an ECDSA P-384 key")
+    _require_p384(key, where)
     return line.strip() + b"\n"
 
 
@@ -232,10 +211,9 @@ def fingerprint(public: bytes) -> str:
     return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
 
 
-def _node_key(key: object, where: str) -> ec.EllipticCurvePrivateKey:
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+def _require_p384(key: object, where: str) -> None:
+    if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
         raise ConfigError(f"{where}: found {type(key).__name__}, allowed an ECDSA P-384 key")
-    return key
 
 
 def pem(public_key: Path) -> bytes:

@@ -25,8 +25,6 @@ from perennial.deploy.certificates import (
     fingerprint,
     make_authority,
     make_server,
-    read_validity,
-    signers_of,
     write_issued,
 )
 from perennial.foundation.block import Block
@@ -154,31 +152,21 @@ class OperatorFolder:
         self.write_site(name, SiteRecord())
         return fingerprint(line)
 
-    def renew_server(self, days: int) -> int:
-        """Issue a new server certificate from the present authority, which ends a change of authority.
+    def renew_server(self, days: int, *, new_authority: bool = False) -> None:
+        """Issue a new server certificate, by the authority that ca.crt alone names from now on.
 
-        From now on ca.crt holds no other authority. Returns how many others it held.
+        Raises ConfigError for bad hosts or days, and changes nothing then.
         """
-        authority = Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
+        authority = (
+            make_authority(self.federation.name)
+            if new_authority
+            else Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
+        )
         issued = make_server(authority, self.federation.hosts, days)
-        folder = self.certificates
-        write_issued(issued, folder / "server.pem", folder / "server.key")
-        trusted = folder / "ca.crt"
-        before = {found.fingerprint for found in read_validity(trusted)} if trusted.exists() else set[str]()
-        replace_file(trusted, authority.certificate, mode=0o644)
-        give_to_owner(self.path, folder)
-        return len(before - {found.fingerprint for found in read_validity(trusted)})
-
-    def renew_authority(self) -> None:
-        """Create a new authority beside the one that issued the server's certificate.
-
-        Sites trust both until the server's certificate is renewed.
-        """
-        server = (self.certificates / "server.pem").read_bytes()
-        old = signers_of(server, (self.certificates / "ca.crt").read_bytes())
-        authority = make_authority(self.federation.name)
-        write_issued(authority, self.authority_certificate, self.authority_key)
-        replace_file(self.certificates / "ca.crt", authority.certificate + old, mode=0o644)
+        if new_authority:
+            write_issued(authority, self.authority_certificate, self.authority_key)
+        write_issued(issued, self.certificates / "server.pem", self.certificates / "server.key")
+        replace_file(self.certificates / "ca.crt", authority.certificate, mode=0o644)
         give_to_owner(self.path, self.certificates)
 
     def write_hosts(self, hosts: tuple[str, ...]) -> "OperatorFolder":
@@ -192,8 +180,8 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
 
     Raises StateError when path is no folder or is not empty.
     """
-    authority = make_authority(federation.name)
-    make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
+    # refuses bad hosts and days before anything is written
+    make_server(make_authority(federation.name), federation.hosts, days)
     make_folder(path, mode=0o777)
     if any(path.iterdir()):
         raise StateError(f"{path}: not empty; choose a new folder for a new federation")
@@ -202,11 +190,10 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
         (path / name).mkdir(mode=0o700)
     for name in ("sites", "apps", "state/flower", "state/runs"):
         (path / name).mkdir(mode=0o755)
-    write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
     _write_federation(path, federation)
     folder = OperatorFolder(path)
     # last, because it gives the certificates to the user of the containers; root may not write there then
-    folder.renew_server(days)
+    folder.renew_server(days, new_authority=True)
     make_folder(folder.state / "runs" / CONTROL)
     give_to_owner(path, folder.state)
     return folder

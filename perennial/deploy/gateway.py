@@ -34,10 +34,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perennial.deploy.certificates import pem, read_validity
-from perennial.deploy.control import PROTOBUF, encoded, listed_runs
+from perennial.deploy.control import PROTOBUF, RunBook, encoded, listed_runs
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
-from perennial.deploy.run_book import RunBook
 from perennial.deploy.superlink import STATUS
 from perennial.foundation.errors import PerennialError, shown
 from perennial.foundation.files import replace_file

@@ -7,8 +7,8 @@ from pathlib import Path
 from perennial.deploy import control
 from perennial.deploy.application import Application, archive_of, read_application, stage_application
 from perennial.deploy.bundle import write_bundle
+from perennial.deploy.control import RunBook
 from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owner
-from perennial.deploy.run_book import RunBook
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import one_at_a_time, replace_file
 from perennial.foundation.plugins import using
@@ -221,7 +221,7 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
     if named := folder.plugins(folder.root):
         settings["plugins"] = ",".join(named)
     book = RunBook(folder.apps)
-    book.intend(name, application.digest)
+    book.note(name, bundle=application.digest)
     try:
         run = control.start_run(folder, archive_of(application.folder), application.digest, settings)
     except StateError as lost:

@@ -15,7 +15,7 @@ from perennial.config.approval import Approval
 from perennial.config.site import FLOWER_HOME, Connection, SiteConfig, load_site_config
 from perennial.deploy.approval import approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, fingerprint, public_line, read_node_key, read_validity
-from perennial.deploy.handshake import Unreachable, check_admission, check_handshake
+from perennial.deploy.handshake import Unreachable, check_admission
 from perennial.deploy.processes import program, require_flower, supervise, warm
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import sole_owner
@@ -114,10 +114,9 @@ def port_in_words(connection: Connection) -> str:
 
 def check_superlink(setup: SiteSetup) -> None:
     """Connect and prove this site's key, as a SuperNode does. Raises StateError that says what to do."""
-    authority, address = setup.path(setup.connection.ca), setup.connection.superlink
-    check_handshake(address, authority)
-    key = read_node_key(setup.path(setup.connection.key))
-    check_admission(address, authority, key, connected=holds(check_health, setup.connection))
+    connection = setup.connection
+    key, authority = read_node_key(setup.path(connection.key)), setup.path(connection.ca)
+    check_admission(connection.superlink, authority, key, connected=holds(check_health, connection))
 
 
 def supernode_processes(setup: SiteSetup, site: Path) -> tuple[dict[str, list[str]], dict[str, str]]:

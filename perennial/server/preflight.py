@@ -96,7 +96,7 @@ def _dry_run(experiment: Experiment, schedule: TaskSchedule, model: GlobalModel,
     """
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     # noise at the server is prepared, and refused, as a run would
-    CentralPrivacy.of(experiment.privacy, strategy, {})
+    CentralPrivacy.of(experiment.privacy, strategy)
     nothing = Scores(0, np.zeros(0, np.int64), np.zeros(0, np.bool_), np.zeros(0))
     strategy.attach(
         RunContext(

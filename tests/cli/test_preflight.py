@@ -40,7 +40,7 @@ BAD: dict[str, dict[str, Any]] = {
         **UNMEASURED,
     },
     "a wrapper under central noise": {
-        "strategy": {"name": "contribution", "base": "fedavg", "estimator": "reconstruct"},
+        "strategy": {"name": "clustered_personalisation", "base": "fedavg", "global_rounds": 1},
         "privacy": CENTRAL,
         **UNMEASURED,
     },

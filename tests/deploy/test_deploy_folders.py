@@ -26,9 +26,9 @@ from perennial.deploy.approval import (
 )
 from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
 from perennial.deploy.certificates import make_node_key, public_line, read_node_key, write_node_key
+from perennial.deploy.control import FlowerRun
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.processes import require_flower
-from perennial.deploy.run_book import FlowerRun
 from perennial.deploy.supernode import (
     NOT_UNPACKED,
     port_in_words,

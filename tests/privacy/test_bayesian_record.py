@@ -121,7 +121,7 @@ def test_a_record_moves_the_sum_by_its_clipped_gradient() -> None:
 
     source = SeededNoise(np.random.default_rng(1))
     with PrivateGradient(model, privacy, expected_batch=4, source=source) as private:
-        found = private.clipped_norms(7, losses)
+        found = private.clipped_norms(torch.arange(7), losses)
         assert all(parameter.grad is None for parameter in model.parameters())
     expected = []
     for row in range(7):

@@ -185,8 +185,6 @@ PRIVACY_CONFIG_SAMPLE = PRIVACY_CONFIG_LOCAL | {"mode": "sample", "sample_rate":
         (PRIVACY_CONFIG_LOCAL | {"delta": 0.0}, "(?s)delta.*greater than 0"),
         (PRIVACY_CONFIG_LOCAL | {"delta": 1.0}, "(?s)delta.*less than 1"),
         ({"mode": "none", "noise_multiplier": 1.0}, "protect nothing"),
-        (PRIVACY_CONFIG_LOCAL | {"adaptive_clipping": {}}, "needs mode client_central"),
-        (PRIVACY_CONFIG_CENTRAL | {"noise_multiplier": 0, "adaptive_clipping": {}}, "must be above 0"),
         (PRIVACY_CONFIG_CENTRAL | {"bayesian": True}, "allowed client_local and sample"),
         (PRIVACY_CONFIG_SAMPLE | {"sample_rate": None}, "sample_rate is missing"),
         (PRIVACY_CONFIG_SAMPLE | {"sample_rate": 0.0}, "sample_rate"),

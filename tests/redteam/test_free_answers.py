@@ -69,14 +69,16 @@ def rows(count: int, label: str = "") -> list[list[str]]:
     ]
 
 
-def hospital(folder: Path, table: list[list[str]], demanded: str = "sample", **changes: Any) -> Hospital:
+def hospital(
+    folder: Path, table: list[list[str]], demanded: str = "sample", floor: int | None = None, **changes: Any
+) -> Hospital:
     folder.mkdir(parents=True)
     with (folder / "visits.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[*COLUMNS, "label"], *table])
     site_module._processes.clear()  # pyright: ignore[reportPrivateUsage]
     policy = {"answers": ["train", "sparsity", "statistics", "evaluate"], "require_privacy": demanded}
     # a floor of noised counts is met or not by chance
-    policy |= {"max_epsilon": 40.0, "min_samples": 1 if "evaluation" in changes else 20}
+    policy |= {"max_epsilon": 40.0, "min_samples": floor or (1 if "evaluation" in changes else 20)}
     own = {"source": "csv", "path": str(folder / "visits.csv")}
     usual = {"data": DATA, "tasks": {"count": 1, "rounds": 2}, "evaluation": {"federated": False}}
     return Hospital(folder, policy, own, **{"model": DEEP, "privacy": SAMPLE} | usual | changes)

@@ -63,14 +63,16 @@ def test_names_become_targets_that_need_no_entry_points(installed: Path, tmp_pat
 
 def test_a_plug_in_inside_one_of_ours(installed: Path, tmp_path: Path) -> None:
     section = {
-        "name": "contribution",
-        "estimator": "reconstruct",
+        "name": "clustered_personalisation",
+        "global_rounds": 1,
         "base": {"name": "stepped_median", "step": 0.5},
     }
     experiment = load_experiment(written(tmp_path, strategy=section))
     assert experiment.strategy.parameters["base"]["name"] == f"{MODULE}:Median"
     assert experiment.plugins.keys() == {f"{MODULE}:{name}" for name in ("Median", "Focal", "Wide", "blobs")}
-    strategy = build_strategy("contribution", experiment.strategy.parameters | {"base": "stepped_median"})
+    strategy = build_strategy(
+        "clustered_personalisation", experiment.strategy.parameters | {"base": "stepped_median"}
+    )
     assert type(strategy.base).__name__ == "Median"  # type: ignore[attr-defined]  # pyright: ignore
 
 
