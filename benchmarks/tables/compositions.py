@@ -171,7 +171,7 @@ TABLES = {
         plain=frozenset({"epsilon", "Bayesian epsilon"}),
         note="Unit: one training sample; the server is not trusted. Delta 0.0001; the worst site of each. "
         "Epsilon (Renyi) is the promise. The Bayesian figure is a bound on an estimate from 10 sampled "
-        "neighbours a step; it depends on private data, stays at the sites, and does not cover outliers. Here "
-        "it is above the promise, so it says nothing that the promise does not.",
+        "neighbours a step; it depends on private data, stays at the sites, and does not cover outliers. "
+        "Here it is above the promise, so it says nothing that the promise does not.",
     ),
 }
