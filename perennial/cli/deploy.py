@@ -136,12 +136,10 @@ def logs(
 ) -> None:
     """Print the log of a run's ServerApp."""
     from perennial.deploy.control import logged
-    from perennial.deploy.operations import last_run, require_started
+    from perennial.deploy.operations import last_run
 
     operator = _open(folder)
-    run = last_run(operator, name)
-    require_started(operator, name, run)
-    for text in logged(operator, run, follow=follow):
+    for text in logged(operator, last_run(operator, name, logs=True), follow=follow):
         typer.echo(text, nl=not follow)
 
 
@@ -182,9 +180,7 @@ def rotate(
     from perennial.deploy.certificates import read_validity
 
     operator = _open(folder)
-    if host:
-        operator = operator.write_hosts(tuple(host))
-    operator.renew_server(days, new_authority=authority)
+    operator.renew_server(days, tuple(host or ()), new_authority=authority)
     for trusted in read_validity(operator.certificates / "ca.crt"):
         typer.echo(f"ca.crt: {trusted.identified}")
     for certificate in read_validity(operator.certificates / "server.pem"):

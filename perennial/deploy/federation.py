@@ -139,40 +139,41 @@ class OperatorFolder:
         for other in sites:
             if other != name and self.public_key(other).read_bytes().split()[1] == line.split()[1]:
                 raise ConfigError(f"public key of {name}: site {other!r} has this key; each site has its own")
-        if name in sites and sites[name].state != "added":
+        state = sites[name].state if name in sites else "added"
+        if state != "added":
             same = self.public_key(name).read_bytes().split()[1] == line.split()[1]
-            if same and sites[name].state == "registered":
+            if same and state == "registered":
                 return fingerprint(line)
-            if same or sites[name].state == "registered":
+            if same or state == "registered":
                 raise StateError(
-                    f"site {name!r}: {sites[name].state} with {'this' if same else 'another'} key; a new key "
-                    "comes in after `perennial deploy revoke`"
+                    f"site {name!r}: {state} with {'this' if same else 'another'} key; a new key comes in "
+                    "after `perennial deploy revoke`"
                 )
         replace_file(self.public_key(name), line, mode=0o644)
         self.write_site(name, SiteRecord())
         return fingerprint(line)
 
-    def renew_server(self, days: int, *, new_authority: bool = False) -> None:
+    def renew_server(self, days: int, hosts: tuple[str, ...] = (), *, new_authority: bool = False) -> None:
         """Issue a new server certificate, by the authority that ca.crt alone names from now on.
 
-        Raises ConfigError for bad hosts or days, and changes nothing then.
+        hosts: replace the names by which sites reach the SuperLink. Raises ConfigError for bad hosts or days,
+        and changes nothing then.
         """
+        hosts = hosts or self.federation.hosts
         authority = (
             make_authority(self.federation.name)
             if new_authority
             else Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
         )
-        issued = make_server(authority, self.federation.hosts, days)
+        issued = make_server(authority, hosts, days)
+        if hosts != self.federation.hosts:
+            self.federation = self.federation.model_copy(update={"hosts": hosts})
+            _write_federation(self.path, self.federation)
         if new_authority:
             write_issued(authority, self.authority_certificate, self.authority_key)
         write_issued(issued, self.certificates / "server.pem", self.certificates / "server.key")
         replace_file(self.certificates / "ca.crt", authority.certificate, mode=0o644)
         give_to_owner(self.path, self.certificates)
-
-    def write_hosts(self, hosts: tuple[str, ...]) -> "OperatorFolder":
-        """Replace the names by which sites reach the SuperLink."""
-        _write_federation(self.path, self.federation.model_copy(update={"hosts": hosts}))
-        return OperatorFolder(self.path)
 
 
 def create_operator_folder(path: Path, federation: Federation, days: int) -> OperatorFolder:
@@ -208,17 +209,12 @@ def keep_out_of_git(folder: Path) -> None:
         replace_file(folder / ".gitignore", b"*\n", mode=0o644)
 
 
-def owner_of_containers(path: Path) -> tuple[int, int]:
-    """User and group that containers run as: the folder's owner, or 1000 where that is root."""
-    found = path.stat()
-    return (found.st_uid, found.st_gid) if found.st_uid else (1000, 1000)
-
-
 def give_to_owner(path: Path, folder: Path) -> None:
-    """If root runs this, give `folder` to the user that containers run as. path: the operator's folder."""
+    """If root runs this, give `folder` to the containers' user: who owns the operator's folder, or 1000."""
     if os.getuid():
         return
-    user, group = owner_of_containers(path)
+    owner = path.stat()
+    user, group = (owner.st_uid, owner.st_gid) if owner.st_uid else (1000, 1000)
     for found in (folder, *folder.rglob("*")):
         os.chown(found, user, group)
 

@@ -68,17 +68,12 @@ def start_superlink(folder: OperatorFolder) -> None:
     for certificate in read_validity(folder.certificates / "server.pem"):
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
-    os._exit(supervise(*superlink_processes(folder), lambda: ""))
-
-
-def superlink_processes(folder: OperatorFolder) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """(command line by name, environment) of everything that serves a federation."""
     certificates, federation = folder.certificates, folder.federation
     authority = str(certificates / "ca.crt")
-    commands, environment, secret = warm(
+    apps, environment, secret = warm(
         folder.state / "process", folder.state / "flower", "flwr-serverapp", "perennial.server.app"
     )
-    return {
+    commands = {
         # Control, Runtime and Fleet API share a port, and the first asks nobody who he is: loopback alone
         "the SuperLink": [
             *(program("flower-superlink"), "--ssl-ca-certfile", authority),
@@ -89,10 +84,11 @@ def superlink_processes(folder: OperatorFolder) -> tuple[dict[str, list[str]], d
             *("--host", "127.0.0.1", "--port", str(federation.control_port)),
             *("--isolation", "process", *secret),
         ],
-        **commands,
+        **apps,
         "the SuperExec": [
             *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{federation.control_port}"),
             *("--root-certificates", authority, *secret),
         ],
         "the gateway": [sys.executable, "-m", "perennial.deploy.gateway", str(folder.path)],
-    }, environment
+    }
+    os._exit(supervise(commands, environment, lambda: ""))
