@@ -56,7 +56,7 @@ def sample_scores(present: bool, noise_multiplier: float, runs: int) -> Tensor:
     scores = torch.empty(runs)
     with PrivateGradient(model, privacy, 1.0, SOURCE) as private:
         for run in range(runs):
-            private.compute(len(x), lambda rows: model(x[rows])[:, 0])
+            private.compute(torch.arange(len(x)), lambda rows: model(x[rows])[:, 0])
             assert model.weight.grad is not None
             scores[run] = model.weight.grad[0, 0]
     return scores

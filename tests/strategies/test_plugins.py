@@ -16,8 +16,7 @@ from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SiteConfig
-from perennial.deploy.application import stage_application
-from perennial.deploy.approval import approve, read_offer
+from perennial.deploy.application import approve, read_offer, stage_application
 from perennial.engine.run import run_in_process
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PerennialError, PolicyRefusal
