@@ -268,8 +268,6 @@ def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[tuple[bool
         asked["train"] = lambda: check_update(policy, experiment)
     else:
         asked["statistics"] = lambda: check_statistics(policy, experiment)
-    if experiment.learner.classifier == "gaussian":
-        asked["statistics"] = lambda: check_statistics(policy, experiment)
     if experiment.evaluation.federated:
         asked["evaluate"] = lambda: check_evaluation(policy, experiment)
     digests = experiment.digests
