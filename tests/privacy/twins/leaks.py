@@ -72,8 +72,8 @@ def normalisation_constant() -> Iterator[None]:
     """Training takes the mean of the site's own data in the place of the public constant."""
     samples = Site.samples
 
-    def leaking(self: Site, indices: Any, exemplars: int = 0) -> Any:
-        found = samples(self, indices, exemplars)
+    def leaking(self: Site, indices: Any, exemplars: int = 0, hidden: bool = False) -> Any:
+        found = samples(self, indices, exemplars, hidden)
         own = (self.data.x.double() / 255).mean().to(found.mean.dtype)
         changed: dict[str, Any] = vars_of(found) | {"mean": torch.full_like(found.mean, float(own))}
         return type(found)(**changed)
