@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perennial.cli.check_resume import brought_up_to_date
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.run import RunSettings
+from perennial.config.run import RunSettings, find_experiment
 from perennial.config.yaml_file import apply_overrides
 from perennial.engine.callbacks import Callback, told
 from perennial.engine.cohorts import Asked
@@ -303,7 +303,7 @@ def run(
 def _changed(experiment: Experiment | Path | str, changes: list[str]) -> Experiment:
     """An experiment with KEY=VALUE applied to what its file, or the object, says."""
     if not isinstance(experiment, Experiment):
-        return load_experiment(experiment, changes)
+        return load_experiment(find_experiment(Path(experiment)), changes)
     if not changes:
         return experiment
     return Experiment.of(**apply_overrides(experiment.model_dump(mode="json"), changes))

@@ -49,9 +49,9 @@ def repeatable_noise() -> Iterator[None]:
         place[:] = [facts.get("site", ""), count()]
         speak(**facts)
 
-    def finished(self: CentralPrivacy, outcome: Any, number: int) -> None:
+    def finished(self: CentralPrivacy, outcome: Any) -> None:
         place[:] = ["server", count()]
-        finish(self, outcome, number)
+        finish(self, outcome)
 
     with (
         patch("perennial.privacy.noise.new_stream", stream),

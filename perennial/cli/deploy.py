@@ -136,12 +136,10 @@ def logs(
 ) -> None:
     """Print the log of a run's ServerApp."""
     from perennial.deploy.control import logged
-    from perennial.deploy.operations import last_run, require_started
+    from perennial.deploy.operations import last_run
 
     operator = _open(folder)
-    run = last_run(operator, name)
-    require_started(operator, name, run)
-    for text in logged(operator, run, follow=follow):
+    for text in logged(operator, last_run(operator, name, logs=True), follow=follow):
         typer.echo(text, nl=not follow)
 
 
@@ -174,30 +172,23 @@ def rotate(
     days: Annotated[int, typer.Option(help="validity of the new server certificate")] = 365,
     host: Annotated[list[str] | None, typer.Option(help="replace the names that it is for; repeat")] = None,
     authority: Annotated[
-        bool, typer.Option(help="make a new authority instead; rotate again when all sites have its ca.crt")
+        bool, typer.Option(help="make a new authority too; every site then needs a new bundle")
     ] = False,
     folder: Folder = HERE,
 ) -> None:
-    """Renew the server's certificate (restart the SuperLink then), or begin a change of authority."""
+    """Renew the server's certificate, and the authority if wanted; restart the SuperLink then."""
     from perennial.deploy.certificates import read_validity
 
     operator = _open(folder)
-    if authority:
-        operator.renew_authority()
-        for trusted in read_validity(operator.certificates / "ca.crt"):
-            typer.echo(f"ca.crt: {trusted.identified}")
-        typer.echo("new authority made; send every site a new bundle (ca.crt trusts both), then rotate again")
-        return
-    if host:
-        operator = operator.write_hosts(tuple(host))
-    left = operator.renew_server(days)
+    operator.renew_server(days, tuple(host or ()), new_authority=authority)
+    for trusted in read_validity(operator.certificates / "ca.crt"):
+        typer.echo(f"ca.crt: {trusted.identified}")
     for certificate in read_validity(operator.certificates / "server.pem"):
         typer.echo(f"server.pem: {certificate}")
     typer.echo("restart the SuperLink to use it; runs go on with `perennial deploy resume`")
-    if left:
-        typer.echo("until then, other commands do not reach it: ca.crt trusts the new authority alone now")
-        typer.echo("after the restart, send every site a last bundle, which ends the change of authority:")
-        typer.echo("until a site has opened it and restarted, it trusts the old authority too")
+    if authority:
+        typer.echo("send every site a new bundle: with its old ca.crt it does not reach the SuperLink then,")
+        typer.echo("and restart its SuperNode. Until your restart, other commands do not reach the SuperLink")
 
 
 @app.command()

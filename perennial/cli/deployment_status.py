@@ -1,11 +1,9 @@
 """perennial deploy status."""
 
 import json
-import math
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import typer
@@ -13,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perennial.deploy.certificates import read_validity
-from perennial.deploy.control import list_runs
+from perennial.deploy.control import FlowerRun, RunBook, list_runs
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.run_book import FlowerRun, RunBook
 from perennial.deploy.superlink import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
 from perennial.live.diagnosis import find_faults
@@ -55,11 +52,10 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
     said, served = read_superlink_status(runs), read_validity(folder.certificates / "server.pem")
     others = {name: site.state for name, site in sites.items() if site.state != "registered"}
     ends = min(certificate.ends for certificate in served).timestamp()
-    superlink = SuperLinkStatus(math.inf, ends, {}) if said is None else said
-    superlink = replace(superlink, others=others)
-    listed = list_runs(folder) if superlink.alive else {}
+    listed = list_runs(folder) if said is not None and said.alive else {}
     ids = book.owners(listed)
-    superlink = replace(superlink, unknown=book.unknown(listed))
+    superlink = SuperLinkStatus(certificate_ends=ends) if said is None else said
+    superlink = superlink.model_copy(update={"others": others, "unknown": book.unknown(listed)})
     states = {name: RunState(runs / name) for name in ids if (runs / name).is_dir()}
     for state in states.values():
         state.read()

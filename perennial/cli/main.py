@@ -9,7 +9,6 @@ import typer
 
 import perennial
 from perennial.cli.deploy import app as deploy
-from perennial.cli.digest import app as digest
 from perennial.cli.evaluate import evaluate
 from perennial.cli.export import export_command
 from perennial.cli.pages import serve
@@ -24,7 +23,6 @@ from perennial.foundation.installation import require_own_package
 app = typer.Typer(
     no_args_is_help=True,
     suggest_commands=False,  # Click itself suggests one
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -39,6 +37,13 @@ FORMER = {
     "site withdraw-records": "site withdraw PATH RECORDS",
     "site withdraw-digests": "site withdraw PATH --digests",
 }
+
+
+def find_file(path: Path | None) -> Path | None:
+    """A file, or by its name alone an experiment that Perennial brings."""
+    from perennial.config.run import find_experiment
+
+    return path and find_experiment(path)
 
 
 def print_version(asked: bool) -> None:
@@ -58,7 +63,6 @@ def options(
 
 
 app.add_typer(deploy, name="deploy")
-app.add_typer(digest, name="digest")
 app.add_typer(site, name="site")
 app.add_typer(weights, name="weights")
 
@@ -66,7 +70,11 @@ app.add_typer(weights, name="weights")
 @app.command(cls=WithPlugins)
 def run(
     experiment: Annotated[
-        Path | None, typer.Argument(help="experiment.yaml; may be left out with --resume")
+        Path | None,
+        typer.Argument(
+            help="experiment.yaml, or a name such as quickstart; may be left out with --resume",
+            callback=find_file,
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. learner.epochs=3")
@@ -203,7 +211,11 @@ def init(
 @app.command(cls=WithPlugins)
 def check(
     path: Annotated[
-        Path | None, typer.Argument(help="experiment.yaml or site.yaml; may be left out with --resume")
+        Path | None,
+        typer.Argument(
+            help="experiment.yaml, a name such as quickstart, or site.yaml; may be left out with --resume",
+            callback=find_file,
+        ),
     ] = None,
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
@@ -304,16 +316,15 @@ app.command("attack", cls=WithPlugins)(attack_command)
 @app.command(cls=WithPlugins)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="run folders; seeds of one experiment are put together")],
-    output: Annotated[Path, typer.Option(help="page to write")] = Path("compare.html"),
 ) -> None:
-    """Table and plot over runs: mean and deviation over seeds."""
-    from perennial.server.report.compare import compare as compare_runs
+    """Table over runs: mean and deviation over seeds, and differences seed by seed."""
+    from perennial.server.report.comparison import compare as compare_runs
 
     finished = [folder for folder in runs if (folder / "summary.json").exists()]
     for folder in runs if finished else ():
         if folder not in finished:
             typer.echo(f"left out: {folder} holds no finished run", err=True)
-    typer.echo(compare_runs(finished or runs, output))
+    typer.echo(compare_runs(finished or runs))
 
 
 app.command(cls=WithPlugins)(evaluate)

@@ -10,7 +10,7 @@ from perennial.cli.withdraw import withdraw
 
 if TYPE_CHECKING:
     from perennial.config.site import SiteConfig
-    from perennial.deploy.approval import Offer
+    from perennial.deploy.application import Offer
     from perennial.privacy.ledger import Ledger
 
 app = typer.Typer(
@@ -65,8 +65,8 @@ def approve(
 ) -> None:
     """Show what an app asks for, and let exactly this experiment run here."""
     from perennial.config.site import load_site_config
-    from perennial.deploy.approval import approve as approve_app
-    from perennial.deploy.approval import read_offer, require_hash
+    from perennial.deploy.application import approve as approve_app
+    from perennial.deploy.application import read_offer, require_hash
 
     config = load_site_config(site)
     offer = read_offer(fab, config)
@@ -83,7 +83,7 @@ def review(
 ) -> None:
     """Show what an app would ask of this site, and what that changes; approve nothing."""
     from perennial.config.site import load_site_config
-    from perennial.deploy.approval import read_offer
+    from perennial.deploy.application import read_offer
 
     config = load_site_config(site)
     _show(read_offer(fab, config), config)
@@ -96,7 +96,7 @@ def disapprove(
 ) -> None:
     """Take an approval back."""
     from perennial.config.site import load_site_config
-    from perennial.deploy.approval import disapprove as disapprove_app
+    from perennial.deploy.application import disapprove as disapprove_app
 
     disapprove_app(name, _flower_home(site), load_site_config(site).approvals)
     typer.echo(f"{name}: not approved any more")
@@ -132,10 +132,11 @@ app.command("serve")(serve_site)
 def check(path: SiteFile = Path("site.yaml")) -> None:
     """Check key, certificates, approvals and connection; say what may leave and whether noise covers it."""
     from perennial.client.policy import leaving_in_words
+    from perennial.deploy.certificates import fingerprint, public_line
     from perennial.deploy.supernode import check_superlink, port_in_words, read_setup
 
     setup = read_setup(path)
-    typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
+    typer.echo(f"site:        {setup.config.site}, key {fingerprint(public_line(setup.key))}")
     _tell_signing_key(path)
     for authority in setup.authorities:
         typer.echo(f"authority:   {authority.identified}")

@@ -17,7 +17,6 @@ from perennial.client.request_count import RequestCount
 from perennial.client.site import registry_of_site, require_same_experiment, require_split_key
 from perennial.client.state import Quota
 from perennial.client.time_limit import LONGEST, time_limit
-from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import (
     ConfigError,
@@ -31,9 +30,6 @@ from perennial.foundation.errors import (
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
-
-LARGEST_CLIP_NORM = 10.0
-"""Of an adaptive clip norm in mode client_central, where the experiment does not name a larger first one."""
 
 
 @contextmanager
@@ -53,8 +49,6 @@ def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
     require_same_experiment(experiment, registry, request)
     plan = Plan(experiment, registry)
     kind = plan.check(request)
-    if isinstance(request, TrainRequest):
-        check_clip_norm(experiment, request.clip_norm)
     folder = identity.state_dir / "runs" / request.run
     if identity.limits is not None:
         Quota(folder.parent, identity.limits).require(folder, 0)
@@ -85,19 +79,6 @@ def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
         yield (
             f"policy.max_evaluations: the experiment asks how many answers of {plan.questions()} models are "
             f"right, allowed {policy.max_evaluations}"
-        )
-
-
-def check_clip_norm(experiment: Experiment, clip_norm: float | None) -> None:
-    """Raises PolicyRefusal if a request's clip norm hands the server more than the experiment's own could.
-
-    With adaptive clipping the server chooses it, and in mode client_central sees what it leaves of an update.
-    """
-    privacy = experiment.privacy
-    allowed = max(LARGEST_CLIP_NORM, privacy.clip_norm or 0.0)
-    if privacy.mode == "client_central" and (clip_norm or 0.0) > allowed:
-        raise PolicyRefusal(
-            f"clip_norm of the request: found {clip_norm:g}, allowed at most {allowed:g} in client_central"
         )
 
 

@@ -29,7 +29,6 @@ FREE = {
     "attempt": "a counter of masked sums, of which none is taken twice",
     "of_task": "a task that has begun: answer_statistics, answer_class_counts",
     "weights": "with head balanced_ridge, and never under a protection: SumsSite.check",
-    "clip_norm": "with privacy.adaptive_clipping alone, and bounded: check_clip_norm",
     "temperature": "with exact tables alone: _check_evaluation",
 }
 """The numbers in which a request may differ from the approved experiment, and what bounds each.
@@ -182,8 +181,6 @@ class Plan:
                 )
         for asks in self.asks.values():
             asks.check_settings(content)
-        if request.clip_norm is not None and self.experiment.privacy.adaptive_clipping is None:
-            raise PolicyRefusal("clip_norm: the approved experiment has no privacy.adaptive_clipping")
 
 
 def is_number(value: Any) -> bool:

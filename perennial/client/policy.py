@@ -54,6 +54,15 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
         _demand(policy, "none", "digests without label_epsilon send labels in the clear")
     else:
         _demand(policy, "sample", "a digest hides one sample")
+        data = experiment.data
+        shares = data.test_fraction + data.validation_fraction + data.calibration_fraction
+        promised = experiment.privacy.enabled or policy.require_privacy != "none"
+        if shares and (promised or policy.max_epsilon is not None):
+            raise PrivacyError(
+                f"data.test_fraction, validation_fraction, calibration_fraction: found {shares:g} together, "
+                "allowed 0 with digests that hide a sample: one that is replaced could fall into another "
+                "part, and all others would be mixed anew, which the noise does not cover"
+            )
 
 
 def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) -> None:

@@ -181,8 +181,11 @@ class Site:
     def exemplars(self, run: str) -> ExemplarStore:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
-    def samples(self, indices: Tensor, exemplars: int = 0) -> TrainingSet:
-        """The samples at indices, on the device. exemplars: how many of the last are exemplars."""
+    def samples(self, indices: Tensor, exemplars: int = 0, hidden: bool = False) -> TrainingSet:
+        """The samples at indices, on the device.
+
+        exemplars: how many of the last are exemplars. hidden: the release hides each, whatever the mode is.
+        """
         place = self.process.on_device
         patients = None
         if self.experiment.privacy.unit == "patient":
@@ -200,6 +203,9 @@ class Site:
             exemplars,
             self.experiment.learner.channels_last,
             patients,
+            alone=hidden
+            or self.experiment.privacy.hidden_unit in ("sample", "patient")
+            or self.identity.policy.unit in ("sample", "patient"),
         )
 
     @property

@@ -309,7 +309,7 @@ class TrainingTurn:
         if self.neighbours is not None:
             self.neighbours.keep()
         privacy = site.experiment.privacy
-        within = protected(site, request, self.mechanism, result)
+        protect(site, self.mechanism, result)
 
         update = flat.views(result.update)
         lends = site.experiment.digests is None or "digest" in site.identity.policy.answers
@@ -320,7 +320,6 @@ class TrainingTurn:
         typed: dict[str, Typed] = {
             "update": released(Tensors({n: t.contiguous() for n, t in update.items() if n not in stays})),
             "lends_digests": Public(lends),
-            "within_clip_norm": None if within is None else released(within),
         }
         asks = request.settings != "{}"
         metrics = measured(site, request, self.model, self.indices, result) if asks else {}
@@ -336,8 +335,8 @@ class TrainingTurn:
         }
 
 
-def protected(site: Site, request: TrainRequest, mechanism: Mechanism, result: TrainingResult) -> bool | None:
-    """Clip and noise an update in place, as the mechanism says; whether it was within an adaptive clip norm.
+def protect(site: Site, mechanism: Mechanism, result: TrainingResult) -> None:
+    """Clip and noise an update in place, as the mechanism says.
 
     Under client_central the server adds the noise, and under client_shared the site's share of it comes on
     the grid (client/secure_values.py). An update that is not finite counts as zero. Raises PrivacyError where
@@ -347,25 +346,19 @@ def protected(site: Site, request: TrainRequest, mechanism: Mechanism, result: T
     if privacy.mode == "sample" and result.steps != mechanism.entry.steps:
         raise PrivacyError(f"DP-SGD took {result.steps} steps; {mechanism.entry.steps} are charged")
     if privacy.mode not in ("client_local", "client_central", "client_shared"):
-        return None
-    adaptive = privacy.adaptive_clipping is not None
-    if adaptive != (request.clip_norm is not None):
-        raise PrivacyError(
-            f"clip_norm: found {request.clip_norm} in the request; allowed: a number exactly when the "
-            "experiment has privacy.adaptive_clipping"
-        )
-    bound = request.clip_norm or privacy.clip_norm
-    assert bound is not None
+        return
+    assert privacy.clip_norm is not None
     std = mechanism.std if privacy.mode == "client_local" else 0.0
-    within = protect_update(result.update, bound, std, Noise()) <= bound
-    return within if adaptive else None
+    protect_update(result.update, privacy.clip_norm, std, Noise())
 
 
 def _neighbours(site: Site, request: TrainRequest) -> "NeighbourDistances | None":
     from perennial.learning.bayesian_estimate import NeighbourDistances
 
-    identity = site.identity
-    return NeighbourDistances.of(site.experiment, identity.state_dir, site.name, request.run, request.round)
+    experiment, tasks = site.experiment, enumerate(site.process.registry.schedule.rounds, 1)
+    rounds = sum(experiment.lead_rounds(task) + rounds for task, rounds in tasks)
+    state_dir = site.identity.state_dir
+    return NeighbourDistances.of(experiment, rounds, state_dir, site.name, request.run, request.round)
 
 
 def _adversary(site: Site) -> AdversaryKind | None:

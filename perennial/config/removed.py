@@ -26,10 +26,7 @@ EXPERIMENT: dict[str, Removed] = {
     "privacy.allow_unaccounted_metrics": Removed(False, "A private run sends nothing that is not charged."),
     "privacy.ghost": Removed(False, "Gradients are clipped one by one; use a smaller model or patch."),
     "privacy.physical_batch": Removed(None, "A batch is taken in parts of 4096 samples."),
-    "privacy.adaptive_clipping.learning_rate": Removed(0.2, "The step is 0.2."),
-    "privacy.adaptive_clipping.count_noise_multiplier": Removed(
-        None, "The count of clipped sites gets twice the noise multiplier of updates."
-    ),
+    "privacy.adaptive_clipping": Removed(None, "The clip norm is privacy.clip_norm in every round."),
     "secure.largest_drop": Removed(None, "Under masks no round is halved; choose bounds that hold."),
     "bounds.max_samples": Removed(1 << 20, "Nobody counts as more than 1048576 samples."),
     "bounds.on_norm": Removed(
@@ -67,8 +64,9 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("serial_ring", "stratify"): Removed(False, "Segments are drawn from all of a site's samples."),
     ("layer_attention", "granularity"): Removed("tensor", "Each tensor has a weight of its own."),
     ("layer_attention", "times_samples"): Removed(False, "`multi_factor` weighs by samples."),
-    ("contribution", "exact"): Removed(False, "Up to 12 sites of a closed form are valued exactly."),
-    ("contribution", "permutations"): Removed(None, "At least 30 orders are drawn, three for each site."),
+    ("contribution", "estimator"): Removed("online", "Each sweep of a ring is one permutation of the sites."),
+    ("contribution", "exact"): Removed(False, "Each sweep of a ring is one permutation of the sites."),
+    ("contribution", "permutations"): Removed(None, "Each sweep of a ring is one permutation of the sites."),
     ("*", "max_update_norm"): Removed(None, "Use `bounds.norm_multiple`."),
     ("multi_factor", "kappa"): Removed(0.5, "Recency is exp(-0.5 rounds late)."),
     ("clustered_personalisation", "sparsity_delta"): Removed(1e-5, "The noise has delta 1e-5."),
@@ -89,7 +87,7 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("feddisco", "a"): Removed(0.5, "The value is that of the paper."),
     ("feddisco", "b"): Removed(0.1, "The value is that of the paper."),
     ("target", "temperature"): Removed(2.0, "The value is 2."),
-    ("contribution", "held_out"): Removed(None, "The server's samples judge, or else the other sites' sums."),
+    ("contribution", "held_out"): Removed(None, "The server's samples judge, or else the sites'."),
     ("analytic", "criterion"): Removed("balanced", "Validation samples judge by the mean over classes."),
 }
 """(strategy, its key) -> what became of it, for a strategy alone and for one that is the base of another."""

@@ -97,6 +97,12 @@ class RunSettings:
         return runs_folder(self.runs) / (self.name or experiment.name)
 
 
+def find_experiment(path: Path) -> Path:
+    """The file itself, or by a bare name such as `quickstart` the experiment that Perennial brings."""
+    shipped = APP_ROOT / "experiments" / f"{path}.yaml"
+    return shipped if path.name == str(path) and not path.is_file() and shipped.is_file() else path
+
+
 def runs_folder(runs: Path | str) -> Path:
     """Absolute path of the folder that holds run folders."""
     return Path(os.path.abspath(os.path.expanduser(runs)))

@@ -56,8 +56,8 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
             "secure: not with pretraining, whose averaging sees single updates; remove one of them"
         )
     privacy = experiment.privacy
-    if privacy.adaptive_clipping is not None or privacy.bayesian:
-        raise ValueError("secure: not with privacy.adaptive_clipping or bayesian, which read single replies")
+    if privacy.bayesian:
+        raise ValueError("secure: not with privacy.bayesian, which reads single replies")
     secure: SecureConfig = experiment.secure
     sites = experiment.data.sites
     if sites is not None:

@@ -1,24 +1,36 @@
-"""The app that travels: one experiment and no code, as one Flower App Bundle with one hash.
+"""The app that travels, and which ones may run at a site: those that its hospital approved.
 
-Server and sites run the Perennial that they installed. A site approves the hash, and with it the experiment
-(see deploy/approval.py).
+An app is one experiment and no code, as one Flower App Bundle with one hash; server and sites run the
+Perennial that they installed. A site reads it once: what is shown, what is recorded and whose hash is
+compared are the same bytes. A SuperNode runs an app from the folder that is named after the app's hash, and
+unpacks what arrived only when that folder is missing. At a site the apps folder is read-only for the
+SuperNode, so that what arrives is never unpacked, and code that arrives never runs. Each approval leaves a
+record with the full SHA-256 of the bundle and the document of the experiment (config/approval.py), in a
+folder that is read-only too; a site takes its experiment from there. (Flower's own trusted entities only know
+apps that were signed through Flower's hub.)
 """
 
 import hashlib
 import io
+import json
 import logging
+import os
 import re
 import shutil
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import perennial
-from perennial.config.document import DOCUMENT, document_digest
-from perennial.config.experiment import load_experiment
+from perennial.config.approval import Approval, read_approvals
+from perennial.config.document import DOCUMENT, document_digest, read_document
+from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
+from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import LARGEST_FILE, parse_yaml
 from perennial.foundation.errors import ConfigError, StateError, shown
 from perennial.foundation.files import replace_file
@@ -28,6 +40,8 @@ PROJECT = "pyproject.toml"
 MANIFEST = ".info/CONTENT"
 LARGEST = 2 * 2**20
 """Bytes of an app."""
+TEMPLATE = Path(__file__).with_name("app.toml")
+"""Of an app's pyproject.toml, without its settings."""
 MEMBERS = {PROJECT: 2**14, DOCUMENT: LARGEST_FILE, MANIFEST: 2**14}
 """Everything that an app may hold, and the most bytes of it."""
 DATE = (2024, 10, 1, 0, 0, 0)
@@ -41,9 +55,7 @@ _VERSION = re.compile(rb'^version = "([0-9]+(\.[0-9a-z]+){1,4})"$', re.MULTILINE
 class Application:
     """An app that is ready to be sent.
 
-    folder: what `flwr run` takes.
-    fab: the Flower App Bundle (FAB), named as Flower names it.
-    digest: the FAB's SHA-256.
+    folder: what `flwr run` takes. fab: the Flower App Bundle (FAB). digest: the FAB's SHA-256.
     """
 
     folder: Path
@@ -59,9 +71,6 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     """
     resolved = load_experiment(experiment, overrides)
     name = name or resolved.name
-    staged, folder = apps / f".{name}.staged", apps / name
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
     if resolved.strategy.trains and not resolved.bounds.in_words and resolved.secure is None:
         _log.warning(
             "%s: no `bounds`, so nothing limits how far one site moves the model; "
@@ -69,24 +78,23 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
             experiment,
         )
     document = resolved.to_yaml()
-    digest = document_digest(parse_yaml(document, str(experiment)))
-    replace_file(staged / DOCUMENT, document.encode(), mode=0o644)
-    project = project_file(VERSION, digest)
-    replace_file(staged / PROJECT, project.encode(), mode=0o644)
-    content = archive_of(staged)
-    digest = hashlib.sha256(content).hexdigest()
-    if folder.exists():
-        if archive_of(folder) != content:
-            shutil.rmtree(staged)
-            raise StateError(
-                f"{folder}: holds another experiment, or is of another version; choose another --name"
-            )
-        shutil.rmtree(staged)
-    else:
+    project = project_file(VERSION, document_digest(parse_yaml(document, str(experiment))))
+    members = {DOCUMENT: document.encode(), PROJECT: project.encode()}
+    content, folder = build_archive(members), apps / name
+    if not folder.exists():
+        staged = apps / f".{name}.staged"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        for member, data in members.items():
+            replace_file(staged / member, data, mode=0o644)
         staged.rename(folder)
-    fab = apps / _fab(digest)
-    replace_file(fab, content, mode=0o644)
-    return Application(folder, fab, digest)
+    elif archive_of(folder) != content:
+        raise StateError(
+            f"{folder}: holds another experiment, or is of another version; choose another --name"
+        )
+    staged_app = read_application(name, apps)
+    replace_file(staged_app.fab, content, mode=0o644)
+    return staged_app
 
 
 def read_application(name: str, apps: Path) -> Application:
@@ -96,17 +104,9 @@ def read_application(name: str, apps: Path) -> Application:
         known = ", ".join(sorted(path.parent.name for path in apps.glob(f"*/{PROJECT}"))) or "none yet"
         raise StateError(f"run {name!r}: no experiment of this name was submitted; submitted: {known}")
     digest = hashlib.sha256(archive_of(folder)).hexdigest()
-    return Application(folder, apps / _fab(digest), digest)
-
-
-def app_name(version: str, digest: str) -> str:
-    """What Flower calls the folder that an app is unpacked to."""
-    return f"{PUBLISHER}.{NAME}.{version}.{digest[:8]}"
-
-
-def _fab(digest: str) -> str:
-    """What Flower calls the file of an app of this version."""
-    return f"{PUBLISHER}.{NAME}.{VERSION.replace('.', '-')}.{digest[:8]}.fab"
+    # as Flower names the file of an app of this version
+    fab = f"{PUBLISHER}.{NAME}.{VERSION.replace('.', '-')}.{digest[:8]}.fab"
+    return Application(folder, apps / fab, digest)
 
 
 def build_archive(members: Mapping[str, bytes]) -> bytes:
@@ -161,6 +161,16 @@ def archive_of(folder: Path) -> bytes:
     )
 
 
+def read_at_most(path: Path, size: int) -> bytes:
+    """The file's bytes, or one more than `size`. Raises ConfigError when it cannot be read."""
+    try:
+        # a pipe would be waited for
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(size + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def version_of(project: bytes) -> str:
     """The version in an app's pyproject.toml; this release's where it names none."""
     found = _VERSION.search(project)
@@ -173,14 +183,145 @@ def project_file(version: str, digest: str) -> str:
     digest: of the experiment. Its dependencies are in the installations: nothing is installed at run time.
     """
     settings = {**RunSettings().__dict__, "experiment": DOCUMENT, "digest": digest}
-    lines = [f'{key} = "{value}"' for key, value in settings.items() if isinstance(value, str)]
-    lines += [f"{key} = {value}" for key, value in settings.items() if isinstance(value, int)]
-    return (
-        f'[project]\nname = "{NAME}"\nversion = "{version}"\n'
-        'description = "Federated class-incremental learning"\nlicense = "Apache-2.0"\ndependencies = []\n\n'
-        f'[tool.flwr.app]\npublisher = "{PUBLISHER}"\n'
-        "fab-include = [\n" + "".join(f'    "{member}",\n' for member in (DOCUMENT, PROJECT)) + "]\n\n"
-        '[tool.flwr.app.components]\nserverapp = "perennial.server.app:app"\n'
-        'clientapp = "perennial.client.app:app"\n\n'
-        "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n"
+    texts_first = sorted(settings.items(), key=lambda item: isinstance(item[1], int))
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in texts_first)
+    return TEMPLATE.read_text(encoding="utf-8").replace("@{version}", version) + lines
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An app that was read, in the bytes that were read.
+
+    digest: SHA-256 of the file. members: content by name.
+    """
+
+    fab: Path
+    digest: str
+    experiment: Experiment
+    document: str
+    members: Mapping[str, bytes]
+
+
+def read_offer(fab: Path, site: SiteConfig) -> Offer:
+    """An app bundle, read once and whole; nothing of it is run, unpacked or kept.
+
+    Raises ConfigError naming the member or key when it is not what `perennial deploy stage` makes.
+    """
+    data = read_at_most(fab, LARGEST)
+    digest = hashlib.sha256(data).hexdigest()
+    where = str(fab)
+    members = read_archive(data, where)
+    for name in (PROJECT, DOCUMENT):
+        if name not in members:
+            raise ConfigError(f"{where}: has no member {name}")
+    try:
+        document = members[DOCUMENT].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: member {DOCUMENT}: no text in UTF-8 ({error.reason})") from error
+    experiment = read_document(document, f"{where}: {DOCUMENT}", site.plugins)
+    expected = project_file(version_of(members[PROJECT]), experiment.digest)
+    # apps of 0.2.0 had no plug-ins of the server in their run config
+    if members[PROJECT].decode("utf-8", "replace") not in (expected, expected.replace('plugins = ""\n', "")):
+        raise ConfigError(
+            f"{where}: member {PROJECT}: is not the one that `perennial deploy stage` writes for "
+            "this experiment"
+        )
+    return Offer(fab, digest, experiment, document, members)
+
+
+def require_hash(offer: Offer, expected: str) -> None:
+    """Raises ConfigError unless an app has the SHA-256 that the operator gave through another channel."""
+    if len(expected) != 64 or offer.digest != expected.lower():
+        raise ConfigError(
+            f"{offer.fab}: SHA-256 is {offer.digest}, allowed {expected}; ask the operator which is right"
+        )
+
+
+def prepare_apps(flower_home: Path, approvals: Path) -> None:
+    """Make a read-only apps folder in which nothing is approved, and an empty folder of approvals."""
+    with _writable(flower_home / "apps"), _writable(approvals):
+        pass
+
+
+def approve(offer: Offer, flower_home: Path, approvals: Path) -> Approval:
+    """Unpack an app into the apps folder, and record its experiment in the folder approvals.
+
+    Raises ConfigError when it shares the folder's name with another app.
+    """
+    for approval in read_approvals(approvals):
+        # Flower names an app's folder after 8 digits of its hash, and would run the one that is there
+        if approval.bundle[:8] == offer.digest[:8] and approval.bundle != offer.digest:
+            raise ConfigError(
+                f"app {approval.app!r}: approved here with SHA-256 {approval.bundle}, and this one, "
+                f"{offer.digest}, would have the same folder; disapprove that one first, and ask the "
+                "operator why"
+            )
+    approval = Approval(
+        app=f"{PUBLISHER}.{NAME}.{version_of(offer.members[PROJECT])}.{offer.digest[:8]}",
+        bundle=offer.digest,
+        experiment=offer.experiment.digest,
+        document=offer.document,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    with _writable(flower_home / "apps") as apps:
+        # an approval that was killed may have left half of it
+        for folder in apps.glob(f"*.{offer.digest[:8]}"):
+            shutil.rmtree(folder)
+        (apps / approval.app).mkdir()
+        for name, content in offer.members.items():
+            replace_file(apps / approval.app / name, content, mode=0o444)
+    with _writable(approvals):
+        replace_file(approvals / approval.name, approval.model_dump_json(indent=1).encode(), mode=0o444)
+    return approval
+
+
+def disapprove(name: str, flower_home: Path, approvals: Path) -> None:
+    """Take an approval back. Raises ConfigError naming the approved apps."""
+    approved = [approval.app for approval in approved_apps(approvals)]
+    if name not in approved:
+        raise ConfigError(f"app {name!r}: not approved here; approved: {', '.join(approved) or 'none'}")
+    # the records first: without one, an app that is still unpacked does not run
+    with _writable(approvals):
+        for approval in read_approvals(approvals):
+            if approval.app == name:
+                (approvals / approval.name).unlink()
+                shutil.rmtree(approvals / approval.name.removesuffix(".json"), ignore_errors=True)
+    with _writable(flower_home / "apps") as apps:
+        shutil.rmtree(apps / name, ignore_errors=True)
+
+
+def approved_apps(approvals: Path) -> list[Approval]:
+    """The approval of every app that may run here. Raises StateError naming a damaged record."""
+    return sorted((found for found in read_approvals(approvals) if found.app), key=lambda found: found.app)
+
+
+def require_read_only(flower_home: Path, approvals: Path) -> None:
+    """Check that the SuperNode's user can add neither an app nor an approval.
+
+    Raises StateError otherwise, because nothing would be pinned.
+    """
+    apps = flower_home / "apps"
+    for folder in (apps, approvals):
+        if not folder.is_dir():
+            raise StateError(f"{folder}: no app is approved yet; approve one with `perennial site approve`")
+        if os.access(folder, os.W_OK):
+            user = "root" if os.getuid() == 0 else f"user {os.getuid()}"
+            raise StateError(
+                f"{folder}: {user} can write here, so an app that arrives could be unpacked and run. Run the "
+                "SuperNode as another user than root with this folder read-only, as the compose file and the "
+                "systemd unit do"
+            )
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[Path]:
+    """What is in a folder can be changed inside, and by nobody but root afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            os.chmod(path, 0o755)
+    try:
+        yield folder
+    finally:
+        for path in (*folder.rglob("*"), folder):
+            os.chmod(path, 0o555 if path.is_dir() else 0o444)

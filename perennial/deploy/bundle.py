@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from perennial.deploy.application import VERSION
-from perennial.deploy.approval import prepare_apps
+from perennial.deploy.application import VERSION, prepare_apps, read_at_most
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder, keep_out_of_git
 from perennial.foundation.errors import ConfigError, StateError, shown
 from perennial.foundation.files import make_folder, replace_file, user_state
@@ -23,8 +22,6 @@ SUMS = "SHA256SUMS"
 """In bundles of 0.2.0."""
 AUTHORITIES = "ca.crt"
 OFFERED = re.compile(r"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab")
-REPLACED = ("GUIDE.md",)
-"""Templates that a newer bundle may replace: nothing there runs or decides anything."""
 LARGEST = 64 * 2**20
 """Bytes; a bundle holds text and one app."""
 MOST = 1_000
@@ -43,11 +40,11 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
         "superlink": folder.fleet_address,
         "version": VERSION,
     }
-    files = _rendered("site", facts)
+    files = {name: template.substitute(facts).encode() for name, template in _templates("site").items()}
     files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
     for path in sorted(folder.apps.glob("*.fab")):
         files[f"offered/{path.name}"] = path.read_bytes()
-    data = _archive(name, files)
+    data = gzip.compress(_tar(name, files))
     bundle = folder.path / "bundles" / f"{name}.tar.gz"
     replace_file(bundle, data)
     digest = f"{hashlib.sha256(data).hexdigest()}  {bundle.name}\n"
@@ -67,7 +64,7 @@ def open_bundle(bundle: Path, folder: Path) -> list[str]:
     """
     files = _read_archive(bundle)
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-    kept = _templates("site").keys() - set(REPLACED)
+    kept = _templates("site").keys() - {"GUIDE.md"}
     written = []
     for path, data in files.items():
         target = folder / path
@@ -111,8 +108,8 @@ def write_operator_files(folder: OperatorFolder) -> None:
         "group": str(os.getgid() or 1000),
     }
     units = folder.federation.runtime == "process"
-    for path, data in _rendered("operator", facts).items():
-        target = folder.path / path
+    for path, template in _templates("operator").items():
+        target, data = folder.path / path, template.substitute(facts).encode()
         if path.endswith(".service") != units or (path == ".env" and target.exists()):
             continue
         if not target.is_file() or target.read_bytes() != data:
@@ -130,24 +127,8 @@ def project_name(name: str) -> str:
 
 def template_policy() -> str:
     """The policy block of the template of site.yaml, with its comments, with which a hospital begins."""
-    lines = (TEMPLATES / "site" / "site.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
-    start = lines.index("policy:\n")
-    # up to the next line that is no part of the block
-    end = next(i for i, line in enumerate(lines[start + 1 :], start + 1) if not line.startswith(" "))
-    return "".join(lines[start:end])
-
-
-def _rendered(kind: str, facts: Mapping[str, str]) -> dict[str, bytes]:
-    """The files of one side, by name. A template of a dot file is kept without its dot, as env."""
-    return {
-        name: _At(path.read_text(encoding="utf-8")).substitute(facts).encode()
-        for name, path in _templates(kind).items()
-    }
-
-
-def _templates(kind: str) -> dict[str, Path]:
-    """The template of each file of one side."""
-    return {{"env": ".env"}.get(path.name, path.name): path for path in sorted((TEMPLATES / kind).iterdir())}
+    text = (TEMPLATES / "site" / "site.yaml").read_text(encoding="utf-8")
+    return re.findall(r"^policy:\n(?: .*\n)+", text, re.MULTILINE)[0]
 
 
 class _At(string.Template):
@@ -156,8 +137,12 @@ class _At(string.Template):
     delimiter = "@"
 
 
-def _archive(name: str, files: Mapping[str, bytes]) -> bytes:
-    return gzip.compress(_tar(name, files))
+def _templates(side: str) -> dict[str, _At]:
+    """The template of each file of one side, by the file's name. That of .env is kept without its dot."""
+    return {
+        ".env" if path.name == "env" else path.name: _At(path.read_text(encoding="utf-8"))
+        for path in sorted((TEMPLATES / side).iterdir())
+    }
 
 
 def _tar(name: str, files: Mapping[str, bytes]) -> bytes:
@@ -177,12 +162,10 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
     What is read is packed again, so that nothing but plain files that a bundle has can be in it. Raises
     ConfigError.
     """
+    packed, unpacking = read_at_most(bundle, LARGEST), zlib.decompressobj(wbits=31)
     try:
-        with os.fdopen(os.open(bundle, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            packed = file.read(LARGEST + 1)
-        unpacking = zlib.decompressobj(wbits=31)
         data = unpacking.decompress(packed, LARGEST + 1)
-    except (OSError, zlib.error) as error:
+    except zlib.error as error:
         raise ConfigError(f"{bundle}: not a readable tar.gz: {error}") from error
     if len(packed) > LARGEST or len(data) > LARGEST:
         raise ConfigError(f"{bundle}: more than {LARGEST} bytes, unpacked; this is not a bundle")

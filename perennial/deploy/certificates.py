@@ -6,12 +6,13 @@ With its node key a SuperNode proves to the SuperLink which site it is.
 import datetime
 import hashlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -36,30 +37,12 @@ class Issued:
 
 def make_authority(name: str) -> Issued:
     """A new certificate authority for one federation."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} authority")])
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    certificate = (
-        _dated(AUTHORITY_DAYS)
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
-    return Issued(_pem(certificate), _private(key))
+    key, subject = make_node_key(), _named(f"{name} authority")
+    # key_cert_sign and crl_sign
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    extensions = ((x509.BasicConstraints(ca=True, path_length=0), True), (usage, True), (own, False))
+    return _issue(key, subject, key, subject, AUTHORITY_DAYS, extensions)
 
 
 def make_server(authority: Issued, hosts: Sequence[str], days: int) -> Issued:
@@ -69,25 +52,41 @@ def make_server(authority: Issued, hosts: Sequence[str], days: int) -> Issued:
     """
     if not 1 <= days <= LONGEST_SERVER_DAYS:
         raise ConfigError(f"days: found {days}, allowed 1 to {LONGEST_SERVER_DAYS}")
-    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    issuer = x509.load_pem_x509_certificate(authority.certificate).subject
     signer = serialization.load_pem_private_key(authority.key, password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP384R1())
     names = [general_name(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
-    certificate = (
-        _dated(days)
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]))
-        .issuer_name(issuer.subject)
-        .public_key(key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
-        .sign(signer, hashes.SHA384())
+    extensions = (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.SubjectAlternativeName(names), False),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
     )
-    return Issued(_pem(certificate), _private(key))
+    return _issue(make_node_key(), _named(hosts[0]), signer, issuer, days, extensions)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _issue(
+    key: ec.EllipticCurvePrivateKey,
+    subject: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    days: int,
+    extensions: Iterable[tuple[x509.ExtensionType, bool]],
+) -> Issued:
+    """A certificate of a key. extensions: each with whether it is critical."""
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - CLOCK_TOLERANCE)
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    certificate = builder.sign(signer, hashes.SHA384()).public_bytes(pem)
+    return Issued(certificate, key.private_bytes(pem, form, serialization.NoEncryption()))
 
 
 def general_name(host: str) -> x509.GeneralName:
@@ -152,19 +151,6 @@ def read_validity(path: Path) -> list[Validity]:
     return [_validity(certificate) for certificate in found]
 
 
-def signers_of(certificate: bytes, authorities: bytes) -> bytes:
-    """PEM of those authorities that signed a certificate. Both arguments are PEM too."""
-    signed = x509.load_pem_x509_certificate(certificate)
-    found = b""
-    for authority in x509.load_pem_x509_certificates(authorities):
-        try:
-            signed.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-        found += _pem(authority)
-    return found
-
-
 def write_issued(issued: Issued, certificate: Path, key: Path) -> None:
     """Write certificate and key, each replaced in one step; only the owner can read the key."""
     replace_file(key, issued.key, mode=0o600)
@@ -177,9 +163,8 @@ def make_node_key() -> ec.EllipticCurvePrivateKey:
 
 
 def write_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
-    """Make a node's key pair and write it to two files.
+    """Write a node's private key in OpenSSH form, for its owner alone, and the public one to path.pub.
 
-    path: the private key in OpenSSH form, for its owner alone; path.pub: the public one.
     Raises StateError when path exists: a key that a SuperLink knows is not overwritten by accident.
     """
     if path.exists():
@@ -194,8 +179,8 @@ def write_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
 
 def public_line(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The public key as one OpenSSH line."""
-    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    return key.public_key().public_bytes(encoding, form) + b"\n"
+    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return key.public_key().public_bytes(*openssh) + b"\n"
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -210,9 +195,11 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
             f"{path}: mode {mode & 0o777:o} lets others read the private key; allowed 600 (chmod 600 {path})"
         )
     try:
-        return _node_key(serialization.load_ssh_private_key(data, None), str(path))
+        key = serialization.load_ssh_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise StateError(f"{path}: not an unencrypted OpenSSH private key: {error}") from error
+    _require_p384(key, str(path))
+    return cast(ec.EllipticCurvePrivateKey, key)
 
 
 def check_public_line(line: bytes, where: str) -> bytes:
@@ -221,8 +208,7 @@ def check_public_line(line: bytes, where: str) -> bytes:
         key = serialization.load_ssh_public_key(line)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{where}: not an OpenSSH public key: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise ConfigError(f"{where}: found {type(key).__name__}, allowed an ECDSA P-384 key")
+    _require_p384(key, where)
     return line.strip() + b"\n"
 
 
@@ -232,10 +218,9 @@ def fingerprint(public: bytes) -> str:
     return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
 
 
-def _node_key(key: object, where: str) -> ec.EllipticCurvePrivateKey:
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+def _require_p384(key: object, where: str) -> None:
+    if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
         raise ConfigError(f"{where}: found {type(key).__name__}, allowed an ECDSA P-384 key")
-    return key
 
 
 def pem(public_key: Path) -> bytes:
@@ -257,24 +242,4 @@ def _validity(certificate: x509.Certificate) -> Validity:
         hosts=hosts,
         begins=certificate.not_valid_before_utc,
         ends=certificate.not_valid_after_utc,
-    )
-
-
-def _dated(days: int) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_TOLERANCE)
-        .not_valid_after(now + datetime.timedelta(days=days))
-    )
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -1,9 +1,15 @@
-"""The SuperLink's Control API, asked by HTTP, since Flower's own command takes seconds to start.
+"""The SuperLink's Control API, and which of its runs belong to which submitted experiment.
 
-Requests and answers are protocol buffers, written and read by the numbers of their fields in Flower's
-control.proto and fleet.proto. The API listens on the loopback of the SuperLink's machine or container alone.
+It is asked by HTTP, since Flower's own command takes seconds to start. Requests and answers are protocol
+buffers, written and read by the numbers of their fields in Flower's control.proto and fleet.proto. The API
+listens on the loopback of the SuperLink's machine or container alone.
+
+An answer may be lost. So before a run is asked for, its name and the hash of its app are on the disk
+(apps/NAME.runs.json). A run of Flower's that has this hash and name, and that no file has, is then adopted.
+Any other one is unknown here.
 """
 
+import json
 import ssl
 import subprocess
 import sys
@@ -11,15 +17,39 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from perennial.deploy.certificates import pem
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder
-from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.errors import StateError, shown
+from perennial.foundation.files import replace_file
 
 PROTOBUF = "application/protobuf"
 SECONDS = 60
+SUFFIX = ".runs.json"
+
+
+@dataclass(frozen=True)
+class FlowerRun:
+    """A run as Flower lists it.
+
+    status: such as `running` or `finished:failed`. bundle: SHA-256 of its app. name: that Perennial gave it;
+    '' where Flower's list does not say.
+    """
+
+    status: str
+    bundle: str = ""
+    name: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.status.startswith("finished")
 
 
 def list_runs(folder: OperatorFolder) -> dict[str, FlowerRun]:
@@ -96,36 +126,33 @@ def _asked_in_container(folder: OperatorFolder, call: str, body: bytes) -> Itera
     """As _asked(), by this module in the SuperLink's container."""
     command = ["docker", "compose", "--project-directory", str(folder.path), "exec", "-T", "superlink"]
     command += ["python", "-m", "perennial.deploy.control", call]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    with process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
         with process.stdin:
             process.stdin.write(body)
         yield process.stdout
-        process.stdout.close()
-        said = process.stderr.read().decode(errors="replace")
-        if process.wait() and call != "stream-logs":
-            raise StateError(shown(said.strip(), 600) or f"{call}: failed in the SuperLink's container")
+    # it has said why
+    if process.returncode and call != "stream-logs":
+        raise StateError(f"{call}: failed in the SuperLink's container")
 
 
 def listed_runs(data: bytes) -> dict[str, FlowerRun]:
-    """Runs by id in a ListRunsResponse."""
+    """Runs by id in a ListRunsResponse. Raises ValueError where it is none."""
     found: dict[str, FlowerRun] = {}
     for number, entry in fields(data):
         if number != 1:
             continue
-        run: dict[int, Any] = {}
-        settings: dict[str, str] = {}
-        for field, value in fields(dict(fields(entry))[2]):
-            if field == 4:  # override_config, a map of text to Scalar, of which 14 is text
-                pair = dict(fields(value))
-                settings[pair[1].decode()] = dict(fields(pair.get(2, b""))).get(14, b"").decode()
-            else:
-                run[field] = value
-        status = dict(fields(run.get(10, b"")))
-        words = [status[part].decode() for part in (1, 2) if status.get(part)]
-        found[str(run[1])] = FlowerRun(":".join(words), run.get(5, b"").decode(), settings.get("name", ""))
-    return dict(sorted(found.items(), key=lambda item: item[0]))
+        run = fields(dict(fields(entry))[2])
+        facts = dict(run)
+        settings = dict[bytes, bytes]()
+        for pair in (dict(fields(value)) for number, value in run if number == 4):
+            # override_config, a map of text to Scalar, of which 14 is text
+            settings[pair[1]] = dict(fields(pair.get(2, b""))).get(14, b"")
+        status = dict(fields(facts.get(10, b"")))
+        words = ":".join(status[part].decode() for part in (1, 2) if status.get(part))
+        name = settings.get(b"name", b"").decode()
+        found[str(facts[1])] = FlowerRun(words, facts.get(5, b"").decode(), name)
+    return dict(sorted(found.items()))
 
 
 def encoded(*parts: tuple[int, int | str | bytes]) -> bytes:
@@ -141,46 +168,81 @@ def encoded(*parts: tuple[int, int | str | bytes]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    data = b""
-    while value > 127:
-        data += bytes([value & 127 | 128])
-        value >>= 7
-    return data + bytes([value])
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
 
 
-def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+def fields(data: bytes) -> list[tuple[int, Any]]:
     """(number, value) of each field of a protocol buffer: an int, or bytes. Raises ValueError."""
-    place = 0
+    message = Empty()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ValueError("not a protocol buffer") from error
+    return [(field.field_number, field.data) for field in UnknownFieldSet(message)]
 
-    def varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            if place >= len(data) or shift > 63:
-                raise ValueError("not a protocol buffer")
-            byte = data[place]
-            place += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
 
-    while place < len(data):
-        number, kind = divmod(varint(), 8)
-        if kind == 0:
-            yield number, varint()
-        elif kind in (1, 2, 5):
-            size = varint() if kind == 2 else 8 if kind == 1 else 4
-            if place + size > len(data):
-                raise ValueError("not a protocol buffer")
-            yield number, data[place : place + size]
-            place += size
-        else:
-            raise ValueError("not a protocol buffer")
+class RunBook:
+    """The record of starts in the operator's folder of apps."""
+
+    def __init__(self, apps: Path) -> None:
+        self._apps = apps
+
+    def names(self) -> list[str]:
+        """Names of all experiments that were ever asked to run."""
+        return sorted(path.name.removesuffix(SUFFIX) for path in self._apps.glob(f"*{SUFFIX}"))
+
+    def path(self, name: str) -> Path:
+        """The file of one name; its time is that of the last command that started or stopped a run."""
+        return self._apps / f"{name}{SUFFIX}"
+
+    def recorded(self, name: str) -> list[str]:
+        """Flower's ids of the starts whose answer arrived, or that were adopted; oldest first."""
+        return self._read(name)[1]
+
+    def note(self, name: str, *runs: str, bundle: str = "") -> None:
+        """Add Flower's ids of starts, or only note that a run was changed just now.
+
+        bundle: SHA-256 of the app of a run that is wanted, noted before Flower is asked.
+        """
+        noted, known = self._read(name)
+        content = {"bundle": bundle or noted, "runs": list(dict.fromkeys((*known, *runs)))}
+        replace_file(self.path(name), json.dumps(content).encode(), mode=0o644)
+
+    def owners(self, runs: Mapping[str, FlowerRun]) -> dict[str, list[str]]:
+        """Flower's ids by name, oldest first, with those that are adopted from Flower's list `runs`."""
+        found = {name: self.recorded(name) for name in self.names()}
+        taken = {run for ids in found.values() for run in ids}
+        for run, facts in runs.items():
+            if run not in taken and facts.bundle:
+                named = [name for name in found if facts.name in ("", name)]
+                for name in [name for name in named if self._read(name)[0] == facts.bundle][:1]:
+                    found[name].append(run)
+        return found
+
+    def unknown(self, runs: Mapping[str, FlowerRun]) -> dict[str, str]:
+        """Status by id of every run of Flower's that goes on and belongs to no name."""
+        taken = {run for ids in self.owners(runs).values() for run in ids}
+        return {run: facts.status for run, facts in runs.items() if run not in taken and not facts.over}
+
+    def _read(self, name: str) -> tuple[str, list[str]]:
+        """(SHA-256 of the app or '', ids). 0.2.0 wrote a list of ids alone."""
+        path = self.path(name)
+        if not path.is_file():
+            return "", []
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return str(content["bundle"]), [str(run) for run in content["runs"]]
+            return "", [str(run) for run in content]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise StateError(f"{path}: no record of a run's starts ({error}); remove it") from error
 
 
 if __name__ == "__main__":
-    with _asked(OperatorFolder(IN_CONTAINER), sys.argv[1], sys.stdin.buffer.read()) as answered:
-        while chunk := answered.read1(2**16):  # type: ignore[attr-defined]  # pyright: ignore
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+    try:
+        with _asked(OperatorFolder(IN_CONTAINER), sys.argv[1], sys.stdin.buffer.read()) as answered:
+            while chunk := answered.read1(2**16):  # type: ignore[attr-defined]  # pyright: ignore
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+    except StateError as error:
+        sys.exit(str(error))

@@ -25,8 +25,6 @@ from perennial.deploy.certificates import (
     fingerprint,
     make_authority,
     make_server,
-    read_validity,
-    signers_of,
     write_issued,
 )
 from perennial.foundation.block import Block
@@ -141,50 +139,41 @@ class OperatorFolder:
         for other in sites:
             if other != name and self.public_key(other).read_bytes().split()[1] == line.split()[1]:
                 raise ConfigError(f"public key of {name}: site {other!r} has this key; each site has its own")
-        if name in sites and sites[name].state != "added":
+        state = sites[name].state if name in sites else "added"
+        if state != "added":
             same = self.public_key(name).read_bytes().split()[1] == line.split()[1]
-            if same and sites[name].state == "registered":
+            if same and state == "registered":
                 return fingerprint(line)
-            if same or sites[name].state == "registered":
+            if same or state == "registered":
                 raise StateError(
-                    f"site {name!r}: {sites[name].state} with {'this' if same else 'another'} key; a new key "
-                    "comes in after `perennial deploy revoke`"
+                    f"site {name!r}: {state} with {'this' if same else 'another'} key; a new key comes in "
+                    "after `perennial deploy revoke`"
                 )
         replace_file(self.public_key(name), line, mode=0o644)
         self.write_site(name, SiteRecord())
         return fingerprint(line)
 
-    def renew_server(self, days: int) -> int:
-        """Issue a new server certificate from the present authority, which ends a change of authority.
+    def renew_server(self, days: int, hosts: tuple[str, ...] = (), *, new_authority: bool = False) -> None:
+        """Issue a new server certificate, by the authority that ca.crt alone names from now on.
 
-        From now on ca.crt holds no other authority. Returns how many others it held.
+        hosts: replace the names by which sites reach the SuperLink. Raises ConfigError for bad hosts or days,
+        and changes nothing then.
         """
-        authority = Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
-        issued = make_server(authority, self.federation.hosts, days)
-        folder = self.certificates
-        write_issued(issued, folder / "server.pem", folder / "server.key")
-        trusted = folder / "ca.crt"
-        before = {found.fingerprint for found in read_validity(trusted)} if trusted.exists() else set[str]()
-        replace_file(trusted, authority.certificate, mode=0o644)
-        give_to_owner(self.path, folder)
-        return len(before - {found.fingerprint for found in read_validity(trusted)})
-
-    def renew_authority(self) -> None:
-        """Create a new authority beside the one that issued the server's certificate.
-
-        Sites trust both until the server's certificate is renewed.
-        """
-        server = (self.certificates / "server.pem").read_bytes()
-        old = signers_of(server, (self.certificates / "ca.crt").read_bytes())
-        authority = make_authority(self.federation.name)
-        write_issued(authority, self.authority_certificate, self.authority_key)
-        replace_file(self.certificates / "ca.crt", authority.certificate + old, mode=0o644)
+        hosts = hosts or self.federation.hosts
+        authority = (
+            make_authority(self.federation.name)
+            if new_authority
+            else Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
+        )
+        issued = make_server(authority, hosts, days)
+        if hosts != self.federation.hosts:
+            self.federation = self.federation.model_copy(update={"hosts": hosts})
+            _write_federation(self.path, self.federation)
+        if new_authority:
+            write_issued(authority, self.authority_certificate, self.authority_key)
+        write_issued(issued, self.certificates / "server.pem", self.certificates / "server.key")
+        replace_file(self.certificates / "ca.crt", authority.certificate, mode=0o644)
         give_to_owner(self.path, self.certificates)
-
-    def write_hosts(self, hosts: tuple[str, ...]) -> "OperatorFolder":
-        """Replace the names by which sites reach the SuperLink."""
-        _write_federation(self.path, self.federation.model_copy(update={"hosts": hosts}))
-        return OperatorFolder(self.path)
 
 
 def create_operator_folder(path: Path, federation: Federation, days: int) -> OperatorFolder:
@@ -192,8 +181,8 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
 
     Raises StateError when path is no folder or is not empty.
     """
-    authority = make_authority(federation.name)
-    make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
+    # refuses bad hosts and days before anything is written
+    make_server(make_authority(federation.name), federation.hosts, days)
     make_folder(path, mode=0o777)
     if any(path.iterdir()):
         raise StateError(f"{path}: not empty; choose a new folder for a new federation")
@@ -202,11 +191,10 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
         (path / name).mkdir(mode=0o700)
     for name in ("sites", "apps", "state/flower", "state/runs"):
         (path / name).mkdir(mode=0o755)
-    write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
     _write_federation(path, federation)
     folder = OperatorFolder(path)
     # last, because it gives the certificates to the user of the containers; root may not write there then
-    folder.renew_server(days)
+    folder.renew_server(days, new_authority=True)
     make_folder(folder.state / "runs" / CONTROL)
     give_to_owner(path, folder.state)
     return folder
@@ -221,17 +209,12 @@ def keep_out_of_git(folder: Path) -> None:
         replace_file(folder / ".gitignore", b"*\n", mode=0o644)
 
 
-def owner_of_containers(path: Path) -> tuple[int, int]:
-    """User and group that containers run as: the folder's owner, or 1000 where that is root."""
-    found = path.stat()
-    return (found.st_uid, found.st_gid) if found.st_uid else (1000, 1000)
-
-
 def give_to_owner(path: Path, folder: Path) -> None:
-    """If root runs this, give `folder` to the user that containers run as. path: the operator's folder."""
+    """If root runs this, give `folder` to the containers' user: who owns the operator's folder, or 1000."""
     if os.getuid():
         return
-    user, group = owner_of_containers(path)
+    owner = path.stat()
+    user, group = (owner.st_uid, owner.st_gid) if owner.st_uid else (1000, 1000)
     for found in (folder, *folder.rglob("*")):
         os.chown(found, user, group)
 

@@ -9,7 +9,6 @@ until there is one. What Flower answers to a site, this notes: who is connected,
 
 import asyncio
 import base64
-import binascii
 import datetime
 import json
 import logging
@@ -34,10 +33,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perennial.deploy.certificates import pem, read_validity
-from perennial.deploy.control import PROTOBUF, encoded, listed_runs
-from perennial.deploy.federation import OperatorFolder
+from perennial.deploy.control import PROTOBUF, RunBook, encoded, listed_runs
+from perennial.deploy.federation import OperatorFolder, SiteRecord
 from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
-from perennial.deploy.run_book import RunBook
 from perennial.deploy.superlink import STATUS
 from perennial.foundation.errors import PerennialError, shown
 from perennial.foundation.files import replace_file
@@ -60,9 +58,8 @@ FLEET = {
 """Every path that passes, and the most bytes of its body. A site registers at the operator, not by itself."""
 ADMISSION = b"/admission"
 """Answered here, to a registered site: is a SuperNode connected with its key."""
-ACTIVATE, DEACTIVATE, PULL = (
-    f"/v1/fleet/{call}" for call in ("activate-node", "deactivate-node", "pull-messages")
-)
+ACTIVATE, DEACTIVATE = "/v1/fleet/activate-node", "/v1/fleet/deactivate-node"
+PULL = "/v1/fleet/pull-messages"
 LIST_RUNS = "/v1/control/list-runs"
 KEY, SIGNATURE, TIME = "flwr-public-key", "flwr-signature", "flwr-timestamp"
 WINDOW = (-5.0, 305.0)
@@ -71,8 +68,8 @@ HOLD = 8.0
 """Most seconds that a question for messages waits."""
 LOOKS = (0.1, 1.0)
 """Seconds between two looks for a message: a tenth of the time since the node's last one, within these."""
-TRIES, FIRST_WAIT = 4, 0.2
-"""An answer 500, as from a busy database, is asked for again: tries, and seconds before the second one."""
+WAITS = (0.2, 0.4, 0.8)
+"""Seconds after which an answer 500, as from a busy database, is asked for again."""
 GONE = 40.0
 """Seconds without a request after which a site's earlier SuperNode is taken for dead, if a new one comes."""
 SILENT = 40.0
@@ -105,16 +102,13 @@ class Keys:
     def __init__(self, folder: OperatorFolder) -> None:
         self._folder, self._stamp = folder, -1.0
         self._names: dict[bytes, str] = {}
-        self.states: dict[str, str] = {}
-        self.nodes: dict[str, str] = {}
+        self.records: dict[str, SiteRecord] = {}
 
     def name(self, key: bytes) -> str:
         """The site that has a public key (PEM). Raises Refusal for a key that is not registered."""
         self.read()
-        name = self._names.get(key)
-        if name is None:
-            raise Refusal(401, UNREGISTERED)
-        state = self.states.get(name, "added")
+        name = self._names.get(key, "")
+        state = self.records[name].state if name else "added"
         if state != "registered":
             raise Refusal(401, REVOKED if state == "revoked" else UNREGISTERED)
         return name
@@ -125,10 +119,8 @@ class Keys:
         stamp = max([sites.stat().st_mtime, *(path.stat().st_mtime for path in sites.iterdir())])
         if stamp == self._stamp:
             return
-        records = self._folder.sites()
-        self.states = {name: record.state for name, record in records.items()}
-        self.nodes = {name: record.node for name, record in records.items()}
-        self._names = {pem(self._folder.public_key(name)): name for name in self.states}
+        self.records = self._folder.sites()
+        self._names = {pem(self._folder.public_key(name)): name for name in self.records}
         self._stamp = stamp
 
 
@@ -139,6 +131,7 @@ class Gateway:
         self._folder, self._upstream = folder, upstream
         self._keys, self._book = Keys(folder), RunBook(folder.apps)
         self.seen: defaultdict[str, Seen] = defaultdict(Seen)
+        """By Flower's number of a node: a site that comes back with a new key is a new node."""
         self._arrived = asyncio.Event()
 
     def app(self) -> ASGIApp:
@@ -159,12 +152,10 @@ class Gateway:
         """Answer one request; one that may not pass is answered here, and the SuperLink never sees it."""
         try:
             path = request.scope.get("raw_path", b"")
-            if path not in FLEET and path != ADMISSION:
+            if (path not in FLEET and path != ADMISSION) or request.scope["query_string"]:
                 raise Refusal(404, "not found")
             if request.method != "POST":
                 raise Refusal(405, "method not allowed")
-            if request.scope["query_string"]:
-                raise Refusal(404, "not found")
             name = self._authenticated(request.headers)
             if path == ADMISSION:
                 return PlainTextResponse("free" if self._silent_since(name) is not None else "connected")
@@ -181,15 +172,14 @@ class Gateway:
     def _authenticated(self, headers: Mapping[str, str]) -> str:
         """The site whose key signed a request. Raises Refusal."""
         try:
-            key = base64.b64decode(headers[KEY], validate=True)
-            signature = base64.b64decode(headers[SIGNATURE], validate=True)
+            key, signature = (base64.b64decode(headers[name], validate=True) for name in (KEY, SIGNATURE))
             signed = headers[TIME]
             public = serialization.load_pem_public_key(key)
             if not isinstance(public, ec.EllipticCurvePublicKey):
                 raise ValueError("another kind of key")
             public.verify(signature, signed.encode("ascii"), ec.ECDSA(hashes.SHA256()))
             age = time.time() - datetime.datetime.fromisoformat(signed).timestamp()
-        except (KeyError, ValueError, UnicodeError, binascii.Error, InvalidSignature, UnsupportedAlgorithm):
+        except (KeyError, ValueError, InvalidSignature, UnsupportedAlgorithm):
             raise Refusal(401, "no valid signature of a site") from None
         name = self._keys.name(key)
         if not WINDOW[0] < age < WINDOW[1]:
@@ -197,7 +187,7 @@ class Gateway:
         return name
 
     async def _pass(self, path: str, name: str, body: bytes, request: Request) -> Response:
-        seen, headers = self.seen[name], request.headers
+        seen, headers = self._seen(name), request.headers
         passed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
         passed["content-type"] = headers.get("content-type", PROTOBUF)
         if path == ACTIVATE:
@@ -217,7 +207,7 @@ class Gateway:
         reply = await self._ask(ACTIVATE, body, headers)
         if not reply.is_success and not seen.waiting and time.time() - seen.last > GONE:
             # in what the site itself has signed just now
-            node = encoded((1, int(self._keys.nodes[name])))
+            node = encoded((1, int(self._keys.records[name].node)))
             await self._ask(DEACTIVATE, node, headers | {"content-type": PROTOBUF})
             reply = await self._ask(ACTIVATE, body, headers)
             log.info("%s: an earlier SuperNode had not signed off; a new one takes its place", name)
@@ -254,12 +244,12 @@ class Gateway:
             seen.waiting -= 1
 
     async def _ask(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
-        for attempt in range(TRIES):
+        for wait in WAITS:
             reply = await self._upstream.post(path, content=body, headers=headers)
-            if reply.status_code != 500 or attempt == TRIES - 1:
+            if reply.status_code != 500:
                 return reply
-            await asyncio.sleep(FIRST_WAIT * 2**attempt)
-        raise AssertionError("unreachable")
+            await asyncio.sleep(wait)
+        return await self._upstream.post(path, content=body, headers=headers)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -289,7 +279,7 @@ class Gateway:
         reply.raise_for_status()
         runs = listed_runs(reply.content)
         self._keys.read()
-        states = self._keys.states
+        states = {name: record.state for name, record in self._keys.records.items()}
         ends = min(found.ends for found in read_validity(self._folder.certificates / "server.pem"))
         return {
             "certificate_ends": ends.timestamp(),
@@ -298,16 +288,16 @@ class Gateway:
             "unknown": self._book.unknown(runs),
         }
 
+    def _seen(self, name: str) -> Seen:
+        return self.seen[self._keys.records[name].node]
+
     def _silent_since(self, name: str) -> float | None:
-        seen = self.seen[name]
+        seen = self._seen(name)
         return None if seen.waiting or time.time() - seen.last < SILENT else round(seen.last, 1)
 
 
 async def _read(request: Request, most: int) -> bytes:
     """The body. Raises Refusal (413) once it is longer than `most` bytes, said or not."""
-    said = request.headers.get("content-length", "0")
-    if not said.isascii() or not said.isdecimal() or int(said) > most:
-        raise Refusal(413, f"the body is longer than {most} bytes")
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

@@ -8,7 +8,6 @@ import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -55,49 +54,6 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_handshake(address: str, authority: Path) -> None:
-    """Connect to the SuperLink with TLS, as a SuperNode does, trusting the CA certificate in `authority`.
-
-    address: HOST:PORT. Raises StateError that says what to do; Unreachable if nobody answers.
-    """
-    host, port = split_address(address)
-    now = datetime.datetime.now(datetime.UTC)
-    for certificate in read_validity(authority):
-        if now < certificate.begins:
-            raise StateError(
-                f"{authority}: valid from {certificate.begins:%Y-%m-%d %H:%M} UTC, and this machine's clock "
-                f"says {now:%Y-%m-%d %H:%M}{SET_CLOCK}"
-            )
-    try:
-        _open(urllib.request.Request(f"https://{address}/"), authority).close()
-    except (urllib.error.HTTPError, http.client.HTTPException, ConnectionError):
-        return  # whatever it says, it says over TLS
-    except OSError as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            raise StateError(f"{address}: {_advice(reason, host, authority)}") from error
-        if isinstance(reason, ssl.SSLError):
-            raise StateError(
-                f"{address}: answers, but not with TLS ({reason.reason}); is it the SuperLink's Fleet port?"
-            ) from error
-        if isinstance(reason, socket.gaierror):
-            raise Unreachable(
-                f"{address}: the name {host!r} is not known here; check DNS or the address"
-            ) from error
-        proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https", "")
-        raise Unreachable(
-            f"{address}: no connection{' through ' + proxy if proxy else ''} ({reason}); see that the "
-            f"SuperLink runs and the firewall lets port {port} out."
-        ) from error
-
-
-def _open(request: urllib.request.Request, authority: Path) -> Any:
-    """The answer, by the proxy that the environment names. Raises OSError."""
-    context = ssl.create_default_context(cafile=authority)
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
-    return opener.open(request, timeout=SECONDS)
-
-
 def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
     """Headers that prove a node's key, as Flower's SuperNode sends them: a signed time."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
@@ -114,43 +70,76 @@ def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
 def check_admission(
     address: str, authority: Path, key: ec.EllipticCurvePrivateKey, connected: bool = False
 ) -> None:
-    """Prove to the operator's gateway that this site holds its key, within SECONDS.
+    """Connect to the operator's gateway as a SuperNode does, and prove that this site holds its key.
 
-    connected: whether this site's own SuperNode runs, so that one is expected to be connected.
-    Raises StateError that says why it would not let the site in, and what to do; Unreachable if it does not
-    answer.
+    Args:
+        address: HOST:PORT of the gateway.
+        authority: file with the certificate that signed the gateway's.
+        key: of this site.
+        connected: whether this site's own SuperNode runs, so that one is expected to be connected.
+
+    Raises:
+        Unreachable: nobody answers within SECONDS.
+        StateError: the site would not be let in; it says why, and what to do.
     """
-    headers = signed_headers(key)
-    request = urllib.request.Request(f"https://{address}/admission", b"", headers, method="POST")
+    split_address(address)
+    now = datetime.datetime.now(datetime.UTC)
+    for certificate in read_validity(authority):
+        if now < certificate.begins:
+            raise StateError(
+                f"{authority}: valid from {certificate.begins:%Y-%m-%d %H:%M} UTC, and this machine's clock "
+                f"says {now:%Y-%m-%d %H:%M}{SET_CLOCK}"
+            )
+    request = urllib.request.Request(f"https://{address}/admission", b"", signed_headers(key), method="POST")
+    context = ssl.create_default_context(cafile=authority)
+    # by the proxy that the environment names
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
     try:
-        with _open(request, authority) as reply:
+        with opener.open(request, timeout=SECONDS) as reply:
             taken = reply.read(100) == b"connected"
     except urllib.error.HTTPError as refusal:
         said = refusal.read(4096).decode(errors="replace").strip()
-        if said in REASONS:
-            raise StateError(f"{address}: {said}") from None
-        raise StateError(
-            f"{address}: does not check this site's key as a gateway of Perennial does: {shown(said, 300)}"
-        ) from None
-    except OSError as error:
-        said = shown(str(error), 300)
-        raise Unreachable(f"{address}: no answer about this site's key ({said}).") from error
+        if said not in REASONS:
+            said = f"does not check this site's key as a gateway of Perennial does: {shown(said, 300)}"
+        raise StateError(f"{address}: {said}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise _explained(reason, address, authority) from error
     if taken and not connected:
         raise StateError(f"{address}: {CONNECTED}")
 
 
-def _advice(error: ssl.SSLCertVerificationError, host: str, authority: Path) -> str:
-    if error.verify_code == EXPIRED:
+def _explained(reason: object, address: str, authority: Path) -> StateError:
+    """Why there was no answer, and what to do."""
+    host, port = split_address(address)
+    match reason:
+        case ssl.SSLCertVerificationError(verify_code=code, verify_message=said):
+            return StateError(f"{address}: {_advice(code, said, host, authority)}")
+        case ssl.SSLError():
+            return StateError(
+                f"{address}: answers, but not with TLS ({reason.reason}); is it the SuperLink's Fleet port?"
+            )
+        case socket.gaierror():
+            return Unreachable(f"{address}: the name {host!r} is not known here; check DNS or the address")
+    proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https", "")
+    return Unreachable(
+        f"{address}: no connection{' through ' + proxy if proxy else ''} ({shown(str(reason), 300)}); see "
+        f"that the SuperLink runs and the firewall lets port {port} out."
+    )
+
+
+def _advice(code: int, said: str, host: str, authority: Path) -> str:
+    if code == EXPIRED:
         return CERTIFICATE_EXPIRED
-    if error.verify_code == NOT_YET_VALID:
+    if code == NOT_YET_VALID:
         return f"the server's certificate is not valid yet by this machine's clock{SET_CLOCK}"
-    if error.verify_code in (WRONG_HOST, WRONG_ADDRESS):
+    if code in (WRONG_HOST, WRONG_ADDRESS):
         return (
-            f"the server's certificate is not for {host!r} ({error.verify_message}); use the name that the "
-            "operator gave, or ask for `perennial deploy rotate --host` with this one"
+            f"the server's certificate is not for {host!r} ({said}); use the name that the operator gave, or "
+            "ask for `perennial deploy rotate --host` with this one"
         )
     return (
-        f"the server's certificate is not signed by the authority in {authority} ({error.verify_message}); "
-        "ask the operator for the current ca.crt, and compare its fingerprint by telephone. A proxy that "
-        "opens TLS shows a certificate of its own: then your IT lets this address through unopened"
+        f"the server's certificate is not signed by the authority in {authority} ({said}); ask the operator "
+        "for the current ca.crt, and compare its fingerprint by telephone. A proxy that opens TLS shows a "
+        "certificate of its own: then your IT lets this address through unopened"
     )

@@ -1,14 +1,15 @@
 """What an operator does with a running federation: register and revoke sites; submit, watch and stop runs."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.deploy import control
 from perennial.deploy.application import Application, archive_of, read_application, stage_application
 from perennial.deploy.bundle import write_bundle
+from perennial.deploy.control import RunBook
 from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owner
-from perennial.deploy.run_book import RunBook
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import one_at_a_time, replace_file
 from perennial.foundation.plugins import using
@@ -74,7 +75,7 @@ class Standing:
     def of(cls, folder: OperatorFolder, name: str) -> "Standing":
         runs, book = control.list_runs(folder), RunBook(folder.apps)
         started = book.owners(runs).get(name, [])
-        if started != book.recorded(name):
+        if started != book.recorded(name):  # one is adopted
             book.note(name, *started)
         going = tuple(run for run in started if run in runs and not runs[run].over)
         counts = (going or tuple(started))[-1:]
@@ -141,8 +142,7 @@ def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: 
 
 def pause(folder: OperatorFolder, name: str) -> str:
     """Pause a run after its current round, until it is resumed; nothing if it does not run."""
-    with one_at_a_time(folder.apps):
-        standing = _standing(folder, name)
+    with _standing(folder, name) as standing:
         if standing.paused or not standing.going:
             return standing.unchanged()
         write_request(folder.state / "runs" / name, "pause")
@@ -154,14 +154,13 @@ def resume(folder: OperatorFolder, name: str, device: str) -> str:
 
     Changes nothing if it runs, is finished, or was never started.
     """
-    with one_at_a_time(folder.apps):
-        application, standing = read_application(name, folder.apps), _standing(folder, name)
-        if standing.paused and standing.going:
-            clear_request(folder.state / "runs" / name)
-            return f"{name}: goes on"
-        if standing.going or standing.finished or not standing.status:
+    with _standing(folder, name) as standing:
+        if standing.finished or not standing.status or (standing.going and not standing.paused):
             return standing.unchanged()
         clear_request(folder.state / "runs" / name)
+        if standing.going:
+            return f"{name}: goes on"
+        application = read_application(name, folder.apps)
         return _start(folder, application, {"device": device, "resume": "yes"})
 
 
@@ -170,11 +169,10 @@ def stop(folder: OperatorFolder, name: str) -> str:
 
     name: of the run; or Flower's id of one that is unknown here.
     """
-    with one_at_a_time(folder.apps):
-        if name.isdecimal() and name in RunBook(folder.apps).unknown(control.list_runs(folder)):
-            control.stop_run(folder, name)
-            return f"Flower's run {name}: stopped; no folder here names it"
-        standing = _standing(folder, name)
+    if name.isdecimal() and name in RunBook(folder.apps).unknown(control.list_runs(folder)):
+        control.stop_run(folder, name)
+        return f"Flower's run {name}: stopped; no folder here names it"
+    with _standing(folder, name) as standing:
         if not standing.going:
             return standing.unchanged()
         for run in standing.going:
@@ -183,35 +181,32 @@ def stop(folder: OperatorFolder, name: str) -> str:
         return f"{name}: stopped; `perennial deploy resume {name}` goes on with it"
 
 
-def _standing(folder: OperatorFolder, name: str) -> Standing:
-    """Raises StateError where no experiment of this name was submitted."""
-    read_application(name, folder.apps)
-    return Standing.of(folder, name)
+@contextmanager
+def _standing(folder: OperatorFolder, name: str) -> Iterator[Standing]:
+    """While nobody else changes runs. Raises StateError where no experiment of this name was submitted."""
+    with one_at_a_time(folder.apps):
+        read_application(name, folder.apps)
+        yield Standing.of(folder, name)
 
 
-def last_run(folder: OperatorFolder, name: str) -> str:
-    """Flower's id of the latest start of a run. Raises StateError when there was none."""
+def last_run(folder: OperatorFolder, name: str, *, logs: bool = False) -> str:
+    """Flower's id of the latest start of a run; with `logs`, of one whose ServerApp has begun.
+
+    Raises StateError when there is none.
+    """
     read_application(name, folder.apps)
-    started = RunBook(folder.apps).owners(control.list_runs(folder)).get(name, [])
+    runs = control.list_runs(folder)
+    started = RunBook(folder.apps).owners(runs).get(name, [])
     if not started:
         raise StateError(f"run {name!r}: staged, but never started; start it with `perennial deploy submit`")
-    return started[-1]
-
-
-def require_started(folder: OperatorFolder, name: str, run: str) -> None:
-    """Raises StateError while a run waits for Flower to start its ServerApp, when it has no log to follow.
-
-    name: of the run, for the error. run: Flower's id of its start. A run that is over, or unknown to Flower,
-    passes.
-    """
-    runs = control.list_runs(folder)
-    status = runs[run].status if run in runs else "unknown"
-    if status in ("pending", "starting"):
+    run = started[-1]
+    if logs and run in runs and runs[run].status in ("pending", "starting"):
         raise StateError(
-            f"run {name!r}: {status} (Flower's run {run}); its ServerApp has not started, so it has said "
-            "nothing yet. If this lasts more than a minute, look at the SuperLink's own log: without its "
-            "SuperExec it starts no app"
+            f"run {name!r}: {runs[run].status} (Flower's run {run}); its ServerApp has not started, so it "
+            "has said nothing yet. If this lasts more than a minute, look at the SuperLink's own log: "
+            "without its SuperExec it starts no app"
         )
+    return run
 
 
 def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> str:
@@ -221,29 +216,22 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
     if named := folder.plugins(folder.root):
         settings["plugins"] = ",".join(named)
     book = RunBook(folder.apps)
-    book.intend(name, application.digest)
+    book.note(name, bundle=application.digest)
     try:
         run = control.start_run(folder, archive_of(application.folder), application.digest, settings)
     except StateError as lost:
-        run = _adopted(folder, name, lost)
+        # Flower may have taken it, and its answer be lost
+        try:
+            taken = Standing.of(folder, name).going
+        except StateError:
+            raise StateError(
+                f"{lost}\nWhether Flower took the run is not known; `perennial deploy status` will say, and "
+                "the same command again begins no second one"
+            ) from lost
+        if not taken:
+            raise
+        run = taken[-1]
     book.note(name, run)
     began = "resumed" if settings.get("resume") else "started"
     app = f"app {application.fab.name}, SHA-256 {application.digest}"
     return f"{name}: {began} as Flower's run {run}\n{app}"
-
-
-def _adopted(folder: OperatorFolder, name: str, lost: StateError) -> str:
-    """Flower's id of a run whose answer is lost. Raises StateError where it took none."""
-    book = RunBook(folder.apps)
-    try:
-        taken = [
-            run for run in book.owners(control.list_runs(folder))[name] if run not in book.recorded(name)
-        ]
-    except StateError:
-        raise StateError(
-            f"{lost}\nWhether Flower took the run is not known; `perennial deploy status` will say, and the "
-            "same command again begins no second one"
-        ) from lost
-    if not taken:
-        raise lost
-    return taken[-1]

@@ -114,7 +114,13 @@ def supervise(
         signal.signal(number, stop)
     running = _start(commands, environment, read)
     if meanwhile is not None:
-        Thread(target=_repeat, args=(meanwhile,), daemon=True).start()
+
+        def repeat() -> None:
+            while True:
+                meanwhile()
+                time.sleep(EVERY)
+
+        Thread(target=repeat, daemon=True).start()
     while True:
         ended = _first_ended(running, asked)
         if asked or running[ended].returncode != RESTART:
@@ -128,12 +134,6 @@ def supervise(
     _end(running.values())
     logging.shutdown()
     return 0 if asked else ENDED
-
-
-def _repeat(work: Callable[[], object]) -> None:
-    while True:
-        work()
-        time.sleep(EVERY)
 
 
 def _start(

@@ -17,14 +17,13 @@ from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig, SitePolicy
 from perennial.data.config import DataConfig
 from perennial.data.schedule import Registry, build_registry
-from perennial.deploy.approval import Offer
+from perennial.deploy.application import Offer
 from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
 from perennial.foundation.plugins import only
 from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
 from perennial.privacy.entries import Entry
-from perennial.privacy.released import Mechanism
 from perennial.privacy.statement import UNIT
 from perennial.server.continuation import registry_of
 
@@ -43,27 +42,31 @@ WORDS = {
 LEAVING = ("privacy", "secure", "evaluation", "digests", "strategy", "data", "tasks", "rounds")
 """Keys of an experiment that decide what leaves a site, how often and how protected, in the order in which
 their changes are told."""
+TRUST = {
+    "client_central": "; the server adds the noise, and sees this site's values without it",
+    "none": "; no noise: a server that makes the model can read single samples out of what leaves",
+}
+"""What has to be said of a privacy.mode that hides nothing from the server."""
 REFUSED = "this site would refuse it: "
 LONGEST = 600
 """Characters of a line."""
 
 
-def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> Iterator[str]:
-    """Yield the lines that `perennial site review` and `approve` print. earlier: the former approval."""
+def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> list[str]:
+    """The lines that `perennial site review` and `approve` print. earlier: the former approval."""
     # a loss or network of somebody else is imported for its words: only code that site.yaml names may be
     with only(site.plugins):
-        lines = list(asked_in_words(offer.experiment, site.policy, earlier))
-    yield from lines
+        lines = asked_in_words(offer.experiment, site.policy, earlier)
     try:
         require_data(site, offer.experiment)
     except PolicyRefusal as refusal:
-        yield f"{REFUSED}{refusal}"
+        lines.append(f"{REFUSED}{refusal}")
+    return lines
 
 
-def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
-    """Yield what an experiment asks, one printable line each. earlier: the former approval."""
-    for line in _asked(experiment, policy, earlier):
-        yield shown(line, LONGEST)
+def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> list[str]:
+    """What an experiment asks, one printable line each. earlier: the former approval."""
+    return [shown(line, LONGEST) for line in _asked(experiment, policy, earlier)]
 
 
 def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
@@ -77,8 +80,9 @@ def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None)
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         yield f"  task {task}: {names} ({rounds} rounds)"
     yield f"training: {_training(experiment)}"
-    yield f"protection: privacy.mode {experiment.privacy.mode}: {'; '.join(_protection(experiment))}"
-    secure = experiment.secure
+    privacy, secure = experiment.privacy, experiment.secure
+    hidden = UNIT["patient" if privacy.hidden_unit == "patient" else privacy.mode]
+    yield f"protection: privacy.mode {privacy.mode}: hides {hidden}{TRUST.get(privacy.mode, '')}"
     if secure is not None and secure.masks:
         yield (
             f"sums: masked; the server learns sums of at least {secure.least} sites, unless more than "
@@ -99,16 +103,6 @@ def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None)
         yield f"{REFUSED}{words}"
 
 
-def _protection(experiment: Experiment) -> Iterator[str]:
-    """What hides the updates or sums, and from whom."""
-    mode = experiment.privacy.mode
-    yield f"hides {UNIT['patient' if experiment.privacy.hidden_unit == 'patient' else mode]}"
-    if mode == "client_central":
-        yield "the server adds the noise, and sees this site's values without it"
-    elif mode == "none":
-        yield "no noise: a server that makes the model can read single samples out of what leaves"
-
-
 def _data(data: DataConfig) -> str:
     size = "" if data.size is None else f", images as {data.size[0]} x {data.size[1]}"
     color = f", {data.color}" if data.color else ""
@@ -119,25 +113,22 @@ def _data(data: DataConfig) -> str:
 
 
 def _training(experiment: Experiment) -> str:
-    if experiment.model.pretrained is not None:
-        maps = f"{map_in_words(experiment.model.pretrained)}; all of it learns on"
-    elif experiment.model.features is not None:
-        maps = "; ".join(map_in_words(features) for features in experiment.model.features)
-        maps = f"fixed maps, which nobody trains here: {maps}"
+    model, learner, memory, maps = experiment.model, experiment.learner, experiment.learner.memory, ""
+    if model.pretrained is not None:
+        maps = f" ({map_in_words(model.pretrained)}; all of it learns on)"
+    elif model.features is not None:
+        fixed = "; ".join(map_in_words(features) for features in model.features)
+        fixed = f"fixed maps, which nobody trains here: {fixed}"
         if not experiment.strategy.trains:
-            return f"none: sums alone; {maps}"
-    else:
-        maps = ""
-    learner, memory = experiment.learner, experiment.learner.memory
+            return f"none: sums alone; {fixed}"
+        maps = f" ({fixed})"
     kept = "no exemplars kept" if memory is None else f"exemplars kept here by {memory.selection}"
-    model = f"{experiment.model.name} ({maps})" if maps else experiment.model.name
-    return f"model {model}, {learner.epochs} epochs a round in batches of {learner.batch_size}; {kept}"
+    work = f"{learner.epochs} epochs a round in batches of {learner.batch_size}"
+    return f"model {model.name}{maps}, {work}; {kept}"
 
 
 def _cost(plan: Plan) -> str:
-    experiment = plan.experiment
-    privacy = experiment.privacy
-    releases = _entries(plan)
+    privacy, releases = plan.experiment.privacy, _entries(plan)
     if not releases:
         return "nothing is released"
     cost = compose(releases, privacy.delta, privacy.accountant)
@@ -152,21 +143,19 @@ def _cost(plan: Plan) -> str:
 
 def _entries(plan: Plan) -> list[Entry]:
     """Everything that the whole run charges a site that takes part in all of it."""
-    experiment, run = plan.experiment, ""
-    found: list[Mechanism] = []
+    experiment, run, tasks = plan.experiment, "", len(plan.last_rounds)
+    found = [charges.evaluation(experiment, run)] * plan.evaluations()
     if experiment.strategy.trains:
         found += [charges.update(experiment, run)] * _times(plan, "train")
     else:
-        found += [charges.sums(experiment, run, task) for task in range(1, len(plan.last_rounds) + 1)]
+        found += [charges.sums(experiment, run, task) for task in range(1, tasks + 1)]
     if experiment.learner.means == "global":
-        found += [charges.class_means(experiment, run)] * len(plan.last_rounds)
+        found += [charges.class_means(experiment, run)] * tasks
     if experiment.learner.classifier == "gaussian":
-        found += [charges.in_the_clear(experiment, run, "statistics")] * len(plan.last_rounds)
-    config = experiment.digests
-    if config is not None:
+        found += [charges.in_the_clear(experiment, run, "statistics")] * tasks
+    if (config := experiment.digests) is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
-        found += charges.digests(experiment, run, config, guarantee) * len(plan.last_rounds)
-    found += [charges.evaluation(experiment, run)] * plan.evaluations()
+        found += charges.digests(experiment, run, config, guarantee) * tasks
     return [mechanism.entry for mechanism in found]
 
 
@@ -178,9 +167,8 @@ def _times(plan: Plan, kind: str) -> int:
 
 def _reported(plan: Plan) -> str:
     privacy = plan.experiment.privacy
-    reported: list[str] = []
-    if not privacy.enabled:
-        reported = ["number of samples", "training loss", "number of steps", *plan.measurements]
+    clear = ["number of samples", "training loss", "number of steps", *plan.measurements]
+    reported = [] if privacy.enabled else clear
     if plan.experiment.learner.means == "global":
         reported.append("at the end of a task, sums of the exemplars' features by class")
     if plan.experiment.learner.classifier == "gaussian":
@@ -214,11 +202,11 @@ def registry_at_site(experiment: Experiment) -> Registry:
     Raises ConfigError where the experiment neither lists them nor has sample data that come along.
     """
     data = experiment.data
-    if data.classes is not None:
-        return build_registry(data.classes, experiment.tasks, experiment.seed)
-    if data.path is not None:
+    if data.classes is None and data.path is not None:
         raise ConfigError(
             "data.classes: missing; the data at data.path are the operator's, so an experiment for hospitals "
             "lists its classes"
         )
-    return registry_of(experiment)
+    if data.classes is None:
+        return registry_of(experiment)
+    return build_registry(data.classes, experiment.tasks, experiment.seed)

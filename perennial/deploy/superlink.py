@@ -5,16 +5,18 @@ machine is given a task. The pages read the file, so they know of the SuperLink 
 its heartbeat.
 """
 
-import json
+import math
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
 
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.processes import program, require_flower, supervise, warm
+from perennial.foundation.block import Block
 from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
 
@@ -23,22 +25,24 @@ STATUS = ".superlink.json"
 LARGEST = 2**24
 
 
-@dataclass(frozen=True)
-class SuperLinkStatus:
+Name = Annotated[str, StringConstraints(max_length=80)]
+
+
+class SuperLinkStatus(Block):
     """The state of a SuperLink.
 
-    silent_for: seconds since its last heartbeat. certificate_ends: when the certificate that it serves with
-    expires, in seconds since 1970. sites: of every registered site, None while it is connected, else the time
-    since which it is silent, in seconds since 1970; 0 if it was never connected. others: `added` or `revoked`
-    of every other site on record. unknown: status by id of Flower's runs that go on and that no name here has
-    (deploy/run_book.py).
+    silent_for: seconds since its last heartbeat, which is the file's time. certificate_ends: when the
+    certificate that it serves with expires, in seconds since 1970. sites: of every registered site, None
+    while it is connected, else the time since which it is silent; 0 if it was never connected. others:
+    `added` or `revoked` of every other site on record. unknown: status by id of Flower's runs that go on and
+    that no name here has (deploy/control.py).
     """
 
-    silent_for: float
+    silent_for: float = math.inf
     certificate_ends: float
-    sites: Mapping[str, float | None]
-    others: Mapping[str, str] = field(default_factory=dict)
-    unknown: Mapping[str, str] = field(default_factory=dict)
+    sites: dict[Name, float | None] = Field(default_factory=dict)
+    others: dict[Name, Name] = Field(default_factory=dict)
+    unknown: dict[Name, Name] = Field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -52,14 +56,9 @@ def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
     try:
         if silent_for is None or path.is_symlink() or path.stat().st_size > LARGEST:
             return None
-        found = json.loads(path.read_bytes())
-        sites = {
-            str(name)[:80]: None if since is None else float(since) for name, since in found["sites"].items()
-        }
-        others = {str(name)[:80]: str(state)[:20] for name, state in found.get("others", {}).items()}
-        unknown = {str(run)[:40]: str(state)[:40] for run, state in found.get("unknown", {}).items()}
-        return SuperLinkStatus(silent_for, float(found["certificate_ends"]), sites, others, unknown)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        said = SuperLinkStatus.model_validate_json(path.read_bytes())
+        return said.model_copy(update={"silent_for": silent_for})
+    except (OSError, ValueError):
         return None
 
 
@@ -69,17 +68,12 @@ def start_superlink(folder: OperatorFolder) -> None:
     for certificate in read_validity(folder.certificates / "server.pem"):
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
-    os._exit(supervise(*superlink_processes(folder), lambda: ""))
-
-
-def superlink_processes(folder: OperatorFolder) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """(command line by name, environment) of everything that serves a federation."""
     certificates, federation = folder.certificates, folder.federation
     authority = str(certificates / "ca.crt")
-    commands, environment, secret = warm(
+    apps, environment, secret = warm(
         folder.state / "process", folder.state / "flower", "flwr-serverapp", "perennial.server.app"
     )
-    return {
+    commands = {
         # Control, Runtime and Fleet API share a port, and the first asks nobody who he is: loopback alone
         "the SuperLink": [
             *(program("flower-superlink"), "--ssl-ca-certfile", authority),
@@ -90,10 +84,11 @@ def superlink_processes(folder: OperatorFolder) -> tuple[dict[str, list[str]], d
             *("--host", "127.0.0.1", "--port", str(federation.control_port)),
             *("--isolation", "process", *secret),
         ],
-        **commands,
+        **apps,
         "the SuperExec": [
             *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{federation.control_port}"),
             *("--root-certificates", authority, *secret),
         ],
         "the gateway": [sys.executable, "-m", "perennial.deploy.gateway", str(folder.path)],
-    }, environment
+    }
+    os._exit(supervise(commands, environment, lambda: ""))

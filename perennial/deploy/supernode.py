@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
 from perennial.client.activity import note_unapproved
 from perennial.client.secure_state import certify_own_key
 from perennial.config.approval import Approval
 from perennial.config.site import FLOWER_HOME, Connection, SiteConfig, load_site_config
-from perennial.deploy.approval import approved_apps, require_read_only
-from perennial.deploy.certificates import Validity, fingerprint, public_line, read_node_key, read_validity
-from perennial.deploy.handshake import Unreachable, check_admission, check_handshake
+from perennial.deploy.application import approved_apps, require_read_only
+from perennial.deploy.certificates import Validity, read_node_key, read_validity
+from perennial.deploy.handshake import Unreachable, check_admission
 from perennial.deploy.processes import program, require_flower, supervise, warm
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import sole_owner
@@ -35,18 +37,15 @@ SOON = 30
 
 @dataclass(frozen=True)
 class SiteSetup:
-    """A site's checked set-up. folder: of site.yaml."""
+    """A site's checked set-up. folder: of site.yaml. authority: the file of the authorities."""
 
     folder: Path
     config: SiteConfig
     connection: Connection
-    fingerprint: str
+    key: EllipticCurvePrivateKey
+    authority: Path
     authorities: list[Validity]
     apps: list[Approval]
-
-    def path(self, relative: Path) -> Path:
-        """Absolute path for one of the connection section."""
-        return self.folder / relative
 
 
 def read_connection(path: Path) -> Connection:
@@ -62,14 +61,11 @@ def read_setup(path: Path) -> SiteSetup:
 
     Raises ConfigError or StateError naming the file and what to do.
     """
-    path = path.absolute()
-    connection, config = read_connection(path), load_site_config(path)
-    folder = path.parent
-    key = read_node_key(folder / connection.key)
+    connection, config, folder = read_connection(path), load_site_config(path), path.absolute().parent
+    key, authority = read_node_key(folder / connection.key), folder / connection.ca
     require_read_only(folder / FLOWER_HOME, config.approvals)
-    authorities = read_validity(folder / connection.ca)
-    apps = approved_apps(config.approvals)
-    return SiteSetup(folder, config, connection, fingerprint(public_line(key)), authorities, apps)
+    authorities, apps = read_validity(authority), approved_apps(config.approvals)
+    return SiteSetup(folder, config, connection, key, authority, authorities, apps)
 
 
 def check_health(connection: Connection) -> None:
@@ -114,37 +110,8 @@ def port_in_words(connection: Connection) -> str:
 
 def check_superlink(setup: SiteSetup) -> None:
     """Connect and prove this site's key, as a SuperNode does. Raises StateError that says what to do."""
-    authority, address = setup.path(setup.connection.ca), setup.connection.superlink
-    check_handshake(address, authority)
-    key = read_node_key(setup.path(setup.connection.key))
-    check_admission(address, authority, key, connected=holds(check_health, setup.connection))
-
-
-def supernode_processes(setup: SiteSetup, site: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """(command line by name, environment) of everything that a site consists of. site: its site.yaml."""
-    connection = setup.connection
-    commands, environment, secret = warm(
-        setup.config.state_dir / "process",
-        setup.folder / FLOWER_HOME,
-        "flwr-clientapp",
-        *(f"perennial.client.{module}" for module in ("app", "door", "handlers", "secure_answers", "site")),
-        "perennial.learning.private_training",
-    )
-    port = str(connection.runtime_port)
-    return {
-        "the SuperNode": [
-            *(program("flower-supernode"), "--superlink", connection.superlink),
-            *("--root-certificates", str(setup.path(connection.ca))),
-            *("--auth-supernode-private-key", str(setup.path(connection.key))),
-            *("--host", "127.0.0.1", "--port", port, "--node-config", f'site="{site}"'),
-            *("--isolation", "process", *secret),
-        ],
-        **commands,
-        "the SuperExec": [
-            *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{port}", "--insecure"),
-            *secret,
-        ],
-    }, environment
+    runs = holds(check_health, setup.connection)
+    check_admission(setup.connection.superlink, setup.authority, setup.key, connected=runs)
 
 
 def start_supernode(path: Path) -> None:
@@ -155,18 +122,16 @@ def start_supernode(path: Path) -> None:
     """
     require_flower()
     setup = read_setup(path)
-    connection = setup.connection
     for authority in setup.authorities:
         if authority.days_left < SOON:
-            log.warning("%s: %s", connection.ca, authority)
-    require_free_port(connection)
-    key = read_node_key(setup.path(connection.key))
+            log.warning("%s: %s", setup.connection.ca, authority)
+    require_free_port(setup.connection)
     state = setup.config.state_dir
     try:
         check_superlink(setup)
     except Unreachable as problem:
         log.warning("%s The SuperNode keeps trying.", problem)
-    certify_own_key(state, lambda own: certify(key, setup.config.site, own))
+    certify_own_key(state, lambda own: certify(setup.key, setup.config.site, own))
 
     def explain() -> str:
         try:
@@ -180,7 +145,28 @@ def start_supernode(path: Path) -> None:
         if found := NOT_UNPACKED.search(line):
             note_unapproved(state, found[1].decode())
 
-    commands, environment = supernode_processes(setup, path.absolute())
+    apps, environment, secret = warm(
+        state / "process",
+        setup.folder / FLOWER_HOME,
+        "flwr-clientapp",
+        *(f"perennial.client.{module}" for module in ("app", "door", "handlers", "secure_answers", "site")),
+        "perennial.learning.private_training",
+    )
+    port = str(setup.connection.runtime_port)
+    commands = {
+        "the SuperNode": [
+            *(program("flower-supernode"), "--superlink", setup.connection.superlink),
+            *("--root-certificates", str(setup.authority)),
+            *("--auth-supernode-private-key", str(setup.folder / setup.connection.key)),
+            *("--host", "127.0.0.1", "--port", port, "--node-config", f'site="{path.absolute()}"'),
+            *("--isolation", "process", *secret),
+        ],
+        **apps,
+        "the SuperExec": [
+            *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{port}", "--insecure"),
+            *secret,
+        ],
+    }
     with sole_owner(state / "supernode", "the SuperNode"), beating(state / ALIVE):
         status = supervise(commands, environment, explain, explain, read)
     os._exit(status)

@@ -6,13 +6,11 @@ script itself is Flower's own, found by its entry point. Each fork ends with its
 hospital's data outlives it.
 """
 
-import array
 import gc
 import importlib
 import json
 import logging
 import os
-import random
 import signal
 import socket
 import struct
@@ -31,11 +29,11 @@ LARGEST = 2**16
 """Bytes of a request."""
 STAND_IN = f"""#!{{python}} -ISP
 # Stand-in for Flower's command of the same name: the process that listens at ${SOCKET} runs it in a fork.
-import array, json, os, socket, sys
+import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as s:
     s.connect(os.environ["{SOCKET}"])
     request = json.dumps({{{{"argv": sys.argv, "cwd": os.getcwd()}}}}).encode()
-    s.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+    socket.send_fds(s, [request], [0, 1, 2])
     sys.exit(0 if s.recv(1) else 1)
 """
 log = logging.getLogger("perennial.deploy")
@@ -59,6 +57,9 @@ def serve(path: Path, script: str, modules: list[str]) -> NoReturn:
     run = entry.load()
     for module in modules:
         importlib.import_module(module)
+    if "numpy" in sys.modules:
+        # every fork would draw alike from NumPy's own generator; Python seeds its one again by itself
+        os.register_at_fork(after_in_child=sys.modules["numpy"].random.seed)
     gc.collect()
     gc.freeze()  # so that forks share what is there
     path.unlink(missing_ok=True)
@@ -73,13 +74,9 @@ def serve(path: Path, script: str, modules: list[str]) -> NoReturn:
         with connection:
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             _, user, _ = struct.unpack("3i", peer)
-            data, ancillary, _, _ = connection.recvmsg(LARGEST, socket.CMSG_SPACE(12))
-            streams = array.array("i")
-            for _, kind, content in ancillary:
-                if kind == socket.SCM_RIGHTS:
-                    streams.frombytes(content[: len(content) - len(content) % streams.itemsize])
+            data, streams, _, _ = socket.recv_fds(connection, LARGEST, 3)
             if user == os.getuid() and len(streams) == 3:
-                _fork(listener, json.loads(data), list(streams), run)
+                _fork(listener, json.loads(data), streams, run)
                 with suppress(OSError):
                     connection.send(b"1")
             for stream in streams:
@@ -101,10 +98,6 @@ def _fork(listener: socket.socket, request: dict[str, object], streams: list[int
         sys.argv = [str(word) for word in request["argv"]]  # type: ignore[attr-defined]  # pyright: ignore
         with suppress(OSError):
             Path("/proc/self/comm").write_text(Path(sys.argv[0]).name, encoding="utf-8")
-        # every fork would draw alike from generators that were seeded when their libraries were imported
-        random.seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
         run()  # type: ignore[operator]  # pyright: ignore
         status = 0
     except SystemExit as ended:

@@ -55,8 +55,8 @@ class Planned:
 class Sweep:
     """The results of a sweep, one row for each setting.
 
-    rows: label -> seed -> summary.json of the run. folder: holds the table as text, CSV and LaTeX, and
-    compare.html with its charts. runs: the folders of all runs.
+    rows: label -> seed -> summary.json of the run. folder: holds the table as text, CSV and LaTeX.
+    runs: the folders of all runs.
 
     >>> run_sweep("experiments/quickstart.yaml", seeds="1:3", sweep={"strategy": ["fedavg", "fednova"]})
     """
@@ -353,8 +353,6 @@ def _run_one(path: str, overrides: Sequence[str], folder: str, device: str, plug
 def _collected(
     planned: Sequence[Planned], found: Mapping[Path, dict[str, Any]], name: str, runs: Path | str
 ) -> Sweep:
-    from perennial.server.report.compare import compare
-
     rows: dict[str, dict[int, dict[str, Any]]] = {}
     for each in planned:
         label = ", ".join(each.changes) or each.experiment.name
@@ -364,7 +362,6 @@ def _collected(
     sweep = Sweep(rows, folder, tuple(each.folder for each in planned))
     for file, text in zip(TABLES, (f"{sweep}\n", sweep.to_csv(), sweep.to_latex()), strict=True):
         replace_file(folder / file, text.encode(), mode=0o644)
-    compare(sweep.runs, folder / "compare.html")
     return sweep
 
 

@@ -1,6 +1,7 @@
 """What one site trains on in one round, and in which batches."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.devices import to_device
+from perennial.privacy.sample_level import blocks_of
 
 
 def to_float(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -91,7 +93,8 @@ class TrainingSet:
 
     x: (n, C, H, W) uint8 or (n, D) float32 on the device. y: (n,) int64 labels. mean, std: to normalise with.
     exemplars: how many of the n are exemplars. patients: (n,) int64, each sample's patient counted from 0, if
-    patients are the privacy unit.
+    patients are the privacy unit. alone: a protection holds, so that no sample may change by one bit what a
+    model answers for another.
     """
 
     x: Tensor
@@ -101,6 +104,7 @@ class TrainingSet:
     exemplars: int = 0
     channels_last: bool = False
     patients: Tensor | None = None
+    alone: bool = False
 
     def __len__(self) -> int:
         return len(self.y)
@@ -115,6 +119,13 @@ class TrainingSet:
         labels = self.y.cpu()
         frequency = torch.bincount(labels)[labels].double().reciprocal().numpy()
         return frequency / frequency.sum()
+
+    @cached_property
+    def places(self) -> Tensor:
+        """(n,) int64 on the CPU, each sample's number by its content alone, for blocks_of()."""
+        return torch.tensor(
+            [int.from_bytes(key[:4], "big") for key in content_keys(self.x)], dtype=torch.int64
+        )
 
     def inputs(self, rows: Tensor | slice) -> Tensor:
         """The samples at `rows` as the model's inputs: normalised float32 on the device."""
@@ -163,8 +174,48 @@ def shuffled(
         yield from zip(batches, data.floats(stored).split(batch_size), labels.split(batch_size), strict=True)
 
 
-def in_batches(data: TrainingSet, among: Tensor | None = None) -> Iterator[slice | Tensor]:
-    """Yield the rows of each evaluation batch. among: (m,) int64, the samples to evaluate; None: all."""
+def in_batches(
+    data: TrainingSet, among: Tensor | None = None
+) -> Iterator[tuple[Tensor, slice | Tensor, slice | Tensor]]:
+    """Yield batches for a model that only answers: (inputs, samples that they are of, inputs that count).
+
+    among: (m,) int64, the samples to evaluate; None: all. The samples are counted in `among`. Where data are
+    `alone`, samples come in blocks of one shape, and each has its place in a block by its own content.
+    """
+    if data.alone:
+        rows = torch.arange(len(data)) if among is None else among.cpu()
+        for block in blocks_of(data.places[rows]):
+            there = (block >= 0).nonzero()[:, 0]
+            inputs = data.inputs(to_device(rows[block.clamp(min=0)], data.y.device))
+            yield inputs, block[there], to_device(there, data.y.device)
+        return
     for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH):
         batch = slice(start, start + EVALUATION_BATCH)
-        yield batch if among is None else among[batch]
+        yield data.inputs(batch if among is None else among[batch]), batch, slice(None)
+
+
+@torch.no_grad()
+def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet, among: Tensor | None = None) -> Tensor:
+    """(n, ...) values of `answer`, a function of inputs (B, ...), for all samples, without gradient.
+
+    among: (m,) int64, samples that stand for all.
+    """
+    found, order = [], []
+    for inputs, samples, counting in in_batches(data, among):
+        found.append(answer(inputs)[counting])
+        order.append(samples)
+    if not found:
+        return answer(data.inputs(slice(0)))
+    values = torch.cat(found)
+    return values[to_device(torch.argsort(torch.cat(order)), values.device)] if data.alone else values
+
+
+def content_keys(samples: Tensor) -> list[bytes]:
+    """16 bytes of each sample (n, ...), a hash of its content."""
+    # all rows of one buffer: nothing is copied for a hash
+    rows = samples.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
+    size = rows.nbytes // max(1, len(samples))
+    return [
+        hashlib.blake2b(rows[start : start + size], digest_size=16).digest()
+        for start in range(0, rows.nbytes, size or 1)
+    ]

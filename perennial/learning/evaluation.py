@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.foundation.cache import BoundedFolder
-from perennial.learning.batches import TrainingSet, in_batches
+from perennial.learning.batches import TrainingSet, outputs
 from perennial.learning.scored import classifier
 from perennial.models.class_means import mean_similarity, over_features
 from perennial.models.incremental import IncrementalModel
@@ -21,14 +21,10 @@ def count_correct(
 
     predict: maps inputs (B, ...) to classes (B,). among: (m,) int64, the samples to count; None: all.
     """
-    correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
-    total = torch.zeros_like(correct)
-    for rows in in_batches(data, among):
-        labels = data.y[rows]
-        hits = predict(data.inputs(rows)) == labels
-        correct += torch.bincount(labels[hits], minlength=num_classes)
-        total += torch.bincount(labels, minlength=num_classes)
-    return correct.tolist(), total.tolist()
+    labels = data.y if among is None else data.y[among]
+    hits = outputs(predict, data, among) == labels if len(labels) else labels.bool()
+    correct = torch.bincount(labels[hits], minlength=num_classes)
+    return correct.tolist(), torch.bincount(labels, minlength=num_classes).tolist()
 
 
 def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
@@ -68,4 +64,4 @@ def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor],
 def unit_features(model: IncrementalModel, data: TrainingSet) -> Tensor:
     """(n, d) features of unit length, in evaluation mode and without augmentation."""
     model.eval()
-    return torch.cat([F.normalize(model.features(data.inputs(rows)), dim=1) for rows in in_batches(data)])
+    return outputs(lambda inputs: F.normalize(model.features(inputs), dim=1), data)

@@ -20,8 +20,9 @@ from torch import Tensor
 from perennial.foundation.cache import BoundedFolder
 from perennial.foundation.files import make_folder, one_at_a_time
 from perennial.foundation.site_log import log
-from perennial.learning.batches import TrainingSet
+from perennial.learning.batches import TrainingSet, content_keys
 from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.privacy.sample_level import blocks_of
 
 BATCH = 64
 """Samples that the maps see at once on a CPU, where larger batches are no faster."""
@@ -60,21 +61,21 @@ class FeatureBank:
         """Yield ((b, d) features on the grid, (b,) labels) for all samples in order, on data's device."""
         for start in range(0, len(data), ROWS):
             part = slice(start, start + ROWS)
-            keys = _keys(data.x[part])
+            keys = content_keys(data.x[part])
             self._fill(backbone, data, keys, start)
             places = np.array([self._places[key] for key in keys])
             mapped = torch.from_numpy(np.ascontiguousarray(self._rows[places]))
-            size = batch_size(data.x)
+            mapped = mapped.to(data.x.device)
             found = torch.empty(len(mapped), backbone.width, device=data.x.device)
-            for rows, kept in zip(mapped.to(data.x.device).split(size), found.split(size), strict=True):
-                kept.copy_(_padded(backbone.finished, rows, size))
+            for rows, places in _batches(data, torch.arange(start, start + len(keys))):
+                found[rows] = _padded(backbone.finished, mapped[rows], places, batch_size(data.x))
             yield found, data.y[part]
 
     def feature_set(self, backbone: FixedFeatures, data: TrainingSet) -> FeatureSet:
         """The same training set with features in place of samples."""
         parts = [features for features, _ in self.features(backbone, data)]
         x = torch.cat(parts) if parts else torch.empty(0, backbone.width, device=data.x.device)
-        return FeatureSet(x, data.y, data.mean, data.std)
+        return FeatureSet(x, data.y, data.mean, data.std, alone=data.alone)
 
     def _fill(self, backbone: FixedFeatures, data: TrainingSet, keys: list[bytes], start: int) -> None:
         """Compute the features of the samples from start that are not there."""
@@ -84,11 +85,11 @@ class FeatureBank:
             missing = self._missing(keys)
         if not missing:
             return
-        rows = torch.tensor([start + place for place in missing.values()], device=data.x.device)
-        size = batch_size(data.x)
-        found = torch.empty(len(rows), self._width, device=data.x.device)
-        for part, kept in zip(rows.split(size), found.split(size), strict=True):
-            kept.copy_(_padded(backbone.mapped, data.inputs(part), size))
+        samples = torch.tensor([start + place for place in missing.values()])
+        found = torch.empty(len(samples), self._width, device=data.x.device)
+        for rows, places in _batches(data, samples):
+            inputs = data.inputs(samples.to(data.x.device)[rows])
+            found[rows] = _padded(backbone.mapped, inputs, places, batch_size(data.x))
         self._keep(list(missing), found.cpu().numpy())
 
     def _missing(self, keys: list[bytes]) -> dict[bytes, int]:
@@ -187,8 +188,9 @@ def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | 
     """
     constants = hashlib.sha256(data.mean.cpu().numpy().tobytes() + data.std.cpu().numpy().tobytes())
     content, used = backbone.maps_content(constants.hexdigest()), folder if backbone.costly else None
-    key = content, str(data.x.device), used
-    name = content[:32]
+    # features whose last bits follow from the sample alone, and others, are kept apart
+    name = content[:32] + ("-alone" if data.alone else "")
+    key = name, str(data.x.device), used
     if key not in _banks:
         while len(_banks) >= BANKS:
             del _banks[next(iter(_banks))]
@@ -206,23 +208,22 @@ def batch_size(samples: Tensor) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def _keys(samples: Tensor) -> list[bytes]:
-    # all rows of one buffer: nothing is copied for a hash
-    rows = samples.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
-    size = rows.nbytes // len(samples)
-    return [
-        hashlib.blake2b(rows[start : start + size], digest_size=KEY).digest()
-        for start in range(0, rows.nbytes, size)
-    ]
-
-
 def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
+def _batches(data: TrainingSet, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (which of the (n,) samples, their places in a batch), in order or as blocks_of() has it."""
+    size, device = batch_size(data.x), data.x.device
+    blocks = blocks_of(data.places[samples] if data.alone else torch.arange(len(samples)), size)
+    for block in blocks:
+        places = (block >= 0).nonzero()[:, 0]
+        yield block[places].to(device), places.to(device)
+
+
 @torch.no_grad()
-def _padded(network: "torch.nn.Module | object", batch: Tensor, size: int) -> Tensor:
-    """network's answers to a batch of at most `size` samples, which it sees filled up with zeros."""
+def _padded(network: "torch.nn.Module | object", batch: Tensor, places: Tensor, size: int) -> Tensor:
+    """network's answers to a batch, which it sees at these places of `size`, filled up with zeros."""
     room = torch.zeros(size, *batch.shape[1:], dtype=batch.dtype, device=batch.device)
-    room[: len(batch)] = batch
-    return network(room)[: len(batch)]  # pyright: ignore[reportCallIssue]
+    room[places] = batch
+    return network(room)[places]  # pyright: ignore[reportCallIssue]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import PrivacyError, ProtocolError
-from perennial.learning.batches import TrainingSet, in_batches
+from perennial.learning.batches import TrainingSet, outputs
 from perennial.learning.losses import (
     Batch,
     batch_mean,
@@ -120,13 +120,6 @@ def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> N
             f"teacher: found a head of {teacher.num_classes} classes, allowed fewer than the "
             f"{model.num_classes} of this task"
         )
-
-
-@torch.no_grad()
-def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet) -> Tensor:
-    """(n, ...) values of `answer`, a function of inputs (B, ...), for all samples, without gradient."""
-    batches = [*in_batches(data)] or [slice(0)]
-    return torch.cat([answer(data.inputs(rows)) for rows in batches])
 
 
 @dataclass(frozen=True)

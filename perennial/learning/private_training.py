@@ -92,8 +92,8 @@ def train_privately(
             batch, patients = _samples_of(data, drawn_units)
             if neighbours is not None and len(data):
                 drawn = neighbours.records(len(data))
-                neighbours.see(private.clipped_norms(len(drawn), losses_of(drawn)))
-            mean = private.compute(len(batch), losses_of(batch), patients)
+                neighbours.see(private.clipped_norms(data.places[drawn], losses_of(drawn)))
+            mean = private.compute(data.places[batch], losses_of(batch), patients)
             if correction is not None:
                 correction.apply(flat.gradient, flat.trainable, anchor)
             optimizer.step()

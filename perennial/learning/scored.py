@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perennial.foundation.cache import BoundedFolder
-from perennial.learning.batches import TrainingSet, in_batches
+from perennial.learning.batches import EVALUATION_BATCH, TrainingSet, outputs
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,
     CONFIDENCE_EDGES,
@@ -146,9 +146,10 @@ def score_logits(
     temperature: float | None = None,
 ) -> Scored:
     """Score data with a function from inputs (B, ...) to logits (B, M). among, temperature: as for score."""
-    parts = [
-        bin_logits(classify(data.inputs(rows)), data.y[rows], temperature) for rows in in_batches(data, among)
-    ] or [bin_logits(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64))]
+    labels = data.y if among is None else data.y[among]
+    logits = outputs(classify, data, among) if len(labels) else torch.zeros(0, classes)
+    batches = zip(logits.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True)
+    parts = [bin_logits(*batch, temperature) for batch in batches]
     return Scored(*(np.concatenate([part[index] for part in parts]) for index in range(4)))
 
 
@@ -159,8 +160,9 @@ def likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.n
     classify: from inputs (B, ...) to logits (B, M).
     """
     found = np.zeros((2, len(TEMPERATURES)), dtype=np.int64)
-    for rows in in_batches(data):
-        logits, labels = classify(data.inputs(rows)).double(), data.y[rows]
+    answers = outputs(classify, data).split(EVALUATION_BATCH) if len(data) else ()
+    for batch, labels in zip(answers, data.y.split(EVALUATION_BATCH), strict=False):
+        logits = batch.double()
         for place, temperature in enumerate(TEMPERATURES):
             log_p = (logits / temperature).log_softmax(dim=1)
             loss = (-log_p).nan_to_num(nan=LARGEST_LIKELIHOOD).clamp(0, LARGEST_LIKELIHOOD)

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from perennial.config.approval import Approval, experiment_of
-from perennial.deploy.approval import read_offer
+from perennial.deploy.application import read_offer
 from perennial.deploy.review import asked_in_words, offer_in_words
 from perennial.foundation.errors import PerennialError
 from perennial.live.diagnosis import of_site

@@ -12,7 +12,7 @@ from perennial.client.consent import Consent, read_consent
 from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
 from perennial.deploy.certificates import read_node_key
-from perennial.deploy.handshake import Unreachable, check_admission, check_handshake
+from perennial.deploy.handshake import Unreachable, check_admission
 from perennial.deploy.supernode import ALIVE, ANSWERED, holds, require_free_port
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import size_of
@@ -197,7 +197,6 @@ class HospitalState:
         self.port_taken = not self.alive and not holds(require_free_port, connection)
         authority = self.folder / connection.ca
         try:
-            check_handshake(connection.superlink, authority)
             key = read_node_key(self.folder / connection.key)
             check_admission(connection.superlink, authority, key, connected=self.alive)
             self.obstacle = ""

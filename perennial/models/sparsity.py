@@ -120,26 +120,29 @@ def relu_calls(model: nn.Module, sample: Tensor) -> int:
 
 
 @torch.no_grad()
-def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> list[Tensor]:
+def zero_shares(
+    model: nn.Module, batches: Iterable[tuple[Tensor, slice | Tensor, slice | Tensor]], layers: int
+) -> list[Tensor]:
     """(C_l,) float64 share of exact zeros of each channel, for the first `layers` ReLU calls of a model.
 
-    model: in evaluation mode. batches: inputs (B, ...). Zeros are counted as whole numbers, so the order of
-    the samples does not matter, and NaN is none. Raises ConfigError when the network calls fewer ReLUs than
-    asked, DataError on no sample at all.
+    model: in evaluation mode. batches: of learning.batches.in_batches(): inputs (B, ...), whose they are, and
+    which of them count. Zeros are counted as whole numbers, so the order of the samples does not matter, and
+    NaN is none. Raises ConfigError when the network calls fewer ReLUs than asked, DataError on no sample at
+    all.
     """
     zeros: list[Tensor] = []
     indices, seen = [0] * layers, 0
-    for inputs in batches:
+    for inputs, _, counting in batches:
         outputs = _relu_outputs(model, inputs, layers)
         for layer, output in enumerate(outputs):
-            flat = output.flatten(2) if output.dim() > 2 else output[:, :, None]
+            flat = (output.flatten(2) if output.dim() > 2 else output[:, :, None])[counting]
             count = (flat == 0).sum(dim=(0, 2))
             if seen:
                 zeros[layer] += count
             else:
                 zeros.append(count)
             indices[layer] = flat.shape[2]
-        seen += len(inputs)
+        seen += len(inputs[counting])
     if seen == 0:
         raise DataError("sparsity: a site without samples has no sparsity vector")
     return [(count.double() / (seen * place)).cpu() for count, place in zip(zeros, indices, strict=True)]

@@ -155,34 +155,6 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
     return similarity.mean(dim=(1, 2, 3))
 
 
-def reconstruct_digest(
-    encoder: Callable[[Tensor], Tensor],
-    digest: Tensor,
-    shape: tuple[int, int, int],
-    weights: Tensor,
-    generator: torch.Generator,
-    *,
-    steps: int = 400,
-    smoothness: float = 1e-3,
-) -> Tensor:
-    """Images in [0, 1] whose mixed features come closest to a digest: (S, C, H, W), S = len(weights).
-
-    encoder: the public one, differentiable, from (S, C, H, W) to (S, ...). digest: (...), noised or not.
-    shape: (C, H, W).
-    weights: (S,), of the mixture, sum 1.
-    With one sample to a digest the image itself comes back; of a mixture, images that would mix to it.
-    Mahendran and Vedaldi 2015 (arXiv 1412.0035); digests: Hsu et al. 2022 (arXiv 2210.00737).
-    """
-    scale = digest.square().sum().clamp_min(1e-12)
-
-    def objective(images: Tensor) -> Tensor:
-        mixed = torch.einsum("s,s...->...", weights, encoder(images))
-        return (mixed - digest).square().sum() / scale + smoothness * total_variation(images)
-
-    images, _ = search_images(objective, (len(weights), *shape), generator, steps)
-    return images
-
-
 # Scores are higher for likelier members. AUC describes the average case; the true positive rate at a low
 # false positive rate describes what a careful attacker can be sure of.
 #

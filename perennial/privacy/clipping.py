@@ -6,22 +6,14 @@ multiply it by the square root of their number.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.config import AdaptiveClippingConfig
-from perennial.privacy.noise import Noise
 
 # Rounding each scaled coordinate to float32 changes the norm by at most this share.
 _ROUNDING_MARGIN = 1 - 2.0**-23
-
-LEARNING_RATE = 0.2
-"""Of the geometric step of an adaptive clip norm."""
-COUNT_NOISE = 2.0
-"""Noise on the count of unclipped sites over that of updates: with 2 the updates' noise grows by 3 %."""
 
 
 def clip(vector: Tensor, clip_norm: float) -> float:
@@ -57,40 +49,3 @@ def clip_tensors(tensors: Iterable[Tensor], clip_norm: float) -> float:
         for tensor in floats:
             tensor.copy_(tensor.double().mul_(clip_norm / norm * _ROUNDING_MARGIN))
     return norm
-
-
-@dataclass
-class AdaptiveClipping:
-    """The clip norm of client_central as it follows a quantile of the update norms, at no extra cost.
-
-    The number of unclipped sites is released with noise beside the sum. Shifted by one half, a site moves it
-    by at most 1/2, so the pair costs what one Gaussian release with noise_multiplier costs, provided that the
-    sum gets the larger noise of `update_noise_multiplier`. Every value of clip_norm is then public.
-
-    Andrew et al. 2021 (arXiv 1905.03871), theorem 1 and algorithm 1.
-    """
-
-    settings: AdaptiveClippingConfig
-    noise_multiplier: float
-    clip_norm: float
-
-    @property
-    def count_noise_multiplier(self) -> float:
-        """Standard deviation of the noise on the number of unclipped sites."""
-        return COUNT_NOISE * self.noise_multiplier
-
-    @property
-    def update_noise_multiplier(self) -> float:
-        """Noise multiplier of the sum, so that sum and count together cost noise_multiplier."""
-        return (self.noise_multiplier**-2 - (2 * self.count_noise_multiplier) ** -2) ** -0.5
-
-    def step(self, within: int, sites: int, source: Noise) -> float:
-        """Release the noised count of one round and move clip_norm; returns the new clip_norm.
-
-        within: sites whose norm before clipping was at most clip_norm. sites: public number of expected
-        sites; it must not depend on who answered.
-        """
-        noise = float(source.normal((1,), self.count_noise_multiplier))
-        share = (within - sites / 2 + noise) / sites + 0.5
-        self.clip_norm *= math.exp(-LEARNING_RATE * (share - self.settings.quantile))
-        return self.clip_norm

@@ -84,22 +84,13 @@ AccountantName = Literal["rdp", "prv"]
 Blocks = tuple[float, float, float]
 """Public weights (a, b, c) of products, sums and counts; see noised_sums.py."""
 BLOCKS: Blocks = (0.5, 1.0, 0.2)
-OF_UPDATES = ("clip_norm", "bayesian", "adaptive_clipping", "sample_rate")
+OF_UPDATES = ("clip_norm", "bayesian", "sample_rate")
 """Keys that say how an update, or a step of training, is protected."""
 
 
 def bool_of_former(value: Any) -> Any:
     """False for the null that an earlier release wrote for no Bayesian figure."""
     return False if value is None else value
-
-
-class AdaptiveClippingConfig(FiniteBlock):
-    """A clip norm that follows a quantile of the update norms. Andrew et al. 2021 (arXiv 1905.03871).
-
-    quantile: share of the sites that should stay unclipped.
-    """
-
-    quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
 
 
 class PrivacyConfig(FiniteBlock):
@@ -136,7 +127,6 @@ class PrivacyConfig(FiniteBlock):
     delta: float = Field(default=1e-5, gt=0, lt=1)
     accountant: AccountantName = "prv"
     bayesian: Annotated[bool, BeforeValidator(bool_of_former)] = False
-    adaptive_clipping: AdaptiveClippingConfig | None = None
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     unit: Literal["sample", "patient"] | None = None
 
@@ -187,15 +177,6 @@ class PrivacyConfig(FiniteBlock):
             )
         if self.bayesian and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
-        if self.adaptive_clipping is None:
-            return self
-        if self.mode != "client_central":
-            raise ValueError(
-                "adaptive_clipping needs mode client_central: the server counts the updates within the clip "
-                f"norm, which it sees in no other mode; mode is {self.mode}"
-            )
-        if not self.noise_multiplier:
-            raise ValueError("noise_multiplier is 0; with adaptive_clipping it must be above 0")
         return self
 
     def _of_sums(self) -> None:

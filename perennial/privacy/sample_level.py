@@ -1,8 +1,8 @@
 """DP-SGD inside a site: one private gradient for each Poisson batch, made with Opacus.
 
-Opacus takes the gradient of each sample, measures it and clips it; the noise comes from our source, once on
-the whole flat gradient, because Opacus's own secure mode needs a package that no longer builds. The learner
-keeps its model, optimizer and loop: it asks for a gradient where it would have called backward().
+Opacus takes the gradient of each sample; the noise comes from our source, once on the whole flat gradient,
+because Opacus's own secure mode needs a package that no longer builds. The learner keeps its model, optimizer
+and loop: it asks for a gradient where it would have called backward().
 
 Shapes: B samples in the Poisson batch, P trainable parameters.
 
@@ -13,10 +13,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,10 +25,31 @@ from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise, add_noise
 
-MOST_AT_ONCE = 4096
-"""Samples whose gradients are held at once: a Poisson batch has no upper limit."""
+BLOCK = 32
+"""Samples that a model sees at once under a protection, neither more nor fewer. A Poisson batch of this size
+takes about four blocks, and twice the time of one batch as it is."""
 Losses = Callable[[Tensor], Tensor]
 """(indices,) int64 in a batch -> (indices,) losses."""
+
+
+def blocks_of(places: Tensor, size: int | None = None) -> Tensor:
+    """(K, size) int64: for each place of K blocks the sample that lies there, or -1.
+
+    A library adds in another order for another number of rows, and in another order at another place of a
+    row. A server can build a model that magnifies such a last bit into another class, so that one record more
+    would change what all others give. In a block of one size, at a place that follows from the sample alone,
+    its answer depends on nothing but the sample.
+
+    places: (n,) int64 of the samples, in any range. size: None for BLOCK.
+    """
+    size = size or BLOCK
+    at = places.cpu().numpy() % size
+    order = np.argsort(at, kind="stable")
+    filled = np.bincount(at, minlength=size)
+    block = np.arange(len(at)) - (np.cumsum(filled) - filled)[at[order]]
+    table = np.full((filled.max(), size), -1, dtype=np.int64)
+    table[block, at[order]] = order
+    return torch.from_numpy(table)
 
 
 def poisson_batches(samples: int, sample_rate: float, steps: int, source: Noise) -> Iterator[Tensor]:
@@ -51,7 +72,7 @@ class PrivateGradient:
 
         with PrivateGradient(model, privacy, expected_batch=q * n, source=source) as private:
             for batch in poisson_batches(n, q, steps, source):
-                private.compute(len(batch), lambda rows: losses(x[batch[rows]], y[batch[rows]]))
+                private.compute(data.places[batch], lambda rows: losses(x[batch[rows]], y[batch[rows]]))
                 optimizer.step()
 
     After compute, .grad of each trainable parameter is its part of
@@ -83,8 +104,7 @@ class PrivateGradient:
         self._noise_multiplier = privacy.noise_multiplier
         # a look for gradients that are not finite is cheaper on a processor than one more pass over those of
         # all samples; a GPU would be waited for in every step
-        on_processor = all(parameter.device.type == "cpu" for parameter in model.parameters())
-        self._looks = on_processor
+        self._looks = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._expected_batch = expected_batch
         self._source = source
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -106,17 +126,16 @@ class PrivateGradient:
         trace: TracebackType | None,
     ) -> None:
         self._hooks.cleanup()
-        for parameter in self._parameters:
-            vars(parameter).pop("summed_grad", None)
 
-    def compute(self, batch: int, losses: Losses, patients: Tensor | None = None) -> Tensor:
+    def compute(self, places: Tensor, losses: Losses, patients: Tensor | None = None) -> Tensor:
         """Set the private gradient of one Poisson batch; returns its mean loss (private; nan when empty).
 
-        The mean is a float64 number on the device, so that nobody waits for it. batch: B, 0 allowed. losses:
-        takes indices in the batch and returns their losses, each depending on its own sample alone; a batch
-        above MOST_AT_ONCE is taken in parts. patients: (B,) int64, patient number of each sample; then the
-        sum of a patient's gradients is clipped, and a part holds whole patients. A parameter that already has
-        a .grad keeps its memory, so a flat gradient vector stays one.
+        The mean is a float64 number on the device, so that nobody waits for it. places: (B,) int64, a number
+        that each sample has by its content, as blocks_of() takes it; none are allowed. losses: takes BLOCK
+        indices in the batch, some of them more than once, and returns their losses, each depending on its own
+        sample alone. patients: (B,) int64, patient number of each sample; then the sum of a patient's
+        gradients is clipped, and no block holds two patients. A parameter that already has a .grad keeps its
+        memory, so a flat gradient vector stays one.
         Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
         watch.
         """
@@ -127,7 +146,12 @@ class PrivateGradient:
         vector = torch.zeros(sum(sizes), device=self._parameters[0].device)
         try:
             self._forget_gradients()
-            loss = self._add_parts(vector, batch, losses, patients)
+            with _without_remarks():
+                loss = (
+                    self._add_samples(vector, places, losses)
+                    if patients is None
+                    else self._add_patients(vector, losses, patients)
+                )
             add_noise(vector, self._noise_multiplier * self._clip_norm, self._source)
             vector /= self._expected_batch
         finally:
@@ -139,38 +163,95 @@ class PrivateGradient:
                 parameter.grad = part.view_as(parameter)
             else:
                 parameter.grad.copy_(part.view_as(parameter))
-        return loss / batch if batch else torch.full_like(loss, math.nan)
+        return loss.double() / len(places) if len(places) else torch.full_like(loss.double(), math.nan)
 
-    def clipped_norms(self, batch: int, losses: Losses) -> Tensor:
+    def clipped_norms(self, places: Tensor, losses: Losses) -> Tensor:
         """(B,) L2 norms of the samples' clipped gradients: how far each sample moves the sum.
 
         The norms are private. The model's gradients stay as they were. Arguments as in compute.
         """
         homes = [parameter.grad for parameter in self._parameters]
+        found = torch.zeros(len(places), device=self._parameters[0].device)
         try:
             self._forget_gradients()
-            norms = []
             with _without_remarks():
-                for indices in self._parts(batch):
-                    self._losses_of(indices, losses).sum().backward()
-                    found = self._norms()
-                    norms.append(torch.where(found.isfinite(), found.clamp(max=self._clip_norm), 0.0))
+                for block in blocks_of(places):
+                    there = (block >= 0).nonzero()[:, 0]
+                    norms = self._gradients(block, losses)[1][to_device(there, found.device)]
+                    norms = torch.where(norms.isfinite(), norms.clamp(max=self._clip_norm), 0.0)
+                    found[to_device(block[there], found.device)] = norms
                     self._forget_gradients()
         finally:
             self._forget_gradients()
             for parameter, home in zip(self._parameters, homes, strict=True):
                 parameter.grad = home
-        return torch.cat(norms)
+        return found
+
+    def _add_samples(self, vector: Tensor, places: Tensor, losses: Losses) -> Tensor:
+        """Add the clipped gradients of the batch to vector, block by block; returns the sum of the losses."""
+        total = torch.zeros((), device=vector.device)
+        for block in blocks_of(places):
+            loss, norms = self._gradients(block, losses)
+            counts = to_device(block >= 0, vector.device) & norms.isfinite()
+            vector += self._sum(torch.where(counts, self._factors(norms), 0.0))
+            total += torch.where(counts, loss, 0.0).sum()
+            self._forget_gradients()
+        return total
+
+    def _add_patients(self, vector: Tensor, losses: Losses, patients: Tensor) -> Tensor:
+        """Add the clipped sum of each patient's gradients; a patient whose sum is not finite counts as 0."""
+        total = torch.zeros((), device=vector.device)
+        order = torch.argsort(patients, stable=True).cpu()
+        sizes = torch.unique_consecutive(patients.cpu()[order], return_counts=True)[1].tolist()
+        for members in order.split(sizes) if sizes else ():
+            own = torch.zeros_like(vector)
+            for rows in members.split(BLOCK):
+                block = torch.nn.functional.pad(rows, (0, BLOCK - len(rows)), value=-1)
+                loss, norms = self._gradients(block, losses)
+                counts = to_device(block >= 0, vector.device) & norms.isfinite()
+                own += self._sum(counts.to(vector.dtype))
+                total += torch.where(counts, loss, 0.0).sum()
+                self._forget_gradients()
+            norm = own.norm()
+            vector += torch.where(norm.isfinite(), own * self._factors(norm), 0.0)
+        return total
+
+    def _factors(self, norms: Tensor) -> Tensor:
+        """What shortens gradients of these norms to the clip norm."""
+        return (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
+
+    def _gradients(self, block: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
+        """((BLOCK,) losses, (BLOCK,) norms) of one block's samples, after backward().
+
+        Gradients that are not finite are 0 from here on: a factor of 0 would make no 0 of them. block: as of
+        blocks_of(); where no sample is, the gradient is some other sample's.
+        """
+        loss = self._losses_of(block.clamp(min=0), losses)
+        loss.sum().backward()
+        norms = self._norms()
+        finite = norms.isfinite()
+        if not (self._looks and bool(finite.all())):
+            for parameter in self._parameters:
+                found = vars(parameter).get("grad_sample")
+                if found is not None:
+                    chosen = finite.view(-1, *[1] * (found.ndim - 1))
+                    vars(parameter)["grad_sample"] = torch.where(chosen, found, 0.0)
+        return loss.detach(), norms
+
+    def _sum(self, factors: Tensor) -> Tensor:
+        """(P,), the block's gradients times (BLOCK,) factors; 0 for a parameter without gradient."""
+        parts = []
+        for parameter in self._parameters:
+            found = vars(parameter).get("grad_sample")
+            part = torch.zeros_like(parameter) if found is None else torch.einsum("i,i...", factors, found)
+            parts.append(part.reshape(-1))
+        return torch.cat(parts)
 
     def _norms(self) -> Tensor:
         """(B,) of the gradients that the hooks have just seen, over all parameters together."""
         seen = [vars(parameter).get("grad_sample") for parameter in self._parameters]
         norms = [part.flatten(1).norm(dim=1) if part.ndim > 1 else part for part in seen if part is not None]
         return torch.stack(norms).norm(dim=0)
-
-    def _parts(self, batch: int) -> Iterator[Tensor]:
-        """Places in the batch, as many at a time as fit."""
-        yield from torch.arange(batch).split(MOST_AT_ONCE) if batch else ()
 
     def _losses_of(self, indices: Tensor, losses: Losses) -> Tensor:
         """(indices,) losses with their graph."""
@@ -182,118 +263,10 @@ class PrivateGradient:
             )
         return loss
 
-    def _add_parts(self, vector: Tensor, batch: int, losses: Losses, patients: Tensor | None) -> Tensor:
-        """Add the clipped gradients of the batch to vector, part by part; returns the sum of the losses."""
-        total = torch.zeros((), device=vector.device)
-        with _without_remarks():
-            for indices in self._parts(batch) if patients is None else self._whole_patients(patients):
-                if patients is not None:
-                    total += self._add_patients(vector, indices, losses, patients[indices])
-                    continue
-                taken = self._finite_losses if self._looks else self._masked_losses
-                loss = taken(indices, losses)
-                if loss is not None:
-                    total += loss.detach().sum()
-                    vector += self._clipped_sum(loss)
-                self._forget_gradients()
-        return total.double()
-
-    def _whole_patients(self, patients: Tensor) -> Iterator[Tensor]:
-        """Places in the batch, patient by patient, as many at a time as fit; a larger patient comes alone."""
-        order = torch.argsort(patients, stable=True)
-        sizes = torch.unique_consecutive(patients[order], return_counts=True)[1].tolist()
-        part: list[Tensor] = []
-        held = 0
-        for members in order.split(sizes):
-            if part and held + len(members) > MOST_AT_ONCE:
-                yield torch.cat(part)
-                part, held = [], 0
-            part.append(members)
-            held += len(members)
-        if part:
-            yield torch.cat(part)
-
-    def _add_patients(self, vector: Tensor, indices: Tensor, losses: Losses, patients: Tensor) -> Tensor:
-        """Add the clipped sum of each patient's gradients; a patient whose sum is not finite counts as 0."""
-        loss = self._losses_of(indices, losses)
-        loss.sum().backward()
-        present, whose = torch.unique(patients, return_inverse=True)
-        whose = to_device(whose, vector.device)
-        sums = torch.zeros(len(present), len(vector), device=vector.device)
-        for start, parameter in zip(self._starts(), self._parameters, strict=True):
-            found = vars(parameter).get("grad_sample")
-            if found is not None:
-                sums[:, start : start + parameter.numel()].index_add_(0, whose, found.flatten(1))
-        norms = sums.norm(dim=1)
-        finite = norms.isfinite()
-        factors = (self._clip_norm / norms.clamp(min=1e-12)).clamp(max=1.0)
-        vector += torch.where(finite[:, None], sums * factors[:, None], 0.0).sum(dim=0)
-        self._forget_gradients()
-        return loss.detach().sum()
-
-    def _starts(self) -> list[int]:
-        """Where each parameter begins in the flat gradient."""
-        return [0, *accumulate(parameter.numel() for parameter in self._parameters)][:-1]
-
-    def _finite_losses(self, indices: Tensor, losses: Losses) -> Tensor | None:
-        """The losses of the samples whose gradients are finite, after backward(); None where no sample is.
-
-        The others are left out of a second pass: what a factor of 0 makes of an infinite gradient is no 0.
-        """
-        while len(indices):
-            loss = self._losses_of(indices, losses)
-            loss.sum().backward()
-            finite = self._norms().isfinite().cpu()
-            if bool(finite.all()):
-                return loss
-            self._forget_gradients()
-            indices = indices[finite]
-        return None
-
-    def _masked_losses(self, indices: Tensor, losses: Losses) -> Tensor:
-        """The losses after backward(); a sample whose gradient is not finite has loss and gradient 0."""
-        loss = self._losses_of(indices, losses)
-        loss.sum().backward()
-        finite = self._norms().isfinite()
-        for parameter in self._parameters:
-            found = vars(parameter).get("grad_sample")
-            if found is not None:
-                chosen = finite.view(-1, *[1] * (found.ndim - 1))
-                vars(parameter)["grad_sample"] = torch.where(chosen, found, 0.0)
-        return torch.where(finite, loss.detach(), 0.0)
-
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
-            vars(parameter).update(grad_sample=None, summed_grad=None)
+            vars(parameter).update(grad_sample=None)
             parameter.grad = None
-
-    def _clipped_sum(self, loss: Tensor) -> Tensor:
-        """(P,), the sum of the clipped gradients after backward().
-
-        A parameter that the loss does not use gets 0.
-        """
-        gradients = self._direct_sums()
-        return torch.cat(
-            [
-                (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
-                for parameter, gradient in zip(self._parameters, gradients, strict=True)
-            ]
-        )
-
-    def _direct_sums(self) -> list[Tensor | None]:
-        from opacus.optimizers import DPOptimizer
-
-        used = [parameter for parameter in self._parameters if vars(parameter)["grad_sample"] is not None]
-        # Opacus keeps its clipping in an optimizer. This one clips; it never steps and adds no noise.
-        clipper = DPOptimizer(
-            torch.optim.SGD(used, lr=0.0),
-            noise_multiplier=0.0,
-            max_grad_norm=self._clip_norm,
-            expected_batch_size=None,
-            loss_reduction="sum",
-        )
-        clipper.clip_and_accumulate()
-        return [vars(parameter).get("summed_grad") for parameter in self._parameters]
 
 
 @contextmanager

@@ -76,8 +76,6 @@ class TrainRequest(Maskable, NeedsPrevious):
     """The global model: every floating tensor that travels."""
     method: Tensors | None = None
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
-    clip_norm: float | None = bounded(0, default=None)
-    """L2 norm to clip the update to in this round; with adaptive clipping alone."""
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object. `personal` names layers of which the site uses
     and trains its own values; they stay at the site and are not part of the update."""
@@ -102,8 +100,6 @@ class TrainReply(Stamp):
     """Mean loss of the last local epoch; absent under privacy."""
     steps: int = bounded(0, default=0)
     """Local optimiser steps; under privacy 0, or the public number of mode sample."""
-    within_clip_norm: bool | None = None
-    """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     metrics: str = at_most(LONGEST_METRICS, default="{}")
     """Numbers that the strategy asked for, a JSON object; none of them under privacy."""
     lends_digests: bool = True

@@ -159,8 +159,7 @@ class Rounds:
 
     def protect(self) -> None:
         """Begin the server's part of the privacy protection, if any, after the strategy is attached."""
-        privacy, state = self._experiment.privacy, self._position.progress.privacy
-        self.central = CentralPrivacy.of(privacy, self._strategy, state)
+        self.central = CentralPrivacy.of(self._experiment.privacy, self._strategy)
 
     def run(self) -> RoundOutcome:
         """Ask the connected sites for the next round, once, and aggregate their answers.
@@ -182,7 +181,6 @@ class Rounds:
         strategy = self._averaging if position.in_pretraining else self._strategy
         running = self._lead_running if position.in_pretraining else self._running
         central = self.central
-        norm = central.sent_clip_norm if central else None
         self._grid.begin_round(
             task=task,
             tasks=schedule.count,
@@ -202,17 +200,15 @@ class Rounds:
                 quorum=rounds.quorum,
                 progress=max(0, progress.round_in_task - lead) / schedule.rounds[task - 1],
                 previous=position.needed_previous(),
-                clip_norm=norm,
                 resting=frozenset(sites) - asked.keys(),
                 known=len(self._history.known_sites),
                 bounds=experiment.bounds,
                 running=running,
                 max_update_norm=central.max_update_norm if central else None,
-                observers=central.observers if central else (),
             ),
         )
         if central is not None:
-            central.finish_round(outcome, number)
+            central.finish_round(outcome)
         if experiment.privacy.enabled and charge:
             # a site whose disk failed may have charged its ledger before
             said_no = [site for site, reason in outcome.refused if not reason.startswith("state:")]
@@ -249,8 +245,7 @@ class Rounds:
         plain = kind.train_round == base.train_round and kind.requests == base.requests
         if self._experiment.secure is not None or not (plain or self._position.in_pretraining):
             return ""
-        position, norm = self._position, self.central.sent_clip_norm if self.central else None
-        return f"update {number} {content_sha256(position.model.arrays)} {norm}"
+        return f"update {number} {content_sha256(self._position.model.arrays)}"
 
     def wait_or_fail(self, outcome: RoundOutcome, *, passed_over: bool) -> None:
         """Wait, after an attempt that too few sites answered, for sites that may answer later.

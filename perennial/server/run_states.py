@@ -76,8 +76,6 @@ class Progress:
     inputs: PlainObject = field(default_factory=dict)
     """How data reach the model: shape, scale, constants and columns, as the run found them."""
     history: PlainObject = field(default_factory=dict)
-    privacy: PlainObject = field(default_factory=dict)
-    """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
     secret: str = ""
     """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
     passed: int = 0

@@ -75,7 +75,7 @@ def test_a_field_that_the_message_lacks_does_not_leave(tmp_path: Path) -> None:
         leave(hospital.site.identity, request(hospital), TrainReply, histogram=Public(3))
 
 
-@pytest.mark.parametrize("name", ["train_loss", "metrics", "within_clip_norm"])
+@pytest.mark.parametrize("name", ["train_loss", "metrics"])
 def test_a_field_that_speaks_of_data_is_not_called_public(name: str, tmp_path: Path) -> None:
     hospital = private(tmp_path)
     given: dict[str, Any] = {name: Public('{"mean": 0.25}')}
@@ -234,7 +234,7 @@ def test_a_refusal_tells_nothing_that_was_computed_from_the_data(
     def talkative(site: Any, *_: Any) -> None:
         raise PolicyRefusal(f"the mean is {float(site.data.x.float().mean())}")
 
-    monkeypatch.setattr(training_turn, "protected", talkative)
+    monkeypatch.setattr(training_turn, "protect", talkative)
     hospital = private(tmp_path)
     assert hospital.ask(request(hospital)) is None
     assert hospital.refusal == f"error: {AFTER_DATA}" and paid(hospital) == 1

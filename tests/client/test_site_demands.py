@@ -188,7 +188,13 @@ def test_segments_of_a_ring_turn_that_no_account_covers_are_refused(tmp_path: Pa
 def test_digests_have_the_protection_demanded(tmp_path: Path, kind: str) -> None:
     site = hospital(tmp_path / "public", demanding(kind), **READS_DIGESTS, digests=DIGESTS)
     refused(digest, site, PolicyRefusal, "labels in the clear")
-    hidden = hospital(tmp_path / "hidden", demanding(kind), **READS_DIGESTS, digests=DIGESTS | HIDDEN_LABELS)
+    asked: dict[str, Any] = READS_DIGESTS | {"digests": DIGESTS | HIDDEN_LABELS}
+    if kind == "sample":
+        refused(
+            digest, hospital(tmp_path / "shares", demanding(kind), **asked), PrivacyError, "test_fraction"
+        )
+        asked |= {"data": EXPERIMENT["data"] | {"test_fraction": 0, "validation_fraction": 0}}
+    hidden = hospital(tmp_path / "hidden", demanding(kind), **asked)
     if kind == "sample":
         assert digest(hidden).digests is not None
         assert Ledger(hidden.identity.state_dir).cost(1e-5).epsilon == pytest.approx(3.0)

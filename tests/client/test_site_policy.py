@@ -14,7 +14,7 @@ from perennial.client.identity import Identity
 from perennial.client.policy import check_evaluation, check_floor, check_update
 from perennial.client.release import leave, pay
 from perennial.client.site import Site
-from perennial.client.training_turn import protected
+from perennial.client.training_turn import protect
 from perennial.config import charges
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import SitePolicy, load_site_config
@@ -59,17 +59,17 @@ def site(folder: Path, privacy: dict[str, Any], policy: SitePolicy) -> Site:
     return Site(identity, without_data)
 
 
-def release(place: Site, number: int = 1, clip_norm: float | None = None, length: float = 3.0) -> Any:
-    request = TrainRequest(**STAMP, round=number, arrays=Tensors({}), clip_norm=clip_norm)
+def release(place: Site, number: int = 1, length: float = 3.0) -> Any:
+    request = TrainRequest(**STAMP, round=number, arrays=Tensors({}))
     update = torch.zeros(10)
     update[0] = length
     result = TrainingResult(update, loss=1.0, steps=7)
     mechanism = charges.update(place.experiment, request.run)
-    within = protected(place, request, mechanism, result)
+    protect(place, mechanism, result)
     leave(
         place.identity, request, TrainReply, update=Released(Tensors({}), mechanism), num_examples=Public(1)
     )
-    return within, update
+    return update
 
 
 def charge(place: Site, run: str, *, of_update: bool) -> None:
@@ -115,15 +115,8 @@ def test_counts_of_an_evaluation_do_not_leave_beside_protected_updates(tmp_path:
 
 
 def test_a_protected_update_is_noised_in_every_value(tmp_path: Path) -> None:
-    within, update = release(site(tmp_path, LOCAL, SitePolicy()))
-    assert within is None and torch.count_nonzero(update) == 10
-
-
-def test_a_message_cannot_set_the_clip_norm_of_its_own_accord(tmp_path: Path) -> None:
-    place = site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy())
-    with pytest.raises(PrivacyError, match=r"clip_norm: found 100\.0"):
-        release(place, clip_norm=100.0)
-    assert Ledger(place.identity.state_dir).entries() == ()
+    update = release(site(tmp_path, LOCAL, SitePolicy()))
+    assert torch.count_nonzero(update) == 10
 
 
 def test_the_lifetime_budget_holds_over_runs(tmp_path: Path) -> None:

@@ -33,8 +33,12 @@ EXPERIMENT = {
 RELU = nn.Sequential(nn.ReLU())
 
 
+def batches(*inputs: Tensor) -> list[tuple[Tensor, slice, slice]]:
+    return [(each, slice(None), slice(None)) for each in inputs]
+
+
 def vector(model: nn.Module, x: Tensor, plan: SparsityPlan) -> Tensor:
-    return plan.vector(zero_shares(model, x.split(3), plan.layers))
+    return plan.vector(zero_shares(model, batches(*x.split(3)), plan.layers))
 
 
 def test_silent_active_and_checkered_channels() -> None:
@@ -61,20 +65,20 @@ def test_calls_are_counted_and_not_modules() -> None:
             # the second operation overwrites what the hook has seen
             return self.relu(self.relu(x).sub_(1.0))
 
-    first, second = zero_shares(Twice(), [torch.tensor([[0.5, 2.0, -1.0]])], 2)
+    first, second = zero_shares(Twice(), batches(torch.tensor([[0.5, 2.0, -1.0]])), 2)
     assert first.tolist() == [0.0, 0.0, 1.0]
     assert second.tolist() == [1.0, 0.0, 1.0]
 
 
 def test_what_has_no_vector_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"layers: found 2.*calls 1 ReLU"):
-        zero_shares(RELU, [torch.ones(1, 2)], 2)
+        zero_shares(RELU, batches(torch.ones(1, 2)), 2)
     with pytest.raises(ConfigError, match="calls 0 ReLU"):
-        zero_shares(nn.Sequential(nn.GELU()), [torch.ones(1, 2)], 1)
+        zero_shares(nn.Sequential(nn.GELU()), batches(torch.ones(1, 2)), 1)
     with pytest.raises(DataError, match="without samples"):
-        zero_shares(RELU, [], 1)
+        zero_shares(RELU, batches(), 1)
     # whether a record makes it so must not show
-    assert zero_shares(RELU, [torch.tensor([[math.nan]])], 1)[0].tolist() == [0.0]
+    assert zero_shares(RELU, batches(torch.tensor([[math.nan]])), 1)[0].tolist() == [0.0]
     with pytest.raises(ConfigError, match="0 to 3 are allowed"):
         SparsityPlan((4,), 2).vector([torch.zeros(4), torch.zeros(6)])
     assert common_channels(network(), torch.zeros(1, 1, 8, 8), 2, "average") == 4

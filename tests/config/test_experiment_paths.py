@@ -9,6 +9,7 @@ import yaml
 
 from benchmarks.table import tables
 from perennial.config.experiment import load_experiment
+from perennial.config.run import find_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKS = ROOT.parent / "shared" / "data"
@@ -47,3 +48,16 @@ def test_every_pack_is_found_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
     for row in changed:
         data = row.load(1).data
         assert data is not None and Path(str(data.path)).is_file(), row
+
+
+def test_a_shipped_experiment_has_a_name_and_a_file_of_that_name_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()
+    assert load_experiment(find_experiment(Path("quickstart"))).name == "quickstart"
+    assert find_experiment(Path("quickstrt")) == Path("quickstrt")
+    assert find_experiment(Path("elsewhere/quickstart")) == Path("elsewhere/quickstart")
+    (tmp_path / "quickstart").rmdir()
+    (tmp_path / "quickstart").write_text("name: mine")
+    assert find_experiment(Path("quickstart")) == Path("quickstart")

@@ -134,7 +134,7 @@ def private(**more: Any) -> PrivacyConfig:
 
 @pytest.mark.parametrize("most", [4096, 2])
 def test_a_patient_s_summed_gradient_is_clipped(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr("perennial.privacy.sample_level.MOST_AT_ONCE", most)
+    monkeypatch.setattr("perennial.privacy.sample_level.BLOCK", most)
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.zero_()
@@ -143,7 +143,7 @@ def test_a_patient_s_summed_gradient_is_clipped(monkeypatch: pytest.MonkeyPatch,
     patients = torch.tensor([0, 1, 0, 2])
     config = private(noise_multiplier=0.0)
     with PrivateGradient(model, config, expected_batch=2.0, source=Noise()) as gradient:
-        gradient.compute(4, lambda rows: model(x[rows])[:, 0], patients)
+        gradient.compute(torch.arange(4), lambda rows: model(x[rows])[:, 0], patients)
     assert model.weight.grad is not None
     assert torch.allclose(model.weight.grad, torch.tensor([[(0.6 + 0.3) / 2, 0.8 / 2]]))
 

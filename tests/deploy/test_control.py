@@ -16,8 +16,7 @@ from flwr.proto.control_pb2 import (
 
 from perennial.config.site import SiteConfig
 from perennial.deploy import control
-from perennial.deploy.application import archive_of, stage_application
-from perennial.deploy.approval import approve, read_offer
+from perennial.deploy.application import approve, archive_of, read_offer, stage_application
 from perennial.deploy.certificates import make_node_key, public_line
 from perennial.deploy.control import fields, listed_runs
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder

@@ -13,11 +13,25 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from perennial.deploy import certificates
-from perennial.deploy.certificates import Issued, make_authority, make_server, read_validity, write_issued
+from perennial.deploy.certificates import (
+    Issued,
+    make_authority,
+    make_node_key,
+    make_server,
+    read_validity,
+    write_issued,
+)
 from perennial.deploy.federation import Federation, create_operator_folder
-from perennial.deploy.handshake import Unreachable, check_handshake, split_address
+from perennial.deploy.handshake import Unreachable, check_admission, split_address
 from perennial.foundation.errors import ConfigError, StateError
 from tests.deploy.connect_proxy import connect_proxy
+
+KEY = make_node_key()
+
+
+def check_handshake(address: str, authority: Path) -> None:
+    """As a site with some key, at something that lets all in."""
+    check_admission(address, authority, KEY)
 
 
 @contextmanager
@@ -37,7 +51,7 @@ def serving(folder: Path, issued: Issued) -> Iterator[str]:
             try:
                 with context.wrap_socket(connection, server_side=True) as talk:
                     talk.recv(4096)
-                    talk.sendall(b"HTTP/1.1 404 not found\r\ncontent-length: 0\r\n\r\n")
+                    talk.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfree")
             except OSError:
                 connection.close()
 
@@ -120,16 +134,12 @@ def test_a_change_of_authority_ends(tmp_path: Path) -> None:
     folder = create_operator_folder(tmp_path / "federation", federation, 30)
     trusted = folder.certificates / "ca.crt"
     stolen = Issued(folder.authority_certificate.read_bytes(), folder.authority_key.read_bytes())
-    server = Issued(
-        (folder.certificates / "server.pem").read_bytes(), (folder.certificates / "server.key").read_bytes()
-    )
-    assert folder.renew_server(30) == 0
-    folder.renew_authority()
-    folder.renew_authority()  # a second thought: sites need the one in use and the one to come
-    assert len(read_validity(trusted)) == 2
-    with serving(tmp_path, server) as address:
-        check_handshake(address, trusted)
-    assert folder.renew_server(30) == 1
+    folder.renew_server(30)
+    assert trusted.read_bytes() == stolen.certificate
+    with pytest.raises(ConfigError, match="days"):
+        folder.renew_server(0, new_authority=True)
+    assert folder.authority_certificate.read_bytes() == stolen.certificate, "nothing was changed"
+    folder.renew_server(30, new_authority=True)
     (present,) = read_validity(folder.authority_certificate)
     assert read_validity(trusted) == [present]
     false = make_server(stolen, ["localhost"], 30)

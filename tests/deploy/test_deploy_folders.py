@@ -14,21 +14,22 @@ from typer.testing import CliRunner
 from perennial.cli.main import app
 from perennial.config.site import Connection, SiteConfig, load_site_config
 from perennial.deploy import operations
-from perennial.deploy.application import read_application, stage_application
-from perennial.deploy.approval import (
+from perennial.deploy.application import (
     approve,
     approved_apps,
     disapprove,
     prepare_apps,
+    read_application,
     read_offer,
     require_hash,
     require_read_only,
+    stage_application,
 )
 from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
 from perennial.deploy.certificates import make_node_key, public_line, read_node_key, write_node_key
+from perennial.deploy.control import FlowerRun, RunBook
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.processes import require_flower
-from perennial.deploy.run_book import FlowerRun
 from perennial.deploy.supernode import (
     NOT_UNPACKED,
     port_in_words,
@@ -224,11 +225,16 @@ def test_the_log_of_a_run_that_has_not_started_is_not_waited_for(
 ) -> None:
     runs = {run: FlowerRun(status) for run, status in (("7", "pending"), ("8", "running"), ("9", "starting"))}
     monkeypatch.setattr(operations.control, "list_runs", lambda folder: runs)
-    with pytest.raises(StateError, match="run 'trial': pending .*SuperExec"):
-        operations.require_started(operator, "trial", "7")
+    monkeypatch.setattr(operations, "read_application", lambda *_: None)
+    book = RunBook(operator.apps)
+    for name, run in (("waits", "7"), ("runs", "8"), ("begins", "9")):
+        book.note(name, run, bundle="a" * 64)
+    with pytest.raises(StateError, match="run 'waits': pending .*SuperExec"):
+        operations.last_run(operator, "waits", logs=True)
     with pytest.raises(StateError, match="starting"):
-        operations.require_started(operator, "trial", "9")
-    operations.require_started(operator, "trial", "8")
+        operations.last_run(operator, "begins", logs=True)
+    assert operations.last_run(operator, "runs", logs=True) == "8"
+    assert operations.last_run(operator, "waits") == "7"
 
 
 def test_a_changed_port_reaches_compose_by_the_next_command_and_settings_stay(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from perennial.deploy import operations
 from perennial.deploy.application import Application
+from perennial.deploy.control import FlowerRun, RunBook
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
 from perennial.deploy.operations import resume, stop, submit
-from perennial.deploy.run_book import FlowerRun, RunBook
 from perennial.foundation.errors import StateError
 
 NAME, BUNDLE = "trial", "a" * 64
@@ -94,7 +94,7 @@ def test_a_run_of_nobody_is_unknown_and_can_be_stopped(operator: OperatorFolder,
 def test_two_names_of_one_app_are_told_apart_by_the_name_that_flower_keeps(operator: OperatorFolder) -> None:
     book = RunBook(operator.apps)
     for name in ("first", "second"):
-        book.intend(name, BUNDLE)
+        book.note(name, bundle=BUNDLE)
     owners = book.owners(
         {"8": FlowerRun("running", BUNDLE, "second"), "9": FlowerRun("running", BUNDLE, "x")}
     )

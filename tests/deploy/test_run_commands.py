@@ -10,9 +10,9 @@ import pytest
 from perennial.cli.main import refuse_former
 from perennial.deploy import operations
 from perennial.deploy.application import Application
+from perennial.deploy.control import FlowerRun
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
 from perennial.deploy.operations import pause, resume, stop, submit
-from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.server.control import read_request, write_request
 from perennial.server.withdrawal import withdraw

@@ -37,7 +37,7 @@ def said(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"sites": {}}', '{"sites": 3, "certificate_ends": 1}', "{" * 9999]
+    "content", ["", "[]", '{"sites": {}}', '{"sites": 3, "certificate_ends": 1}', "{" * 9999, "[" * 9999]
 )
 def test_a_damaged_status_says_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / STATUS).write_text(content)
@@ -85,7 +85,7 @@ def test_a_running_run_names_a_site_that_fell_silent_and_a_dead_superlink(tmp_pa
     [(-0.1, "critical", "has expired"), (1.5, "warning", "expires within 30 days."), (31.0, "", "")],
 )
 def test_the_end_of_the_certificate_is_told_in_time(days: float, grade: str, words: str) -> None:
-    status = SuperLinkStatus(0.0, time.time() + days * 86_400, {})
+    status = SuperLinkStatus(silent_for=0.0, certificate_ends=time.time() + days * 86_400)
     found = list(of_superlink(status))
     assert [fault.grade for fault in found] == [grade] * bool(grade)
     assert all(words in fault.said and "perennial deploy rotate" in fault.turn for fault in found)

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from perennial.deploy import control
+from perennial.deploy.control import FlowerRun
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.run_book import FlowerRun
 from tests.loopback import LOOPBACK, ROOT, QuickDeployment, digit_folders
 
 SITES = ["graz", "linz", "wels"]

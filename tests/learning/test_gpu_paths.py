@@ -195,9 +195,9 @@ def private_update(monkeypatch: pytest.MonkeyPatch, looks: bool) -> Tensor:
             super().__init__(*arguments, **options)
             self._looks = looks
 
-        def compute(self, batch: int, losses: Any, patients: Tensor | None = None) -> Tensor:
+        def compute(self, places: Tensor, losses: Any, patients: Tensor | None = None) -> Tensor:
             with no_look() if not looks else nothing():
-                return super().compute(batch, losses, patients)
+                return super().compute(places, losses, patients)
 
     monkeypatch.setattr(private_training, "PrivateGradient", Chosen)
     model = small()

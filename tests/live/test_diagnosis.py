@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from perennial.cli import deployment_status
 from perennial.cli.main import app
 from perennial.config.site import SitePolicy
+from perennial.deploy.control import FlowerRun
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
-from perennial.deploy.run_book import FlowerRun
 from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
 from perennial.live.diagnosis import of_run

@@ -13,7 +13,7 @@ from perennial.client.activity import noted
 from perennial.client.consent import pause, read_consent, require_consent, resume, withdraw
 from perennial.config.site import load_site_config
 from perennial.config.site_edit import stop_answering
-from perennial.deploy.certificates import make_authority
+from perennial.deploy.certificates import make_authority, make_node_key, write_node_key
 from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError
 from perennial.foundation.heartbeat import beating, renew
@@ -101,6 +101,7 @@ def test_connected_means_that_the_superlink_answers_the_supernode(site: Path) ->
     site.write_text(site.read_text() + unused)
     authority = make_authority("test")
     (site.parent / "ca.crt").write_bytes(authority.certificate)
+    write_node_key(make_node_key(), site.parent / "node.key")
     with pages(site) as address:
 
         def page() -> str:

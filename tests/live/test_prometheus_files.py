@@ -27,7 +27,9 @@ def exported(tmp_path: Path) -> set[str]:
         run.end_round(1, ["graz"], accuracy=0.5, refused=[{"site": "linz", "reason": "no"}])
         state = RunState(run.folder)
         state.read()
-        superlink = metrics_of_superlink(SuperLinkStatus(0.0, 1.0, {"graz": None}))
+        superlink = metrics_of_superlink(
+            SuperLinkStatus(silent_for=0.0, certificate_ends=1.0, sites={"graz": None})
+        )
         runs = metrics_of_runs([state], {"trial": {"graz": 1.0}})
         of_operator = write_metrics([Fault("superlink")], [*superlink, *runs]).decode()
     site = tmp_path / "site.yaml"

@@ -193,7 +193,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise made.obstacle
 
         # real SuperLinks answer in tests/deploy
-        monkeypatch.setattr(site_state, "check_handshake", check)
         monkeypatch.setattr(site_state, "check_admission", check)
         monkeypatch.setattr(site_state, "read_node_key", lambda path: None)
         yield made

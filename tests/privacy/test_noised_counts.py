@@ -381,10 +381,10 @@ def test_secure_sums_with_a_trusted_server_are_read_without_a_traceback(tmp_path
     """The check of secure and client_central named a key that there is not."""
     path = tmp_path / "e.yaml"
     central = {"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": 1.0}
-    adaptive = central | {"adaptive_clipping": {}}
+    bayesian = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "bayesian": True}
     content = SMALL | {"secure": {"least": 3}, "evaluation": {"federated": False}}
     path.write_text(yaml.safe_dump(content | {"privacy": central}))
     load_experiment(path)
-    path.write_text(yaml.safe_dump(content | {"privacy": adaptive}))
-    with pytest.raises(ConfigError, match="adaptive_clipping or bayesian, which read single replies"):
+    path.write_text(yaml.safe_dump(content | {"privacy": bayesian}))
+    with pytest.raises(ConfigError, match="bayesian, which reads single replies"):
         load_experiment(path)

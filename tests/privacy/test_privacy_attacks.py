@@ -14,7 +14,6 @@ from perennial.privacy.attacks import (
     invert_gradient,
     likelihood_ratio,
     loss_threshold,
-    reconstruct_digest,
     strength,
     structural_similarity,
 )
@@ -109,31 +108,6 @@ class TestGradientInversion:
         generator = torch.Generator().manual_seed(victim)
         inversion = invert_gradient(model, gradient, (1, 8, 8), generator, steps=150)
         return structural_similarity(inversion.images, x).item(), bool((inversion.labels == y).all())
-
-
-class TestDigestReconstruction:
-    encoder = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3, stride=2, padding=1), nn.ReLU()
-    )
-
-    def attack(self, images: Tensor, noise: float) -> float:
-        generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():
-            for parameter in self.encoder.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-            digest = self.encoder(images).mean(dim=0)
-            digest += noise * torch.randn(digest.shape, generator=generator)
-        weights = torch.full((len(images),), 1 / len(images))
-        found = reconstruct_digest(self.encoder, digest, (1, 8, 8), weights, generator, steps=300)
-        return structural_similarity(found, images).mean().item()
-
-    def test_an_unmixed_digest_gives_the_image_back(self, digits: tuple[Tensor, Tensor]) -> None:
-        clear = self.attack(digits[0][:1], noise=0.0)
-        assert clear > 0.6
-        assert self.attack(digits[0][:1], noise=3.0) < clear - 0.3
-
-    def test_a_mixture_hides_its_members(self, digits: tuple[Tensor, Tensor]) -> None:
-        assert self.attack(digits[0][:4], noise=0.0) < self.attack(digits[0][:1], noise=0.0) - 0.2
 
 
 class TestMembership:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
-from perennial.privacy.clipping import AdaptiveClipping, clip, clip_tensors
-from perennial.privacy.config import AdaptiveClippingConfig
+from perennial.privacy.clipping import clip, clip_tensors
 from perennial.privacy.noise import Noise
 from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
 from tests.seeded_noise import SeededNoise
@@ -116,29 +115,3 @@ def test_effective_multiplier_of_each_mode() -> None:
     assert effective_multiplier("sample", 3.0) == 3.0
     with pytest.raises(PrivacyError):
         effective_multiplier("none", 3.0)
-
-
-class TestAdaptiveClipping:
-    def clipping(self, noise: float = 1.0, clip_norm: float = 0.1) -> AdaptiveClipping:
-        return AdaptiveClipping(AdaptiveClippingConfig(quantile=0.5), noise, clip_norm=clip_norm)
-
-    def test_sum_and_count_together_cost_the_stated_multiplier(self) -> None:
-        """Two Gaussians composed: 1 / z^2 adds up, the count having sensitivity 1/2."""
-        adaptive = self.clipping()
-        count_multiplier = adaptive.count_noise_multiplier / 0.5
-        assert adaptive.update_noise_multiplier**-2 + count_multiplier**-2 == pytest.approx(1.0)
-        assert 1.0 < adaptive.update_noise_multiplier < 1.04
-
-    @pytest.mark.parametrize("start", [0.01, 100.0])
-    def test_norm_reaches_the_median(self, start: float) -> None:
-        adaptive = self.clipping(clip_norm=start)
-        sizes = torch.linspace(1.0, 3.0, 200)
-        source = SeededNoise(stream(2, "dp-noise"))
-        for _ in range(150):
-            adaptive.step(int((sizes <= adaptive.clip_norm).sum()), len(sizes), source)
-        assert adaptive.clip_norm == pytest.approx(2.0, rel=0.15)
-
-    def test_step_by_hand(self) -> None:
-        """15 of 20 below the norm, quantile 0.5, no noise to speak of: C <- C exp(-0.2 * 0.25)."""
-        adaptive = self.clipping(noise=1e-9, clip_norm=2.0)
-        assert adaptive.step(15, 20, Noise()) == pytest.approx(2.0 * math.exp(-0.05))

@@ -59,11 +59,13 @@ def by_definition(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float, expe
 @pytest.mark.parametrize("most", [4096, 5, 1])
 @pytest.mark.parametrize("clip_norm", [0.5, 1e6])
 def test_gradient_equals_the_definition(monkeypatch: pytest.MonkeyPatch, most: int, clip_norm: float) -> None:
-    monkeypatch.setattr(sample_level, "MOST_AT_ONCE", most)
+    monkeypatch.setattr(sample_level, "BLOCK", most)
     model, (x, y) = network(), samples(12)
     privacy = config(clip_norm=clip_norm)
     with PrivateGradient(model, privacy, 10.0, Noise()) as private:
-        loss = private.compute(12, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+        loss = private.compute(
+            torch.arange(12), lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none")
+        )
     assert loss == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
     assert torch.allclose(flat(model), by_definition(model, x, y, clip_norm, 10.0), rtol=1e-4, atol=1e-6)
 
@@ -74,7 +76,9 @@ def test_one_sample_moves_the_sum_by_at_most_the_clip_norm() -> None:
     with PrivateGradient(model, config(clip_norm=0.3), 1.0, Noise()) as private:
         sums = []
         for count in (5, 6):
-            private.compute(count, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+            private.compute(
+                torch.arange(count), lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none")
+            )
             sums.append(flat(model).clone())
     assert (sums[1] - sums[0]).norm().item() <= 0.3 * (1 + 1e-5)
 
@@ -86,7 +90,7 @@ def test_one_sample_moves_the_sum_by_at_most_the_clip_norm() -> None:
 def test_a_sample_without_a_finite_gradient_counts_as_zero(
     monkeypatch: pytest.MonkeyPatch, most: int, scale: float
 ) -> None:
-    monkeypatch.setattr(sample_level, "MOST_AT_ONCE", most)
+    monkeypatch.setattr(sample_level, "BLOCK", most)
     (x, y), model = samples(6), network()
     with torch.no_grad():
         model[4].weight.mul_(1e3)  # pyright: ignore[reportOperatorIssue, reportCallIssue, reportArgumentType]
@@ -98,15 +102,15 @@ def test_a_sample_without_a_finite_gradient_counts_as_zero(
         return F.cross_entropy(model(x[indices]), y[indices], reduction="none")
 
     with PrivateGradient(model, privacy, 1.0, Noise()) as private:
-        norms = private.clipped_norms(6, losses)
-        private.compute(6, losses)
+        norms = private.clipped_norms(torch.arange(6), losses)
+        private.compute(torch.arange(6), losses)
         with_it = flat(model).clone()
-        private.compute(5, lambda indices: losses(torch.tensor(others)[indices]))
+        private.compute(torch.arange(5), lambda rows: losses(torch.tensor(others)[rows]))
     assert norms[3] == 0 and (norms[others] > 0).all()
     assert with_it.isfinite().all()
     assert torch.allclose(with_it, flat(model), rtol=1e-4, atol=1e-6)
     with PrivateGradient(model, privacy, 1.0, Noise()) as private:
-        private.compute(1, lambda _: losses(torch.tensor([3])))
+        private.compute(torch.arange(1), lambda rows: losses(torch.full_like(rows, 3)))
     assert not flat(model).any()
 
 
@@ -114,11 +118,13 @@ def test_noise_is_added_once_however_the_batch_is_split(monkeypatch: pytest.Monk
     x, y = samples(16)
     gradients = []
     for most in (4096, 3):
-        monkeypatch.setattr(sample_level, "MOST_AT_ONCE", most)
+        monkeypatch.setattr(sample_level, "BLOCK", most)
         model = network()
         source = SeededNoise(stream(1, "dp-noise"))
         with PrivateGradient(model, config(noise_multiplier=2.0), 16.0, source) as private:
-            private.compute(16, lambda rows, m=model: F.cross_entropy(m(x[rows]), y[rows], reduction="none"))
+            private.compute(
+                torch.arange(16), lambda rows, m=model: F.cross_entropy(m(x[rows]), y[rows], reduction="none")
+            )
         gradients.append(flat(model))
     assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
 
@@ -127,7 +133,7 @@ def test_an_empty_batch_is_noise_of_the_stated_size() -> None:
     model = network()
     privacy = config(noise_multiplier=3.0, clip_norm=0.5)
     with PrivateGradient(model, privacy, 8.0, Noise()) as private:
-        loss = private.compute(0, lambda rows: torch.empty(0))
+        loss = private.compute(torch.arange(0), lambda rows: torch.empty(0))
     assert math.isnan(loss)
     assert flat(model).std().item() == pytest.approx(3.0 * 0.5 / 8, rel=0.05)
 
@@ -150,7 +156,9 @@ def test_unused_and_frozen_parameters() -> None:
     x, y = torch.rand(5, 4, generator=torch.Generator().manual_seed(2)), torch.tensor([0, 1, 2, 0, 1])
     with PrivateGradient(model, config(), 5.0, Noise()) as private:
         for _ in range(2):
-            private.compute(5, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+            private.compute(
+                torch.arange(5), lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none")
+            )
     assert model.used.weight.grad is not None
     assert model.used.weight.grad.abs().sum() > 0
     assert model.unused.weight.grad is not None
@@ -162,7 +170,9 @@ def test_nothing_of_opacus_stays_on_the_model() -> None:
     model, (x, y) = network(), samples(3)
     keys = list(model.state_dict())
     with PrivateGradient(model, config(), 3.0, Noise()) as private:
-        private.compute(3, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+        private.compute(
+            torch.arange(3), lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none")
+        )
     assert list(model.state_dict()) == keys
     assert all(not vars(parameter) for parameter in model.parameters())
     assert all(not module._forward_hooks and not module._backward_hooks for module in model.modules())
@@ -186,10 +196,12 @@ def test_wrong_uses_are_refused() -> None:
         PrivateGradient(model, config(), 0.0, Noise())
     with PrivateGradient(model, config(), 4.0, Noise()) as private:
         with pytest.raises(PrivacyError, match="one loss for each sample"):
-            private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows]))
+            private.compute(torch.arange(4), lambda rows: F.cross_entropy(model(x[rows]), y[rows]))
         model.eval()
         with pytest.raises(PrivacyError, match="evaluation mode"):
-            private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+            private.compute(
+                torch.arange(4), lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none")
+            )
 
 
 def test_poisson_batches_draw_each_sample_on_its_own() -> None:

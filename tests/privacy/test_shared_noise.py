@@ -188,10 +188,6 @@ def test_run_is_client_central_s_once_both_have_the_same_noise(
         ({"secure": {"least": 3}}, "needs `secure` with a quorum"),
         ({"privacy": SMALL["privacy"] | {"accountant": "prv"}}, "allowed 'rdp'"),
         (
-            {"privacy": SMALL["privacy"] | {"adaptive_clipping": {"quantile": 0.5}}},
-            "needs mode client_central",
-        ),
-        (
             {
                 "secure": {"least": 3, "quorum": 4, "masks": False},
                 "privacy": SMALL["privacy"],

@@ -23,8 +23,7 @@ import yaml
 from perennial.config.document import DOCUMENT, document_digest
 from perennial.config.experiment import load_experiment
 from perennial.config.site import SiteConfig
-from perennial.deploy.application import DATE, LARGEST, MANIFEST, PROJECT, VERSION, project_file
-from perennial.deploy.approval import read_offer
+from perennial.deploy.application import DATE, LARGEST, MANIFEST, PROJECT, VERSION, project_file, read_offer
 from perennial.deploy.bundle import open_bundle
 from perennial.deploy.review import offer_in_words
 from perennial.foundation.errors import PerennialError

@@ -17,7 +17,7 @@ from perennial.config.approval import read_approvals
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy, load_site_config
-from perennial.deploy.approval import Offer
+from perennial.deploy.application import Offer
 from perennial.deploy.review import asked_in_words, offer_in_words
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.foundation.errors import PolicyRefusal

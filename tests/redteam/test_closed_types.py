@@ -25,7 +25,7 @@ from typing_extensions import TypeAliasType, is_typeddict
 import perennial
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig
-from perennial.deploy.approval import Offer
+from perennial.deploy.application import Offer
 from perennial.deploy.federation import Federation, SiteRecord
 from perennial.foundation.plain import Plain
 from perennial.models import saved

@@ -4,7 +4,8 @@ Each attack was run against a site of its own table; the pairs of tables differ 
 """
 
 import csv
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from perennial.client import site as site_module
 from perennial.client.app import HANDLERS
 from perennial.client.plan import FREE, Plan, is_number
 from perennial.client.release import AFTER_DATA
-from perennial.foundation.errors import PolicyRefusal
+from perennial.config.strategies import ASKS
+from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.accountants import gaussian_multiplier
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import (
+    DigestRequest,
     EvaluateReply,
     EvaluateRequest,
     FinishTaskRequest,
@@ -29,6 +33,8 @@ from perennial.protocol.messages import (
 )
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
+from perennial.strategies.corrected import CorrectionOrder
+from perennial.strategies.serial_ring.site import Turn
 from tests.redteam.attacked_hospital import Hospital
 
 COLUMNS = {"age": "numeric", "pressure": "numeric"}
@@ -53,6 +59,7 @@ CLUSTERS = {
     "layers": 4,
 }
 DEEP = {"name": "mlp", "hidden": [8, 8, 8, 8], "norm": "none"}
+ANSWERS = ("train", "sparsity", "statistics", "evaluate")
 TARGET = [["11.5", "11.5", "ill"]]
 
 
@@ -69,14 +76,21 @@ def rows(count: int, label: str = "") -> list[list[str]]:
     ]
 
 
-def hospital(folder: Path, table: list[list[str]], demanded: str = "sample", **changes: Any) -> Hospital:
+def hospital(
+    folder: Path,
+    table: list[list[str]],
+    demanded: str = "sample",
+    floor: int | None = None,
+    answers: Sequence[str] = ANSWERS,
+    **changes: Any,
+) -> Hospital:
     folder.mkdir(parents=True)
     with (folder / "visits.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[*COLUMNS, "label"], *table])
     site_module._processes.clear()  # pyright: ignore[reportPrivateUsage]
-    policy = {"answers": ["train", "sparsity", "statistics", "evaluate"], "require_privacy": demanded}
+    policy: dict[str, Any] = {"answers": [*answers], "require_privacy": demanded}
     # a floor of noised counts is met or not by chance
-    policy |= {"max_epsilon": 40.0, "min_samples": 1 if "evaluation" in changes else 20}
+    policy |= {"max_epsilon": 40.0, "min_samples": floor or (1 if "evaluation" in changes else 20)}
     own = {"source": "csv", "path": str(folder / "visits.csv")}
     usual = {"data": DATA, "tasks": {"count": 1, "rounds": 2}, "evaluation": {"federated": False}}
     return Hospital(folder, policy, own, **{"model": DEEP, "privacy": SAMPLE} | usual | changes)
@@ -189,6 +203,28 @@ def test_one_record_decides_neither_reply_nor_text_nor_charge(
     assert found[0][0] != "NoneType", found[0][1]
 
 
+def test_a_replaced_record_moves_digests_by_its_own_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perennial.privacy.digests.add_noise", lambda *_: None)
+    monkeypatch.setattr("perennial.privacy.digests.randomised_labels", lambda labels, *_: labels)
+    mixed = {"per_digest": 4, "protection": "gauss", "epsilon": 1.0, "norm": 1.0, "label_epsilon": 1.0}
+    strategy: dict[str, Any] = {"strategy": {"name": "digest_synthesis"}, "digests": mixed}
+    strategy["model"] = {"name": "mlp", "hidden": [4], "norm": "none"}
+    known, found = rows(80), []
+    for place, first in enumerate(([], ["11.5", "1.0", known[0][2]], ["-3.0", "7.0", known[0][2]])):
+        table = [first or known[0], *known[1:]]
+        site = hospital(tmp_path / str(place), table, answers=["digest"], **strategy)
+        ours = encoder_hash(FeatureEncoder(site.site.data.input_shape, site.experiment.seed))
+        reply: Any = site.ask(DigestRequest(**stamp(site), encoder=ours))
+        assert reply is not None, site.refusal
+        found.append(reply.digests)
+    for other in found[1:]:
+        moved = (found[0]["features"].double() - other["features"].double()).norm()
+        assert 0 < moved <= 2**0.5 / 4 + 1e-6
+        assert torch.equal(found[0]["labels"], other["labels"])
+
+
 def test_a_zero_head_is_answered_and_a_failing_own_head_stays_here(tmp_path: Path) -> None:
     place = hospital(tmp_path / "both", rows(160), **SUMS)
     assert isinstance(place.ask(evaluation(place)), EvaluateReply), place.refusal
@@ -238,3 +274,32 @@ def test_a_request_changes_no_number_of_the_approved_experiment(
     assert is_number([None, 7]) and not is_number(True)
     with pytest.raises(PolicyRefusal, match=name):
         plan.check(bare)
+
+
+IN_SETTINGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "turn": (Turn, "serial_ring", {"sweep": 1, "segments": 4}),
+    "correction": (CorrectionOrder, "scaffold", {"name": "scaffold", "folded": 0}),
+    "personal": (None, "fedper", {}),
+}
+"""By the first part of a key: its type, a strategy that orders by it, and an order. Names have no number."""
+
+
+@pytest.mark.parametrize("key", sorted({key for asks in ASKS.values() for key in asks.setting_keys}))
+def test_neither_do_the_numbers_of_an_order(tmp_path: Path, key: str) -> None:
+    kind, name, order = IN_SETTINGS[key]
+    plain: dict[str, Any] = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "schedule": "constant"}
+    changes: dict[str, Any] = {"privacy": LOCAL, "learner": {"preset": "none", "optimizer": plain}}
+    place = hospital(tmp_path / key, rows(30), strategy={"name": name}, **changes)
+    plan = Plan(place.experiment, place.site.process.registry)
+
+    def asked(**numbers: int) -> TrainRequest:
+        settings = json.dumps({key: order | numbers})
+        return TrainRequest(**stamp(place), arrays=Tensors(place.arrays()), settings=settings)
+
+    numbers = [] if kind is None else [n for n, f in kind.model_fields.items() if f.annotation is int]
+    assert bool(numbers) == (kind is not None)
+    for number in numbers:
+        assert plan.check(asked()) == "train"
+        for wrong in (-1, 7, 10**9):
+            with pytest.raises((PolicyRefusal, ProtocolError), match=rf"settings\.{key}"):
+                plan.check(asked(**{number: wrong}))

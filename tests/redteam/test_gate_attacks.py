@@ -305,7 +305,6 @@ def test_figures_that_a_strategy_weighs_by(strategy: Any, lie: Any) -> None:
         ("train_loss", "0.1"),
         ("steps", -1),
         ("steps", 1.0),
-        ("within_clip_norm", 1),
         ("metrics", 5),
         ("run", "0" * 15),
     ],

@@ -32,6 +32,8 @@ from perennial.deploy.handshake import (
 )
 from perennial.foundation.errors import StateError
 
+NODE = str(2**64 - 7)
+"""Flower's number of graz."""
 NAMES = ("graz", "linz", "wels")
 ALLOWED = {path.decode() for path in FLEET}
 OTHERS = (
@@ -103,7 +105,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     keys = {name: make_node_key() for name in (*NAMES, "stranger")}
     for name in NAMES:
         folder.add_site(name, public_line(keys[name]))
-    folder.write_site("graz", SiteRecord(state="registered", node=str(2**64 - 7)))
+    folder.write_site("graz", SiteRecord(state="registered", node=NODE))
     folder.write_site("linz", SiteRecord(state="revoked", node="2"))
     world = World(folder, keys)
     client = httpx.AsyncClient(
@@ -275,10 +277,10 @@ def test_a_killed_supernode_makes_room_for_the_next_and_a_live_one_does_not(worl
     assert world.post("/admission").text == "connected"
     again = world.post("/v1/fleet/activate-node")
     assert again.status_code == 409 and again.text.strip() == CONNECTED
-    world.gateway.seen["graz"].last -= 60
+    world.gateway.seen[NODE].last -= 60
     world.answers += [Response(b"connected", 409), Response(b""), Response(b"node 8")]
     assert world.post("/v1/fleet/activate-node").content == b"node 8"
-    gone = ("POST", "/v1/fleet/deactivate-node", DeactivateNodeRequest(node_id=2**64 - 7).SerializeToString())
+    gone = ("POST", "/v1/fleet/deactivate-node", DeactivateNodeRequest(node_id=int(NODE)).SerializeToString())
     assert gone in world.reached
 
 
@@ -287,9 +289,22 @@ def test_who_is_connected_is_what_was_seen(world: World) -> None:
     world.post("/v1/fleet/send-node-heartbeat")
     status = asyncio.run(world.gateway.status())
     assert status["sites"] == {"graz": None} and status["others"] == {"linz": "revoked", "wels": "added"}
-    world.gateway.seen["graz"].last -= 60
+    world.gateway.seen[NODE].last -= 60
     assert asyncio.run(world.gateway.status())["sites"]["graz"] == pytest.approx(time.time() - 60, abs=5)
     json.dumps(status)
+
+
+def test_a_new_key_does_not_wait_for_the_requests_of_the_revoked_one(world: World) -> None:
+    folder, keys = world.folder, world.keys
+    folder.write_site("wels", SiteRecord(state="registered", node="11"))
+    world.post("/v1/fleet/send-node-heartbeat", "wels")
+    assert world.post("/admission", "wels").text == "connected"
+    folder.write_site("wels", SiteRecord(state="revoked", node="11"))
+    assert world.post("/admission", "wels").text.strip() == REVOKED
+    keys["wels"] = make_node_key()
+    folder.add_site("wels", public_line(keys["wels"]))
+    folder.write_site("wels", SiteRecord(state="registered", node="12"))
+    assert world.post("/admission", "wels").text == "free"
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import yaml
 
 from perennial.config.approval import read_approvals
 from perennial.config.site import SiteConfig
-from perennial.deploy.application import stage_application
-from perennial.deploy.approval import approve, read_offer
+from perennial.deploy.application import approve, read_offer, stage_application
 from perennial.deploy.review import asked_in_words
 from perennial.foundation.errors import ConfigError
 from tests.redteam import malicious_apps as corpus

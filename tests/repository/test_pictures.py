@@ -26,6 +26,5 @@ def test_without_a_browser_the_program_says_so_and_changes_nothing(
 
 
 def test_each_picture_of_a_page_has_a_program() -> None:
-    """What is no page is drawn by the program of its method's page."""
     found = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.png")}
-    assert found == {"report.png", "methods/feddig_preview.png"}
+    assert found == {"report.png"}

@@ -155,6 +155,7 @@ def test_a_plug_in_package_is_installed_and_used_by_name(
     refused = fresh.python(fresh.binaries / "perennial", "check", "median.yaml", fails=True)
     assert f"pass --plugins {MODULE};" in refused
     named = ("--plugins", MODULE)
+    assert "ok" in fresh.python(fresh.binaries / "perennial", "check", "quickstart")
     assert "ok" in fresh.python(fresh.binaries / "perennial", "check", "median.yaml", *named)
     fresh.python(fresh.binaries / "perennial", "run", "median.yaml", *named)
     stored = yaml.safe_load((fresh.folder / "runs" / "median" / "experiment.yaml").read_text())

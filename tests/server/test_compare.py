@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from perennial.foundation.errors import StateError
-from perennial.server.report.compare import compare
-from tests.run_folders import Page, write_run
+from perennial.server.report.comparison import compare
+from tests.run_folders import write_run
 
 
 def seeds(folder: Path, name: str, finals: dict[int, float], yaml: str = "name: x\n") -> list[Path]:
@@ -28,7 +28,7 @@ def test_a_comparison_gives_means_sample_deviations_and_paired_differences(tmp_p
     ours = seeds(tmp_path, "ours", {1: 0.8, 2: 0.9, 3: 0.7})
     replay = seeds(tmp_path, "replay", {1: 0.7, 2: 0.9, 4: 0.1})
     once = seeds(tmp_path, "once", {9: 0.2})
-    comparison = compare([*once, *replay, *ours], tmp_path)
+    comparison = compare([*once, *replay, *ours])
     assert [row.experiment for row in comparison.rows] == ["ours", "replay", "once"]
     ours_row, _, once_row = comparison.rows
     # mean 0.8, squared deviations 0 + 0.01 + 0.01, divided by 2
@@ -38,7 +38,6 @@ def test_a_comparison_gives_means_sample_deviations_and_paired_differences(tmp_p
     final = [d for d in comparison.differences if d.measure == "final accuracy"]
     assert [(d.better, d.worse, d.wins, d.seeds) for d in final] == [("ours", "replay", 1, 2)]
     assert final[0].mean == pytest.approx(0.05)
-    assert str(ours_row.over_tasks[2]) == "80.0 ± 10.0"
 
 
 def test_classes_of_very_different_size_are_compared_by_balanced_accuracy_first(tmp_path: Path) -> None:
@@ -52,18 +51,17 @@ def test_classes_of_very_different_size_are_compared_by_balanced_accuracy_first(
         balanced_accuracy=[0.9, 0.6, 0.5],
         unbalanced=True,
     )
-    comparison = compare([many, fair], tmp_path)
+    comparison = compare([many, fair])
     assert [row.experiment for row in comparison.rows] == ["fair", "many"]
     columns, cells = comparison.cells()
     assert columns[2:4] == ["final balanced accuracy", "final accuracy"]
     assert cells[0][2:4] == ["50.0", "60.0"]
-    assert "Best final balanced accuracy: fair, 50.0 %" in Page(comparison.page).text
 
 
 def test_runs_of_one_name_with_other_settings_are_rows_of_their_own(tmp_path: Path) -> None:
     one = seeds(tmp_path / "one", "small", {1: 0.5, 2: 0.6}, "learner: {epochs: 1, memory: null}\n")
     two = seeds(tmp_path / "two", "small", {1: 0.8, 2: 0.7}, "learner: {epochs: 2, memory: null}\n")
-    comparison = compare([*one, *two], tmp_path)
+    comparison = compare([*one, *two])
     assert [(row.experiment, sorted(row.runs)) for row in comparison.rows] == [
         ("small (learner.epochs=2)", [1, 2]),
         ("small (learner.epochs=1)", [1, 2]),
@@ -74,7 +72,7 @@ def test_the_same_seed_twice_with_other_results_is_refused(tmp_path: Path) -> No
     (first,) = seeds(tmp_path / "one", "small", {1: 0.5})
     (again,) = seeds(tmp_path / "two", "small", {1: 0.6})
     with pytest.raises(StateError, match=r"two.*seed 1 is also in .*one"):
-        compare([first, again], tmp_path)
+        compare([first, again])
 
 
 def test_nothing_is_claimed_of_runs_that_were_measured_on_other_samples(tmp_path: Path) -> None:
@@ -87,21 +85,17 @@ def test_nothing_is_claimed_of_runs_that_were_measured_on_other_samples(tmp_path
     digits = run("digits", 1, "aa", "source: digits, sites: 5")
     ten_sites = run("ten", 1, "aa", "source: digits, sites: 10")
     skin = run("skin", 1, "bb", "source: pack")
-    known = compare([digits, ten_sites, skin], tmp_path)
+    known = compare([digits, ten_sites, skin])
     assert {(d.better, d.worse) for d in known.differences} == {("digits", "ten")}
     assert {pair[:2] for pair in known.unlike} == {("digits", "skin"), ("ten", "skin")}
     assert "measured on different samples" in str(known)
-    page = (tmp_path / "compare.html").read_text()
-    assert "none of them is called the best" in page and "Best final accuracy" not in page
     # without a record of the samples, the settings that say how data are read decide; a path does not
     old = run("old", 1, None, "source: csv, path: /a.csv, sites: 5")
     moved = run("moved", 1, None, "source: csv, path: /b.csv, sites: 9")
     other = run("other", 1, None, "source: csv, path: /a.csv, label_column: diagnosis")
-    assert not compare([old, moved], tmp_path).unlike
-    assert [pair[2] for pair in compare([old, other], tmp_path).unlike] == [
+    assert not compare([old, moved]).unlike
+    assert [pair[2] for pair in compare([old, other]).unlike] == [
         "their data are read differently (data.label_column)"
     ]
     fewer = run("fewer", 1, "aa", "source: digits", classes=["a", "b"])
-    assert [pair[2] for pair in compare([digits, fewer], tmp_path).unlike] == [
-        "their models know different classes"
-    ]
+    assert [pair[2] for pair in compare([digits, fewer]).unlike] == ["their models know different classes"]

@@ -11,7 +11,6 @@ from perennial.client.site import Site
 from perennial.learning.analytic.statistics import Statistics
 from perennial.library import load_run
 from perennial.live.run_state import RunState
-from perennial.server.report.compare import compare
 from perennial.server.report.write import write_report
 from perennial.server.withdrawal import withdraw
 from perennial.strategies.analytic import site as statistics
@@ -75,8 +74,6 @@ def test_honest_sites_are_compared_and_nobody_is_marked(tmp_path: Path) -> None:
     found = made(tmp_path, "honest")["cross_site"]
     folder = tmp_path / "runs" / "honest"
     assert load_run(folder).cross_site() == found
-    compare([folder], tmp_path)
-    assert "Sites of honest" in (tmp_path / "compare.html").read_text()
     assert sorted(found["sites"]) == [f"site-{k}" for k in range(4)]
     for row in found["sites"].values():
         assert row["marked"] is None and row["skill"] > 0.3 and len(row["benefit"]) == 3

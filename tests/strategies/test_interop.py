@@ -22,7 +22,7 @@ from tests.strategies.quickstart_client import app as quickstart
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
 KEYS: dict[str, dict[str, Any]] = {
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
-    "contribution": {"base": "fedavg", "estimator": "reconstruct"},
+    "contribution": {"base": "serial_ring"},
     "digest_synthesis": {"base": "fedavg"},
     "pfa": {"global_rounds": 1, "layer": 1},
 }

@@ -78,7 +78,6 @@ def short_run(tmp_path: Path, name: str, strategy: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"name": "contribution", "estimator": "reconstruct", "base": "median"},
         {
             "name": "clustered_personalisation",
             "global_rounds": 0,

@@ -16,8 +16,7 @@ from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SiteConfig
-from perennial.deploy.application import stage_application
-from perennial.deploy.approval import approve, read_offer
+from perennial.deploy.application import approve, read_offer, stage_application
 from perennial.engine.run import run_in_process
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PerennialError, PolicyRefusal
@@ -63,14 +62,16 @@ def test_names_become_targets_that_need_no_entry_points(installed: Path, tmp_pat
 
 def test_a_plug_in_inside_one_of_ours(installed: Path, tmp_path: Path) -> None:
     section = {
-        "name": "contribution",
-        "estimator": "reconstruct",
+        "name": "clustered_personalisation",
+        "global_rounds": 1,
         "base": {"name": "stepped_median", "step": 0.5},
     }
     experiment = load_experiment(written(tmp_path, strategy=section))
     assert experiment.strategy.parameters["base"]["name"] == f"{MODULE}:Median"
     assert experiment.plugins.keys() == {f"{MODULE}:{name}" for name in ("Median", "Focal", "Wide", "blobs")}
-    strategy = build_strategy("contribution", experiment.strategy.parameters | {"base": "stepped_median"})
+    strategy = build_strategy(
+        "clustered_personalisation", experiment.strategy.parameters | {"base": "stepped_median"}
+    )
     assert type(strategy.base).__name__ == "Median"  # type: ignore[attr-defined]  # pyright: ignore
 
 

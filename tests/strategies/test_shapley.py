@@ -1,63 +1,12 @@
-"""Shapley values of games whose answer is known."""
+"""Marginals of sweeps, and shares with their bounds, whose answer is known."""
 
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 
 from perennial.foundation.streams import stream
-from perennial.strategies.valuation.shapley import exact, over_permutations, shares, sweep_marginals
-
-TOY = {(): 0, (0,): 10, (1,): 20, (2,): 30, (0, 1): 40, (0, 2): 50, (1, 2): 60, (0, 1, 2): 90}
-
-
-def drawn_permutations(players, count, generator):
-    return (generator.permutation(players) for _ in range(count))
-
-
-def toy(members: frozenset[int]) -> float:
-    return float(TOY[tuple(sorted(members))])
-
-
-def drawn_game(players: int, seed: int) -> dict[frozenset[int], float]:
-    values = stream(seed, "game").normal(size=2**players)
-    sets = [frozenset(i for i in range(players) if row >> i & 1) for row in range(2**players)]
-    return dict(zip(sets, values.tolist(), strict=True))
-
-
-def every_order(players: int) -> list[np.ndarray]:
-    return [np.array(order) for order in permutations(range(players))]
-
-
-def test_the_values_of_a_hand_computed_game() -> None:
-    assert exact(3, toy).tolist() == pytest.approx([20, 30, 40])
-
-
-@pytest.mark.parametrize("players", [1, 2, 4, 5])
-def test_all_orders_give_the_exact_values_and_their_sum_is_the_gain(players: int) -> None:
-    game = drawn_game(players, players)
-    phi = exact(players, game.__getitem__)
-    assert over_permutations(players, game.__getitem__, every_order(players)) == pytest.approx(phi, abs=1e-12)
-    everybody = frozenset(range(players))
-    assert phi.sum() == pytest.approx(game[everybody] - game[frozenset()])
-
-
-def test_no_more_orders_are_drawn_when_the_values_stand_still() -> None:
-    drawn = []
-    orders = (drawn.append(order) or order for order in drawn_permutations(3, 500, stream(1, "orders")))
-    over_permutations(3, lambda members: float(len(members)), orders, stop=0.05)
-    assert len(drawn) == 20
-
-
-def test_what_is_no_game_is_refused() -> None:
-    with pytest.raises(ValueError, match="found 13 players, allowed 1 to 12"):
-        exact(13, toy)
-    for order in ([0, 0, 1], [1, 1, 2], [2, 2, 2], [0, 1], [0, 1, 2, 3], [1, 2, 3]):
-        with pytest.raises(ValueError, match=rf"found \[{', '.join(map(str, order))}\], no permutation"):
-            over_permutations(3, toy, [np.array(order)])
-    with pytest.raises(ValueError, match="found no permutation"):
-        over_permutations(3, toy, [])
+from perennial.strategies.valuation.shapley import shares, sweep_marginals
 
 
 def test_shares_of_equal_sweeps_have_no_width_and_sum_to_one() -> None:

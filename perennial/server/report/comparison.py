@@ -24,7 +24,7 @@ from perennial.config.document import flat
 from perennial.config.schema import ON_DISK
 from perennial.foundation.errors import StateError
 from perennial.server.report.markup import MISSING, points
-from perennial.server.run_record import Run, Summary
+from perennial.server.run_record import Run, Summary, read_run
 
 MEASURES: Mapping[str, Callable[[Summary], float | None]] = {
     "final balanced accuracy": lambda summary: summary.final_balanced,
@@ -76,13 +76,6 @@ class Row:
         """Settings of the first run's experiment, by dotted key."""
         return _settings(next(iter(self.runs.values())))
 
-    @cached_property
-    def over_tasks(self) -> list[Spread]:
-        """For each task, the spread over seeds of the accuracy on all classes so far, after that task."""
-        curves = [run.summary.average_accuracy for run in self.runs.values()]
-        longest = max(map(len, curves))
-        return [Spread.of([curve[t] for curve in curves if t < len(curve)]) for t in range(longest)]
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -105,11 +98,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows, best final figure first, and their paired differences, as text or Markdown. page: in HTML."""
+    """Rows, best final figure first, and their paired differences; as text, tables in Markdown."""
 
     rows: Sequence[Row]
     differences: Sequence[Difference]
-    page: Path
     unlike: Sequence[tuple[str, str, str]] = ()
     """Pairs of rows of which nothing is claimed, with the reason."""
 
@@ -147,15 +139,16 @@ class Comparison:
             tables.append(markdown_table(*self.claims(), "llrr"))
         if self.unlike:
             tables.append(markdown_table(*self.reasons(), "lll"))
-        return "\n\n".join([*tables, f"page: {self.page}"])
+        return "\n\n".join(tables)
 
 
-def compared(runs: Sequence[Run], page: Path) -> Comparison:
-    """Compare runs. page: path of the HTML page that will show it.
+def compare(run_folders: Sequence[Path]) -> Comparison:
+    """Compare finished runs.
 
-    Raises StateError when there are no runs, or when two share experiment, settings and seed.
+    Raises StateError when there are no runs, one is missing or damaged, or two share experiment, settings and
+    seed.
     """
-    rows = _rows(runs)
+    rows = _rows([read_run(folder) for folder in run_folders])
     differences, unlike = [], []
     for first, second in combinations(rows, 2):
         if reason := unlike_data(first, second):
@@ -163,7 +156,7 @@ def compared(runs: Sequence[Run], page: Path) -> Comparison:
             continue
         found = [_difference(first, second, measure) for measure in _claimed(first, second)]
         differences += [difference for difference in found if difference is not None]
-    return Comparison(rows, differences, page, unlike)
+    return Comparison(rows, differences, unlike)
 
 
 OF_THE_DIVISION = (

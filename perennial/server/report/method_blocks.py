@@ -55,10 +55,6 @@ class Share(BaseModel):
     high: float | None = None
     flag: bool | str | None = None
     """True or a reason for which the site is named."""
-    value: float | None = None
-    value_low: float | None = None
-    value_high: float | None = None
-    """What a site adds for one of the others, where these judge it by their sums, with its interval."""
 
 
 class Place(BaseModel):
@@ -107,25 +103,19 @@ def _bar(share: float | None) -> Markup:
 
 def show_contribution(shares: dict[str, Share], run: Run) -> Section:
     """The section on contribution values. shares: by site."""
-    columns = ["site", "share", "interval", "by others' sums", ""]
+    columns = ["site", "share", "interval", ""]
     rows = []
     for site, each in shares.items():
         interval = "not known: the gain itself is in doubt"
         if each.low is not None and each.high is not None:
             interval = f"{percent(each.low)} to {percent(each.high)}"
-        value = ""
-        if each.value is not None and each.value_low is not None and each.value_high is not None:
-            value = f"{decimal(each.value)} ({decimal(each.value_low)} to {decimal(each.value_high)})"
         reason = each.flag if isinstance(each.flag, str) else "flagged"
-        rows.append(
-            [site, _bar(each.share), interval, value, element("span", reason, "flag") if each.flag else ""]
-        )
+        rows.append([site, _bar(each.share), interval, element("span", reason, "flag") if each.flag else ""])
     note = (
         "Share of the run's gain that came with each site's updates. A low value is no fault: rare classes "
-        "and late entry lower it. Null update: every update that the site sent was what it had got. In a "
-        "closed form: the others' sums contradict it."
+        "and late entry lower it. Null update: every update that the site sent was what it had got."
     )
-    body = table(columns, rows, "lrrrl", "Contribution")
+    body = table(columns, rows, "lrrl", "Contribution")
     return Section("Contribution values", [panel("Contribution value of each site", body, long=True)], note)
 
 

@@ -22,7 +22,6 @@ from perennial.learning.analytic.solve import HeadName, LinAlgError, LinearHead,
 from perennial.learning.analytic.statistics import SumsForm, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
-from perennial.protocol.stamp import Stamp
 from perennial.strategies.analytic import cross_site as judged
 from perennial.strategies.analytic.automatic import AutomaticHead, MapChoice
 from perennial.strategies.analytic.balanced import BalancedSums
@@ -35,7 +34,6 @@ from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import RoundRequest, TaskStart, Traits
 from perennial.strategies.secure.masked_sums import MaskedSums
-from perennial.strategies.valuation.solved import Solved
 
 
 class Analytic(IncrementalStrategy):
@@ -267,27 +265,6 @@ class Analytic(IncrementalStrategy):
             self._parts = (seen["parts"][0], seen["parts"][1])
 
     # after the run: withdrawal and merging
-
-    def require_solvable(self) -> None:
-        """Raise ValueError if no model can be solved for a coalition of sites."""
-        if self.head == "balanced_ridge" or not self.keep_sites:
-            found = f"head {self.head!r}, keep_sites {str(self.keep_sites).lower()}"
-            raise ValueError(
-                f"base: found {found}; a coalition's model needs each site's own sums: allowed gaussian and "
-                "ridge, with keep_sites"
-            )
-
-    def game(self, stamp: Stamp) -> Solved:
-        """The game in which each coalition's model is solved from its sums, with the run's shrinkage."""
-        return Solved(
-            self.kept_sums,
-            stamp.num_classes,
-            lambda sums: self.maps.over_all_maps(self.head_of(sums, stamp.task)),
-        )
-
-    def head_of(self, sums: Sums, task: int) -> LinearHead:
-        """Solve the head of other sums with the shrinkage that the run has for this task."""
-        return self.settings.solved(sums, self.chosen[task])
 
     @property
     def kept_sums(self) -> KeptSums:

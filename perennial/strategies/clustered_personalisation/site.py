@@ -7,7 +7,7 @@ A sparsity vector is a statistic of the site's data. Nothing is proven about wha
 noise; then one Gaussian release hides the replacement of one sample (FedPerC's authors leave this open).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.config.strategies import nested
 from perennial.foundation.errors import ProtocolError, StateError
-from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
+from perennial.learning.batches import in_batches
 from perennial.learning.site_method import Answers, PlannedRun, Records, SiteMethod, TurnStart
 from perennial.models.layers import with_rows
 from perennial.models.sparsity import VECTOR, VectorSettings, zero_shares
@@ -152,9 +152,10 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
 
     chosen = choose(site, mechanism, find)
     samples = len(chosen.rows)
+    data = site.samples(chosen.rows, hidden=settings.epsilon is not None)
     vector = torch.zeros(plan.length, dtype=torch.float64)
     if samples or settings.epsilon is None:
-        vector = plan.vector(zero_shares(model, _batches(site.samples(chosen.rows)), plan.layers))
+        vector = plan.vector(zero_shares(model, in_batches(data), plan.layers))
     if settings.epsilon is not None:
         mechanism = mechanism.within(sparsity_l2_sensitivity(plan.length))
         sums = torch.cat([vector * samples, torch.tensor([samples], dtype=torch.float64)])
@@ -176,10 +177,6 @@ def _settings(site: Site) -> VectorSettings:
         if name in ("clustered_personalisation", "pfa"):
             return VectorSettings.of(keys)
     raise ProtocolError("SparsityRequest: the experiment's strategy finds no clusters")
-
-
-def _batches(data: TrainingSet) -> Iterator[Tensor]:
-    return (data.inputs(slice(i, i + EVALUATION_BATCH)) for i in range(0, len(data), EVALUATION_BATCH))
 
 
 class ClusteredSite(PersonalSite):

@@ -16,6 +16,7 @@ from perennial.client.training_samples import choose
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import outputs
 from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
 from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.config import DigestConfig
@@ -24,8 +25,6 @@ from perennial.privacy.noise import Noise
 from perennial.privacy.released import Public, Released
 from perennial.protocol.messages import DigestReply, DigestRequest
 from perennial.protocol.tensors import Tensors
-
-ENCODER_BATCH = 2048
 
 
 def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
@@ -87,10 +86,10 @@ def digests_of(
 @torch.no_grad()
 def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
     """(n, ...) features, on the CPU, of the samples at indices (n,) after the site's normalisation."""
-    data, encoder = site.samples(indices), encoder.to(site.models.device)
-    starts = range(0, len(indices), ENCODER_BATCH)
-    parts = [encoder(data.inputs(slice(start, start + ENCODER_BATCH))).cpu() for start in starts]
-    return torch.cat(parts) if parts else torch.empty(0, 1)
+    config = site.experiment.digests
+    data = site.samples(indices, hidden=config is not None and config.protects)
+    encoder = encoder.to(site.models.device)
+    return outputs(lambda inputs: encoder(inputs).cpu(), data) if len(data) else torch.empty(0, 1)
 
 
 class SummarySite(SiteMethod):

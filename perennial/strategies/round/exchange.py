@@ -177,7 +177,7 @@ Reply = TypeVar("Reply", bound=WireMessage)
 def describe_error(reason: str) -> str:
     """In words for the operator, why Flower says that no ClientApp answered a message.
 
-    A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/approval.py).
+    A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/application.py).
     An error in writing there becomes NOT_APPROVED; any other reason is returned with ERROR before it.
     """
     if "/apps/" in reason and ("PermissionError" in reason or "Read-only file system" in reason):

@@ -38,7 +38,6 @@ class Admitted:
     base_round: int = 0
     """Round of the model that the site started from."""
     metrics: Mapping[str, Plain] = field(default_factory=dict)
-    within_clip_norm: bool | None = None
     lends_digests: bool = True
     notes: tuple[str, ...] = ()
     """What was changed of it on its way in, for the journal."""
@@ -141,7 +140,6 @@ class Gate:
             reply.steps,
             reply.round,
             metrics,
-            reply.within_clip_norm,
             reply.lends_digests,
         )
 

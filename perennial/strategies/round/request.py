@@ -74,8 +74,6 @@ class RoundRequest:
     quorum: int = 1
     progress: float = 0.0
     previous: PreviousModel = PreviousModel()
-    clip_norm: float | None = None
-    """Sent to the sites under adaptive clipping."""
     resting: frozenset[str] = frozenset()
     """Sites that are there and are not asked in this round."""
     known: int = 0
@@ -98,7 +96,6 @@ class RoundRequest:
         return TrainRequest(
             **self.stamp.stamp_fields,
             arrays=Tensors(self.arrays if arrays is None else arrays),
-            clip_norm=self.clip_norm,
             **fields,
         )
 

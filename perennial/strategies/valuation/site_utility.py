@@ -64,19 +64,19 @@ class SiteJudge:
         return [median(found) if found else None for found in shares] if any(shares) else None
 
 
-def site_judge(services: RunContext, estimator: str, utility: str) -> SiteJudge:
+def site_judge(services: RunContext, utility: str) -> SiteJudge:
     """The judge of models if the server has no samples. Raises ConfigError if sites cannot measure either."""
     if services.experiment.evaluation.noise_multiplier is not None:
         raise ConfigError(
             "strategy: contribution found no held-out samples at the server, and would have every site count "
             "with noise after each turn; allowed with data.test_fraction above 0 and evaluation.central true"
         )
-    if estimator != "online" or utility != "accuracy" or not services.experiment.evaluation.federated:
+    if utility != "accuracy" or not services.experiment.evaluation.federated:
         raise ConfigError(
-            f"strategy: contribution found no held-out samples at the server, estimator {estimator!r}, "
-            f"utility {utility!r} and evaluation.federated "
+            f"strategy: contribution found no held-out samples at the server, utility {utility!r} and "
+            f" evaluation.federated "
             f"{str(services.experiment.evaluation.federated).lower()}; allowed with data.test_fraction "
-            "above 0 and evaluation.central true, or, measured by the sites, with online, accuracy and true"
+            "above 0 and evaluation.central true, or, measured by the sites, with accuracy and true"
         )
     return SiteJudge()
 

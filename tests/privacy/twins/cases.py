@@ -45,7 +45,6 @@ SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.5}
 SUMS = {"mode": "sample", "release": "sums", "noise_multiplier": 1.0}
 SUMS_SHARED = SUMS | {"mode": "sample_shared", "accountant": "rdp"}
 SECURE = {"least": 3, "quorum": 3, "assumed_colluders": 0}
-ADAPTIVE = {"adaptive_clipping": {"quantile": 0.5}}
 CLOSED = {
     "model": {"name": "features", "features": ["inputs"]},
     "strategy": {"name": "analytic", "head": "gaussian"},
@@ -137,7 +136,6 @@ MODES: dict[str, dict[str, Any]] = {
     ),
     "client_central": _protected("central", CENTRAL, learner=HERDED),
     "client_central, counts": _protected("central-counts", CENTRAL, evaluation=NOISY | {"clip_counts": 4.0}),
-    "client_central, adaptive": _protected("adaptive", CENTRAL | ADAPTIVE),
     "client_shared": _protected("shared", SHARED),
     "client_shared, counts": _protected("shared-counts", SHARED, evaluation=NOISY | {"clip_counts": 4.0}),
     "sample": _protected("sample", SAMPLE, learner=MEMORY),

@@ -7,7 +7,7 @@ from perennial.privacy.entries import Entry
 _COUNTS = ("correct", "total", "withheld")
 _BESIDE = ("num_examples", "train_loss", "steps", "metrics")
 COVERED: dict[str, tuple[str, ...]] = {
-    "update": ("TrainReply.update", "TrainReply.within_clip_norm", "MaskedReply.words"),
+    "update": ("TrainReply.update", "MaskedReply.words"),
     "metrics": tuple(f"TrainReply.{name}" for name in _BESIDE),
     "class_means": ("FinishTaskReply.class_sums", "MaskedReply.words"),
     "statistics": (

@@ -39,20 +39,21 @@ def mean_in_the_journal() -> Iterator[None]:
 @contextmanager
 def count_in_a_refusal() -> Iterator[None]:
     """A site that has trained refuses where its samples are too few, and says how many there are."""
-    protected = training_turn.protected
+    typed = training_turn.TrainingTurn._typed
 
-    def leaking(site: Site, request: Any, *rest: Any) -> Any:
+    def leaking(self: training_turn.TrainingTurn, result: Any) -> Any:
+        site, request = self.site, self.request
         classes = site.task_range(request)
         samples = len(site.data.task_indices("train", classes.start, classes.stop))
         if samples < site.identity.policy.min_samples:
             raise PolicyRefusal(
                 f"policy.min_samples: found {samples}, allowed {site.identity.policy.min_samples}"
             )
-        return protected(site, request, *rest)
+        return typed(self, result)
 
     # every error after the data were read has one text, which this one escapes
     told = patch.object(training_samples, "data_are_read", lambda **_: None)
-    with patch.object(training_turn, "protected", leaking), told:
+    with patch.object(training_turn.TrainingTurn, "_typed", leaking), told:
         yield
 
 
@@ -84,16 +85,17 @@ def normalisation_constant() -> Iterator[None]:
 @contextmanager
 def validation_choice() -> Iterator[None]:
     """A site weighs its update by how the model does on its own validation samples."""
-    protected = training_turn.protected
+    typed = training_turn.TrainingTurn._typed
 
-    def leaking(site: Site, request: Any, mechanism: Any, result: Any) -> Any:
+    def leaking(self: training_turn.TrainingTurn, result: Any) -> Any:
+        site, request = self.site, self.request
         rows = site.data.task_indices("validation", 0, request.num_classes)
         model, _ = site.models.load(request.num_classes, request.arrays, site.previous_model(request))
         right, total = head_counts(model, site.samples(rows), request.num_classes, site.feature_folder)
         result.update.mul_((1 + sum(right)) / (1 + sum(total)))
-        return protected(site, request, mechanism, result)
+        return typed(self, result)
 
-    with patch.object(training_turn, "protected", leaking):
+    with patch.object(training_turn.TrainingTurn, "_typed", leaking):
         yield
 
 
