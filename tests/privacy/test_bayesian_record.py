@@ -15,7 +15,6 @@ from perennial.cli.privacy import ledger_command
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of, halves
 from perennial.privacy.bayesian import BayesianAccountant
@@ -140,14 +139,3 @@ def test_halves_are_disjoint_and_whole() -> None:
             half.y[: len(half) - half.exemplars] < 5
         )
     assert halves(samples(1), np.random.default_rng(1)) == []
-
-
-def test_releases_that_nobody_samples_are_refused(tmp_path: Path) -> None:
-    learner = SMALL["learner"] | {
-        "classifier": "nearest_mean",
-        "means": "global",
-        "memory": {"per_class": 2},
-    }
-    path = settings(tmp_path, learner=learner, privacy=LOCAL | {"bayesian": True}).experiment
-    with pytest.raises(ConfigError, match=r"privacy\.bayesian"):
-        load_experiment(Path(path))
