@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 import pytest
 import yaml
 
+from perennial.foundation.heartbeat import SILENT_AFTER
 from tests.live_pages import room_for, until
 from tests.loopback import LOOPBACK, QuickDeployment
 
@@ -144,8 +145,8 @@ def test_a_cut_cable_is_named_and_the_site_comes_back_after_ten_rounds(day: Day)
     day.cable.cut(True)
     assert day.there.wait_for_end(SUFFERS, SECONDS) != 0, "not alive and deaf: its unit starts it again"
     assert "no connection" in day.there.log(SUFFERS)
-    day.named("silent", SUFFERS)
     day.goes_on(10)
+    day.named("silent", SUFFERS)
     day.cable.cut(False)
     day.there.start_site(SUFFERS)
     day.takes_part()
@@ -163,6 +164,7 @@ def test_a_stopped_site_is_named_and_goes_on(day: Day) -> None:
 def test_the_operators_folder_comes_back_from_a_backup(day: Day) -> None:
     there = day.there
     there.kill("superlink")
+    time.sleep(SILENT_AFTER + 1)
     day.named("superlink")
     before = day.rounds()
     shutil.move(there.operator, there.folder / "lost")
