@@ -92,8 +92,6 @@ class Model:
     def predict(self, samples: "Sequence[Path | str] | np.ndarray") -> list[Prediction]:
         """One prediction for each image file, and for each row of an array, table or .npz array; folders too.
 
-        Where the run pooled cases, each path is one, and its images are those of the folder or array.
-
         samples: paths, or an array as the data had it: (B, D) numbers or uint8 images of any layout.
         Raises DataError naming the file, and the line or column where there is one.
         """
@@ -110,19 +108,15 @@ class Model:
         """The same one after the other, for more samples than fit in memory."""
         from perennial.data.config import DataConfig
         from perennial.data.images import ImageReading
-        from perennial.data.inputs import files_in, read_cases, read_inputs
+        from perennial.data.inputs import files_in, read_inputs
 
         inputs = self.saved.inputs
         data = DataConfig.model_validate(self.saved.settings["data"])
         shape, stored = inputs.shape, inputs.stored
         reading, fill = ImageReading.of(data), inputs.filling
-        if data.pool is not None:
-            found = read_cases([*map(Path, paths)], shape, data.pool.images or 1, fill, reading)
-        else:
-            files = files_in([*map(Path, paths)], of_images=len(shape) == 3)
-            cells = data.missing, data.units, data.limits
-            found = read_inputs(files, shape, stored, fill, inputs.columns, reading, *cells)
-        for names, x in found:
+        files = files_in([*map(Path, paths)], of_images=len(shape) == 3)
+        cells = data.missing, data.units, data.limits
+        for names, x in read_inputs(files, shape, stored, fill, inputs.columns, reading, *cells):
             yield from self._named(names, self.answers(x))
 
     def _named(self, names: Sequence[str], answers: "Answers") -> Iterator[Prediction]:

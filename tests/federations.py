@@ -1,6 +1,5 @@
 """The data block that reads other data as a simulated federation's was read."""
 
-from perennial.data.cases import image_shape
 from perennial.data.config import DataConfig, NormaliseConfig
 from perennial.data.federation import SimulatedFederation
 from perennial.data.sources import load
@@ -23,9 +22,7 @@ def resolved(federation: SimulatedFederation, config: DataConfig) -> DataConfig:
             values = federation.fill.tolist()
             found["imputation"] = {name: values[place] for name, place in indices.items()}
     elif config.source == "folder":
-        images = 1 if config.pool is None else config.pool.images or 1
-        size = image_shape(federation.input_shape, images)[1:]
-        found |= {"image_size": size, "color": config.color or "rgb"}
+        found |= {"image_size": federation.input_shape[1:], "color": config.color or "rgb"}
     if config.normalise is None:
         found["normalise"] = NormaliseConfig.model_validate(normalise)
     return DataConfig.model_validate({**dict(config), **found})

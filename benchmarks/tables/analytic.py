@@ -71,8 +71,8 @@ def _by_dp_sgd(eps: int, *data: str, tasks: int = 2) -> Row:
 
 NOISE_UNIT = (
     "Unit: one sample, added or removed; delta 0.00001, by RDP, DP-SGD's by PRV. With one noise in all, "
-    "sums are masked, and one site may collude with the server. The noise on sums is seeded, so that these "
-    "rows repeat."
+    "sums are masked, and one site may collude with the server. Noise comes from the system, so that these "
+    "rows do not repeat to the bit."
 )
 
 

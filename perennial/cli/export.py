@@ -18,21 +18,11 @@ def _image_facts(inputs: "Inputs", data: Mapping[str, Any]) -> dict[str, str]:
     """How an image file becomes the model's input; nothing for rows of a table."""
     if len(inputs.shape) != 3 or inputs.stored != "uint8":
         return {}
-    from perennial.data.cases import image_shape
     from perennial.data.images import RESIZING
-    from perennial.foundation.tiling import grid_of
 
-    pool: dict[str, Any] | None = data.get("pool")
     channels, height, width = inputs.shape
     colour = "grey (ITU-R 601 luma)" if channels == 1 else "red, green, blue"
     layout = f"(batch, {channels}, {height}, {width}): {colour}; rows from the top"
-    if pool is not None:
-        rows, columns = grid_of(pool["images"])
-        _, height, width = image_shape(inputs.shape, pool["images"])
-        layout += (
-            f"; a case's images, each of {height} rows by {width} columns, lie row by row in {rows} rows of "
-            f"{columns}, black where there is none"
-        )
     return {
         "layout": layout,
         "resizing": f"to {height} rows by {width} columns, {RESIZING[data.get('resize', 'stretch')]}",

@@ -44,7 +44,7 @@ class ExemplarStore:
                 f"exemplars of site {self._state.site!r}: chosen under class order {known}, "
                 f"this experiment has {self._classes}; use another state_dir"
             )
-        return self._located(tensors["index"], facts["hashes"])
+        return self._located(tensors["index"], facts["hashes"], facts.get("labels"))
 
     def choose(
         self,
@@ -88,20 +88,38 @@ class ExemplarStore:
         order = [lists[label] for label in sorted(lists)]
         index = torch.cat(order) if order else torch.empty(0, dtype=torch.int64)
         contents = [self._data.sample_hash(int(i)) for i in index]
-        self._state.put(RECORD, version, {"index": index}, {"classes": self._classes, "hashes": contents})
+        facts = {"classes": self._classes, "hashes": contents, "labels": self._data.y[index].tolist()}
+        self._state.put(RECORD, version, {"index": index}, facts)
 
-    def _located(self, index: Tensor, hashes: list[str]) -> Tensor:
-        """index, corrected where the samples have moved since."""
+    def _located(self, index: Tensor, hashes: list[str], labels: list[int] | None) -> Tensor:
+        """index, corrected where the samples have moved since: each to a row of its own content and label.
+
+        labels: None in a record of an earlier version, whose exemplars are found by content alone. No row
+        comes twice: an update could count it twice.
+        """
         size = len(self._data.y)
+        labels = [-1] * len(hashes) if labels is None else labels
+
+        def known(place: int, label: int) -> tuple[str, int]:
+            return self._data.sample_hash(place), int(self._data.y[place]) if label >= 0 else -1
+
+        wanted = [*zip(hashes, labels, strict=True)]
         moved = [
             position
-            for position, (place, digest) in enumerate(zip(index.tolist(), hashes, strict=True))
-            if place >= size or self._data.sample_hash(place) != digest
+            for position, (place, each) in enumerate(zip(index.tolist(), wanted, strict=True))
+            if place >= size or known(place, each[1]) != each
         ]
         if not moved:
             return index
-        where = {self._data.sample_hash(place): place for place in range(size)}
-        gone = [position for position in moved if hashes[position] not in where]
+        where: dict[tuple[str, int], list[int]] = {}
+        stays = {*index.tolist()} - {int(index[position]) for position in moved}
+        for place in reversed(range(size)):
+            if place not in stays:
+                where.setdefault(known(place, labels[0]), []).append(place)
+        found = {
+            position: where[each].pop() if where.get(each := wanted[position]) else -1 for position in moved
+        }
+        gone = [position for position in moved if found[position] < 0]
         if gone:
             # a refusal would tell the server which records were erased, and stop the site from training
             log.warning(
@@ -111,8 +129,8 @@ class ExemplarStore:
                 hashes[gone[0]][:12],
             )
         index = index.clone()
-        for position in moved:
-            index[position] = where.get(hashes[position], -1)
+        for position, place in found.items():
+            index[position] = place
         return index[index >= 0]
 
 

@@ -10,7 +10,6 @@ from perennial.client.held_out import (
     held_out_counts,
     noised_words,
     own_class_means,
-    released_class_sums,
     uncounted,
 )
 from perennial.client.held_out_tables import (
@@ -59,13 +58,9 @@ def answer_train(site: Site, request: TrainRequest) -> "TrainReply | MaskedReply
     )
 
 
-def answer_finish_task(site: Site, request: FinishTaskRequest) -> "FinishTaskReply | MaskedReply":
+def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
     """Keep the finished task's model, and choose exemplars with it; repeating it changes nothing."""
     check_answer(site.identity.policy, "train")
-    if site.experiment.learner.classifier == "gaussian":
-        from perennial.client.learnt_sums import check_learnt_sums
-
-        check_learnt_sums(site)
     site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
@@ -77,40 +72,12 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> "FinishTaskRep
         new = site.task_range(request)
         with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
             choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
-    sums = statistics = None
-    if site.experiment.learner.classifier == "gaussian":
-        from perennial.client.learnt_sums import released_learnt_sums
-
-        statistics = released_learnt_sums(site, request, model)
-    elif site.experiment.learner.means == "global":
-        kept = site.exemplars(request.run).indices(before_round=request.round + 1)
-        if is_secure(site, request):
-            from perennial.config.secure_words import class_sum_words
-
-            return masked_reply(
-                site,
-                request,
-                "class_sums",
-                content_sha256(request.arrays),
-                lambda: (found := released_class_sums(site, request, model, kept)).alike(
-                    class_sum_words(found.value)
-                ),
-                kept=sha256,
-            )
-        sums = released_class_sums(site, request, model, kept)
-    elif not SiteMethods.of(site.experiment).owns_model(site.state(request.run), request.round + 1):
+    if not SiteMethods.of(site.experiment).owns_model(site.state(request.run), request.round + 1):
         with stays_here("the site's own model") if protects_records(site.identity) else nullcontext():
             means = own_class_means(site, request, model)
             if means is not None:
                 site.keep_own_model(model, means)
-    return leave(
-        site.identity,
-        request,
-        FinishTaskReply,
-        model=Public(sha256),
-        class_sums=sums,
-        statistics=statistics,
-    )
+    return leave(site.identity, request, FinishTaskReply, model=Public(sha256))
 
 
 def answer_evaluate(site: Site, request: EvaluateRequest) -> "EvaluateReply | MaskedReply":

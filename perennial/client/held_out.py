@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.policy import check_evaluation, check_floor, check_update, withheld
+from perennial.client.policy import check_evaluation, check_floor, withheld
 from perennial.client.release import Typed, pay
 from perennial.client.site import Site
 from perennial.client.training_samples import Chosen, choose
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
-from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
+from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts, unit_features
 from perennial.learning.scored import Scored
@@ -27,26 +27,13 @@ from perennial.models.incremental import IncrementalModel
 from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
-from perennial.privacy.protection import protect_update
 from perennial.privacy.released import Mechanism, Released
 from perennial.privacy.secure.keys import Words
-from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest
+from perennial.protocol.messages import EvaluateRequest
 from perennial.protocol.stamp import Stamp
-from perennial.protocol.tensors import Tensors
-
-# A mean feature describes a class's samples at this site, so it is a release of its own: under client_local
-# it is clipped, noised and charged as an update is.
 
 
 @torch.no_grad()
-def class_sums(model: IncrementalModel, exemplars: TrainingSet) -> Tensor:
-    """(M, d) sums of the exemplars' features of unit length; a class without exemplars has a row of zeros."""
-    sums = torch.zeros(model.num_classes, model.feature_width, device=exemplars.y.device)
-    if len(exemplars):
-        sums.index_add_(0, exemplars.y, unit_features(model, exemplars))
-    return sums
-
-
 def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tensor | None:
     """(M, d) unit means of the site's own exemplars after the request's round.
 
@@ -56,39 +43,12 @@ def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tens
     if site.experiment.learner.classifier != "nearest_mean":
         return None
     kept = site.exemplars(request.run).indices(before_round=request.round + 1)
-    return F.normalize(class_sums(model, site.samples(kept)), dim=1) if len(kept) else None
-
-
-def released_class_sums(
-    site: Site, request: FinishTaskRequest, model: IncrementalModel, kept: Tensor
-) -> Released[Tensors]:
-    """Sums that may leave of the features of the exemplars at indices `kept`: "sums" (M, d), "counts" (M,).
-
-    Both are 0 for classes that the policy's floor withholds. Under client_local every row is a mean direction
-    instead, scaled so that all rows together have norm 1 at most. Replacing all of one site's data then moves
-    the release by 2 at most, which is what the accountant assumes; the counts are 1 whatever the site holds.
-    Raises PolicyRefusal when the site demands a protection that the experiment lacks or no class is above the
-    floor, PrivacyError when the lifetime budget does not cover the release.
-    """
-    check_update(site.identity.policy, site.experiment)
-    mechanism = charges.class_means(site.experiment, request.run)
-    exemplars = site.samples(choose(site, mechanism, lambda: kept).rows)
-    sums = class_sums(model, exemplars)
-    privacy, identity = site.experiment.privacy, site.identity
-    if privacy.mode == "none":
-        counts = exemplars.counts(model.num_classes).to(torch.float32)
-        stay = withheld(identity.policy, "class_means", [int(count) for count in counts.tolist()])
-        if len(stay) == len(counts):
-            check_floor(identity.policy, "class_means", 0)
-        for label in stay:
-            sums[label] = counts[label] = 0.0
-    elif privacy.mode == "client_local":
-        sums = F.normalize(sums, dim=1).div_(len(sums) ** 0.5)
-        counts = torch.ones(len(sums), device=sums.device)
-        protect_update(sums.view(-1), 1.0, mechanism.std, Noise())
-    else:
-        raise PrivacyError(f"learner.means global: not with privacy.mode {privacy.mode!r}")
-    return Released(Tensors(sums=sums, counts=counts), mechanism)
+    if not len(kept):
+        return None
+    exemplars = site.samples(kept)
+    sums = torch.zeros(model.num_classes, model.feature_width, device=exemplars.y.device)
+    sums.index_add_(0, exemplars.y, unit_features(model, exemplars))
+    return F.normalize(sums, dim=1)
 
 
 @dataclass(frozen=True)
@@ -194,12 +154,11 @@ def _counted(
 def _right(
     site: Site, request: Stamp, model: IncrementalModel, data: TrainingSet
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """By the head, or by class means where the experiment or the request has some."""
+    """By the head, or by class means where the experiment has some."""
     if isinstance(request, EvaluateRequest) and request.validation:
         # exemplars of this task's classes are chosen when it ends, so that only the head can be judged
         return head_counts(model, data, request.num_classes, site.feature_folder)
-    sent = request.class_means if isinstance(request, EvaluateRequest) else None
-    means = own_class_means(site, request, model) if sent is None else sent_means(model, sent)
+    means = own_class_means(site, request, model)
     if means is None:
         return head_counts(model, data, request.num_classes, site.feature_folder)
     return count_correct(by_class_means(model, means), data, request.num_classes)
@@ -247,13 +206,3 @@ def _protected(
         assert secure is not None
         return cells + noise.share(len(cells), secure.honest, source)
     return cells
-
-
-def sent_means(model: IncrementalModel, tensors: Tensors) -> Tensor:
-    """(M, d) class means or (M, d + 1) rows of a Gaussian head. Raises ProtocolError on a misfit."""
-    classes, width = model.num_classes, model.feature_width
-    allowed = {"means": (classes, width), "gaussian": (classes, width + 1)}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(found) != 1 or not found.items() <= allowed.items():
-        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected one of {allowed}")
-    return next(iter(tensors.values()))

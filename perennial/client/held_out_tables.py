@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from perennial.client.held_out import HeldOutCounts, exact_rows, own_class_means, sent_means
+from perennial.client.held_out import HeldOutCounts, exact_rows, own_class_means
 from perennial.client.policy import withheld
 from perennial.client.site import Site
 from perennial.config.evaluation import asks_for_tables, subgroups_of
@@ -113,20 +113,15 @@ def fitted_tables(site: Site, request: EvaluateRequest, model: IncrementalModel)
         return ReportedTables(empty, [])
     with site.measuring():
         classify, data = classifier(
-            model, site.samples(rows), _means(site, request, model), site.feature_folder
+            model, site.samples(rows), own_class_means(site, request, model), site.feature_folder
         )
         losses = likelihoods(classify, data)
     found = replace(empty, likelihood=losses, validation=np.array([len(rows)], dtype=np.int64))
     return ReportedTables(found, [])
 
 
-def _means(site: Site, request: EvaluateRequest, model: IncrementalModel) -> Tensor | None:
-    sent = request.class_means
-    return own_class_means(site, request, model) if sent is None else sent_means(model, sent)
-
-
 def _score(site: Site, request: EvaluateRequest, model: IncrementalModel, rows: Tensor) -> Scored:
-    means = _means(site, request, model)
+    means = own_class_means(site, request, model)
     with site.measuring():
         samples, folder = site.samples(rows), site.feature_folder
         return score(model, samples, means, folder, temperature=request.temperature)

@@ -355,8 +355,10 @@ def protect(site: Site, mechanism: Mechanism, result: TrainingResult) -> None:
 def _neighbours(site: Site, request: TrainRequest) -> "NeighbourDistances | None":
     from perennial.learning.bayesian_estimate import NeighbourDistances
 
-    identity = site.identity
-    return NeighbourDistances.of(site.experiment, identity.state_dir, site.name, request.run, request.round)
+    experiment, tasks = site.experiment, enumerate(site.process.registry.schedule.rounds, 1)
+    rounds = sum(experiment.lead_rounds(task) + rounds for task, rounds in tasks)
+    state_dir = site.identity.state_dir
+    return NeighbourDistances.of(experiment, rounds, state_dir, site.name, request.run, request.round)
 
 
 def _adversary(site: Site) -> AdversaryKind | None:

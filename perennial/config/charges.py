@@ -46,13 +46,6 @@ def update(experiment: Experiment, run: str) -> Mechanism:
     return Mechanism(entry, _moved(privacy, privacy.clip_norm or math.inf))
 
 
-def class_means(experiment: Experiment, run: str) -> Mechanism:
-    """The sums of the class means, of norm 1, which have the noise of one update."""
-    privacy = experiment.privacy
-    entry = Entry.of_update(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT)
-    return Mechanism(replace(entry, kind="class_means"), _moved(privacy, 1.0))
-
-
 def sums(experiment: Experiment, run: str, task: int) -> Mechanism:
     """One task's sums of features, computed from that task's samples alone.
 

@@ -33,12 +33,6 @@ def _release(experiment: ExperimentFields) -> None:
             "model.features: found a choice between maps, which head auto of strategy analytic makes; "
             "allowed: head: auto, or one of the maps by itself"
         )
-    if privacy.release == "sums" and any(map_.name == "model" for map_ in model.maps):
-        raise ValueError(
-            "privacy.release: found 'sums' with a map of a finished run, which learnt from samples: one "
-            "release hides a sample only behind a map that no private data shaped; allowed: random, "
-            "patches, pretrained"
-        )
     if privacy.release == "sums" and strategy.trains:
         raise ValueError(
             f"privacy.release: found 'sums', and strategy {strategy.name} sends updates; allowed "
@@ -83,26 +77,6 @@ def _pretraining(experiment: ExperimentFields) -> None:
         )
 
 
-def _class_means(experiment: ExperimentFields) -> None:
-    mode = experiment.privacy.mode
-    if experiment.learner.means == "global" and mode in ("client_central", "client_shared", "sample"):
-        raise ValueError(
-            f"learner.means: found 'global' with privacy.mode {mode!r}, under which no accountant covers "
-            "what a site would send; allowed with none and client_local"
-        )
-
-
-def _learnt_features(experiment: ExperimentFields) -> None:
-    learner, privacy = experiment.learner, experiment.privacy
-    if learner.classifier == "gaussian" and (privacy.enabled or experiment.secure is not None):
-        found = "secure" if experiment.secure is not None else f"privacy.mode {privacy.mode!r}"
-        raise ValueError(
-            f"learner.classifier: found 'gaussian' with {found}; sums of features that learn on are neither "
-            "noised nor masked: a sample would be in a release of each task; allowed: head, or strategy "
-            "analytic"
-        )
-
-
 def _patients(experiment: ExperimentFields) -> None:
     data = experiment.data
     named = data.patient is not None or data.only_at_sites or "patient" in data.arrays
@@ -116,14 +90,6 @@ def _precision(experiment: ExperimentFields) -> None:
         raise ValueError(
             f"learner.precision: found {precision!r} with privacy.mode 'sample', which clips gradients of "
             "one sample and computes them in float32 alone; allowed: float32"
-        )
-
-
-def _bayesian_figure(experiment: ExperimentFields) -> None:
-    if experiment.learner.means == "global" and experiment.privacy.bayesian:
-        raise ValueError(
-            "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
-            "figure would leave it out; allowed with learner.means 'site'"
         )
 
 
@@ -157,7 +123,7 @@ def _bounds(experiment: ExperimentFields) -> None:
 CHECKS: tuple[Callable[[ExperimentFields], None], ...] = (
     *(_learner, _release),
     *(require_covered_counts, require_calibration),
-    *(_masks, _sites, _pretraining, _class_means, _learnt_features),
-    *(_patients, _precision, _bayesian_figure, _dual_backbone, _bounds, _local_steps),
+    *(_masks, _sites, _pretraining),
+    *(_patients, _precision, _dual_backbone, _bounds, _local_steps),
 )
 """Each raises ValueError naming the key; the first that does is what a person reads."""

@@ -96,7 +96,7 @@ def load_experiment(
 ) -> Experiment:
     """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
 
-    Relative paths, of data and of a finished run, are relative to the file's folder when
+    Relative paths of data are relative to the file's folder when
     they exist there, else to the working folder.
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
@@ -111,7 +111,6 @@ def experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experime
     """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
     _locate_data(content.get("data"), folder)
     model = content.get("model")
-    _locate_runs(model, folder)
     if not isinstance(model, dict) or model.get("features") != "auto":
         return validate(Experiment, content, where)
     # here, because it reads the data and takes PyTorch, which no other experiment needs to be read
@@ -121,44 +120,18 @@ def experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experime
 
 
 def _read_for_maps(content: Any) -> Any:
-    """An experiment's content with what `data` leaves to the maps: `image_size` of files, places of a case.
+    """An experiment's content with the `image_size` of files that `data` leaves to the maps.
 
-    Content that is faulty elsewhere stays as it is. Raises ValueError where maps do not fit data.pool.
+    Content that is faulty elsewhere stays as it is.
     """
     try:
         data = DataConfig.model_validate(content.get("data"))
         model = ModelConfig.model_validate(content.get("model"))
     except (AttributeError, ValidationError):
         return content
-    found: dict[str, Any] = {}
-    if data.source == "folder" and data.image_size is None:
-        found["image_size"] = size_to_read(model.maps, tiled=data.pool is None)
-    if data.pool is not None:
-        tiles = {getattr(each, "tiles", 1) for each in model.maps}
-        if len(tiles) != 1 or tiles == {1} or data.pool.images not in (None, *tiles):
-            shown = ", ".join(map(str, sorted(tiles))) or "no map"
-            raise ValueError(
-                "data.pool: a case's images lie side by side as tiles of one, so that every map needs the "
-                f"same `tiles`, as many as a case may have images; found {shown}"
-            )
-        found["pool"] = data.pool.model_copy(update={"images": tiles.pop()})
-    found = {key: value for key, value in found.items() if value is not None}
-    return {**content, "data": data.model_copy(update=found)} if found else content
-
-
-def _locate_runs(model: Any, folder: Path) -> None:
-    """Make the file of each map of a finished run absolute, and write down what it holds.
-
-    Raises ConfigError when a file cannot be read, or is not the model of a run that learnt features.
-    """
-    features = model.get("features") if isinstance(model, dict) else None
-    for found in features if isinstance(features, list) else ():
-        if isinstance(found, dict) and found.get("name") == "model" and isinstance(found.get("file"), str):
-            # here, because it takes PyTorch, which no other experiment needs to be read
-            from perennial.models.feature_maps.finished_run import written_down
-
-            found["file"] = beside(folder, found["file"])
-            written_down(found)
+    if data.source != "folder" or data.image_size is not None or (size := size_to_read(model.maps)) is None:
+        return content
+    return {**content, "data": data.model_copy(update={"image_size": size})}
 
 
 def _locate_data(data: Any, folder: Path) -> None:

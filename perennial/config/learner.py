@@ -231,11 +231,8 @@ class LearnerConfig(FiniteBlock):
     contrastive: Contrastive | None = None
     consolidation: Consolidation | None = Field(default=None, exclude_if=operator.not_)
     memory: Memory | None = None
-    classifier: Literal["head", "nearest_mean", "gaussian"] = "head"
-    """gaussian: linear discriminants of the features that were learnt, solved for at the end of each task
-    from the sites' exact sums over new samples and exemplars; policies answer it with `statistics`."""
-    means: Literal["site", "global"] = "site"
-    """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
+    classifier: Literal["head", "nearest_mean"] = "head"
+    """nearest_mean: of the mean features of the site's own exemplars."""
     correction: Annotated[Correction, BeforeValidator(name_only)] | None = None
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     """Of products in training and evaluation. tf32: GPUs round what goes into them to 10 bits; processors
@@ -248,21 +245,12 @@ class LearnerConfig(FiniteBlock):
     def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
-        if self.classifier == "gaussian" and self.memory is None:
-            raise ValueError("classifier gaussian knows former classes by their exemplars; it needs `memory`")
         if self.classification.name == "current_softmax" and self.memory is not None:
             raise ValueError(
                 "classification current_softmax has no place for exemplars of earlier classes; "
                 "allowed with `memory: null`"
             )
-        if self.means == "global" and self.classifier != "nearest_mean":
-            raise ValueError("means: found 'global', allowed with classifier nearest_mean")
         return self
-
-    @property
-    def rows_name(self) -> str:
-        """Name in messages of the rows that classify in place of the head: gaussian or means."""
-        return "gaussian" if self.classifier == "gaussian" else "means"
 
     def at(self, progress: float) -> "LearnerConfig":
         """These settings without the loss terms that are off in this round.

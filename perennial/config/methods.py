@@ -9,8 +9,7 @@ from perennial.config.strategies import STRATEGIES, Asks, asks_of, nested
 from perennial.data.source_kinds import SOURCES
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
-from perennial.models.config import NETWORKS, RunLayout
-from perennial.models.feature_maps.config import ModelMapConfig
+from perennial.models.config import NETWORKS
 
 WHERE: Mapping[plugins.Kind, str] = {
     "strategy": "strategy.name",
@@ -87,12 +86,7 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     def network(section: Any) -> Any:
         for key in ("name", "backbone"):
             section = at(section, key, lambda name: named("model", NETWORKS, name))
-        return at(section, "features", maps)
-
-    def maps(section: Any) -> Any:
-        if not isinstance(section, list | tuple):
-            return section
-        return [at(each, "layout", lambda layout: at(layout, "model", network)) for each in section]
+        return section
 
     result = at(dict(content), "strategy", strategy)
     result = at(result, "data", lambda data: at(data, "source", lambda name: named("source", SOURCES, name)))
@@ -106,13 +100,12 @@ def require_code_of_sites(experiment: ExperimentFields) -> None:
     Sites need these. They need no code of a strategy without a site half, which works at the server.
     """
     of = nested(experiment.strategy.name, experiment.strategy.parameters)
-    learnt = [each.layout for each in experiment.model.maps if isinstance(each, ModelMapConfig)]
-    networks = [experiment.model, *(RunLayout.model_validate(layout).model for layout in learnt)]
+    network = experiment.model
     named: list[tuple[plugins.Kind, str]] = [
         ("source", experiment.data.source),
         ("loss", experiment.learner.classification.name),
         *(("strategy", name) for name, keys in of if asks_of(name, keys).site_half),
-        *(("model", name) for network in networks for name in (network.name, network.backbone or "")),
+        *(("model", name) for name in (network.name, network.backbone or "")),
     ]
     for kind, name in named:
         if plugins.is_target(name):

@@ -118,12 +118,11 @@ class ExperimentFields(Block):
     def needs_previous(self) -> bool:
         """Whether sites need the global model of the previous task.
 
-        They need it to distil from it, to build on it, to choose exemplars, or for sums of its features.
+        They need it to distil from it, to build on it, or to choose exemplars.
         """
         learner = self.learner
         model_needs = self.model.name == "dual_backbone"
-        sums = learner.classifier == "gaussian"
-        return learner.needs_previous or learner.memory is not None or model_needs or sums
+        return learner.needs_previous or learner.memory is not None or model_needs
 
     def to_yaml(self) -> str:
         """The resolved experiment, every default written out."""

@@ -154,14 +154,3 @@ def counts_of(
     if any(a > b for a, b in zip(correct, total, strict=True)) or max(total + others) >= 2**62:
         raise ValueError("counts: they are no sum of right answers and samples of each class")
     return correct, total, others
-
-
-def class_sum_words(sums: Mapping[str, Tensor]) -> Words:
-    """(M d + M,) words of `sums` (M, d) and `counts` (M,)."""
-    return integer_words(sums["sums"].double().cpu().div(CLASS_SUM_STEP).round(), sums["counts"].round())
-
-
-def class_sums_of(words: Words, classes: int, width: int) -> tuple[Tensor, Tensor]:
-    """((M, d) float64, (M,) int64) of a sum of class_sum_words(). Raises ValueError on another length."""
-    sums, counts = integers_of(words, (classes, width), (classes,))
-    return sums.to(torch.float64).mul_(CLASS_SUM_STEP), counts

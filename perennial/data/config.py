@@ -32,7 +32,6 @@ _OPTIONS = (
         "arrays",
         "options",
         "patient",
-        "pool",
         "subgroup",
     ),
 )
@@ -81,16 +80,6 @@ class SubgroupConfig(FiniteBlock):
 
     column: str
     values: Names
-
-
-class PoolConfig(FiniteBlock):
-    """Images that become one record. by: "case", all images of one patient as data.patient names it.
-
-    images: how many a record has room for; the `tiles` of the maps, set when the file is read.
-    """
-
-    by: Literal["case"] = "case"
-    images: Annotated[int, Field(ge=2, le=64)] | None = None
 
 
 Constants = float | tuple[float, ...] | dict[str, float]
@@ -150,11 +139,6 @@ def left_out(rule: Literal["refuse", "skip"], unreadable: int, of: int, what: st
     return f"{what} cannot be read: {unreadable} of {of}"
 
 
-def _text_as(key: str) -> BeforeValidator:
-    """A block that may be written as its first key's text alone."""
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
-
-
 def _rising(window: tuple[float, float]) -> tuple[float, float]:
     if window[0] >= window[1]:
         raise ValueError(f"the value that becomes black must be below that of white; found {list(window)}")
@@ -197,7 +181,6 @@ class DataConfig(FiniteBlock):
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
         group, searched in the file's name, or PatientID, the element of DICOM files, of which no more than a
         keyed hash is kept. All samples of a patient are in one part and at one site.
-    pool: case: all images of a patient are one record (data/cases.py), for maps with `tiles`.
     subgroup (csv, manifest): a column by whose values the measures are shown, too; it decides nothing else.
     test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
         hash of each record decides (data/splits.py).
@@ -236,7 +219,6 @@ class DataConfig(FiniteBlock):
     unreadable: Unreadable = Field(default="refuse", exclude_if=partial(operator.eq, "refuse"))
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
     patient: str | None = None
-    pool: Annotated[PoolConfig | None, _text_as("by")] = Field(default=None, exclude_if=_is_none)
     subgroup: SubgroupConfig | None = Field(default=None, exclude_if=operator.not_)
     sites: int | None = Field(default=None, gt=0, le=MOST_SITES)
     partition: PartitionConfig = PartitionConfig()
@@ -302,8 +284,6 @@ class DataConfig(FiniteBlock):
             patient_pattern(str(self.patient))
         if self.patient is not None and {"patient"} & self.arrays.keys():
             raise ValueError("patient and arrays.patient both name the array; give one")
-        if self.pool and self.path is not None and self.patient is None and "patient" not in self.arrays:
-            raise ValueError("pool: case needs patient, which says whose each image is")
         return self
 
     @property
@@ -320,7 +300,7 @@ class DataConfig(FiniteBlock):
 
     @model_validator(mode="after")
     def _partition_fits(self) -> Self:
-        kind, ratios = self.partition.kind, self.partition.ratios
+        kind = self.partition.kind
         if kind == "natural" and self.kind.own_sites == "never":
             raise ValueError(f"partition.kind 'natural': source {self.source!r} has no sites of its own")
         if kind == "natural" and self.kind.own_sites == "by_column" and self.site_column is None:
@@ -329,6 +309,4 @@ class DataConfig(FiniteBlock):
             raise ValueError(
                 f"source {self.source!r} makes its own sites: set partition.kind 'natural', not {kind!r}"
             )
-        if ratios is not None and self.sites is not None and len(ratios) != self.sites:
-            raise ValueError(f"partition.ratios has {len(ratios)} entries for {self.sites} sites")
         return self

@@ -11,7 +11,6 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from perennial.data.cases import sheet_shape
 from perennial.data.config import DataConfig
 from perennial.data.labels import without_samples
 from perennial.data.samples import Samples, constants, fill_missing, joined
@@ -163,8 +162,7 @@ def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
         return (feature_count(config.columns),)
     if config.size is None:
         raise ConfigError("data.image_size: missing; an experiment without data of its own must say it")
-    shape = (1 if config.color == "gray" else 3, *config.size)
-    return shape if config.pool is None else sheet_shape(shape, config.pool.images or 1)
+    return (1 if config.color == "gray" else 3, *config.size)
 
 
 def declared_constants(config: DataConfig) -> tuple[Tensor, Tensor]:

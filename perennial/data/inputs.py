@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.cases import image_shape, sheet
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES
 from perennial.data.images import ImageReading, conform, is_dicom, read_images, windowed
@@ -72,20 +71,6 @@ def read_inputs(
         fill_missing(x, fill)
         for start in range(0, len(x), BATCH):
             yield names[start : start + BATCH], x[start : start + BATCH]
-
-
-def read_cases(
-    paths: Sequence[Path], shape: tuple[int, ...], images: int, fill: Tensor, reading: ImageReading
-) -> Iterator[tuple[list[str], Tensor]]:
-    """Yield ([name], x (1, C, H, W)) of each path's case: a folder of images, an image, or an .npz file.
-
-    shape: (C, H, W) of a record. images: tiles in a record. Raises DataError as read_inputs does.
-    """
-    small = image_shape(shape, images)
-    for path in paths:
-        files = files_in([path], of_images=True)
-        parts = [x for _, x in read_inputs(files, small, "uint8", fill, reading=reading)]
-        yield [str(path)], sheet(torch.cat(parts), images)[None]
 
 
 def _array(path: Path) -> tuple[list[str], Tensor]:

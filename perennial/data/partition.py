@@ -65,8 +65,6 @@ def partition(
                 "data.partition.kind: 'natural', but the data does not say which site holds a sample"
             )
         return Partition([np.flatnonzero(site_of == site) for site in range(sites)], ())
-    if config.ratios is not None and len(config.ratios) != sites:
-        raise ConfigError(f"data.partition.ratios: {len(config.ratios)} entries for {sites} sites")
     by_class = np.split(
         np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=boundaries[-1]))[:-1]
     )
@@ -140,8 +138,6 @@ def _counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, 
             return _class_subset(config, totals, sites, seed, task)
         case "groups":
             return _groups(config, totals, sites, seed, task)
-        case "quantity":
-            return apportion(totals, np.tile(np.array(config.ratios), (len(totals), 1)))
         case _:
             return _equal_parts(totals, np.ones((len(totals), sites), dtype=bool), task)
 

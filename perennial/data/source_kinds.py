@@ -40,7 +40,7 @@ SOURCES: dict[str, SourceKind] = {
     "digits": SourceKind("perennial.data.public_sets:load_digits", IMAGES, own_sites="never"),
     "folder": SourceKind(
         "perennial.data.folder:load_folder",
-        (*COLLECTED, "pool", *IMAGES, *FILES, *APART),
+        (*COLLECTED, *IMAGES, *FILES, *APART),
         takes=("cache",),
         collected=True,
     ),
@@ -51,11 +51,9 @@ SOURCES: dict[str, SourceKind] = {
         own_sites="by_column",
     ),
     "npz": SourceKind(
-        "perennial.data.npz:load_npz", (*COLLECTED, "pool", "arrays", *IMAGES, "window"), collected=True
+        "perennial.data.npz:load_npz", (*COLLECTED, "arrays", *IMAGES, "window"), collected=True
     ),
-    "pack": SourceKind(
-        "perennial.data.pack:load_pack", ("path", "patient", "pool", *IMAGES), needs=("path",)
-    ),
+    "pack": SourceKind("perennial.data.pack:load_pack", ("path", "patient", *IMAGES), needs=("path",)),
     "torchvision": SourceKind(
         "perennial.data.public_sets:load_torchvision",
         ("path", "dataset", "download", *IMAGES),
@@ -71,7 +69,6 @@ PLUGIN_OPTIONS = (
     "labels",
     "options",
     "patient",
-    "pool",
     *IMAGES,
     *FILES,
     *TABLE,

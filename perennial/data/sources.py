@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from perennial.data.cases import pooled
 from perennial.data.config import DataConfig
 from perennial.data.samples import Source, select_classes
 from perennial.data.source_kinds import SOURCES, kind_of
@@ -26,16 +25,7 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Source:
         source = keywords.build(reader, config.source, config.options, "data.options", first=(config, seed))
         if not isinstance(source, Source):
             raise ConfigError(f"data.source: {config.source} gave {type(source).__name__}, allowed a Source")
-        return select_classes(_as_records(source, config), config.classes)
+        return select_classes(source, config.classes)
     reader, offered = plugins.load_ours(kind.reader), {"seed": seed, "cache": cache}
-    source = _as_records(reader(config, **{name: offered[name] for name in kind.takes}), config)
+    source = reader(config, **{name: offered[name] for name in kind.takes})
     return source if kind.collected else select_classes(source, config.classes)
-
-
-def _as_records(source: Source, config: DataConfig) -> Source:
-    """The source with each case as one record, where they are pooled."""
-    if config.pool is None:
-        return source
-    if config.pool.images is None:
-        raise ConfigError("data.pool.images: missing; an experiment takes it from the maps' `tiles`")
-    return pooled(source, config.pool.images)

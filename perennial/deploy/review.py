@@ -149,10 +149,6 @@ def _entries(plan: Plan) -> list[Entry]:
         found += [charges.update(experiment, run)] * _times(plan, "train")
     else:
         found += [charges.sums(experiment, run, task) for task in range(1, tasks + 1)]
-    if experiment.learner.means == "global":
-        found += [charges.class_means(experiment, run)] * tasks
-    if experiment.learner.classifier == "gaussian":
-        found += [charges.in_the_clear(experiment, run, "statistics")] * tasks
     if (config := experiment.digests) is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
         found += charges.digests(experiment, run, config, guarantee) * tasks
@@ -169,10 +165,6 @@ def _reported(plan: Plan) -> str:
     privacy = plan.experiment.privacy
     clear = ["number of samples", "training loss", "number of steps", *plan.measurements]
     reported = [] if privacy.enabled else clear
-    if plan.experiment.learner.means == "global":
-        reported.append("at the end of a task, sums of the exemplars' features by class")
-    if plan.experiment.learner.classifier == "gaussian":
-        reported.append("at the end of a task, sums of features of its samples and of exemplars")
     uploads = [upload for asks in plan.asks.values() for upload in asks.clear_uploads]
     reported += [upload for upload in uploads if upload not in (*plan.measurements, "steps")]
     return ", ".join(reported)

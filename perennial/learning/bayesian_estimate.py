@@ -29,7 +29,7 @@ from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.training import TrainingResult
 from perennial.models.flat import FlatParameters
-from perennial.privacy.bayesian import PAIRS, PLANNED_ROUNDS, BayesianAccountant
+from perennial.privacy.bayesian import PAIRS, BayesianAccountant
 from perennial.privacy.clipping import clip
 
 FILE = "typical.json"
@@ -55,18 +55,20 @@ class BayesianFigure:
 class NeighbourDistances:
     """Distances measured in one round, until keep() adds them to the run's file at the site, `path`.
 
-    pairs: neighbours that are sampled at each invocation of the mechanism.
+    rounds: of all tasks, which the bound is planned for; one more voids it. pairs: neighbours that are
+    sampled at each invocation of the mechanism.
     """
 
     path: Path
     experiment: Experiment
+    rounds: int
     pairs: int
     generator: np.random.Generator
     _seen: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, experiment: Experiment, state_dir: Path, site: str, run: str, round_number: int
+        cls, experiment: Experiment, rounds: int, state_dir: Path, site: str, run: str, round_number: int
     ) -> Self | None:
         """Begin a round; None if no estimate is asked for, or if only the server could make one."""
         privacy = experiment.privacy
@@ -74,7 +76,7 @@ class NeighbourDistances:
             return None
         generator = stream(experiment.seed, "typical-record", site, round_number)
         path = _path(state_dir, run)
-        return cls(path, experiment, PAIRS, generator)
+        return cls(path, experiment, rounds, PAIRS, generator)
 
     def records(self, samples: int) -> Tensor:
         """(pairs,) indices of records of `samples`, drawn at random with replacement."""
@@ -142,7 +144,7 @@ class NeighbourDistances:
     def _new(self) -> BayesianAccountant:
         rate = self.experiment.privacy.sample_rate
         steps = 1 if rate is None else math.ceil(self.experiment.learner.epochs / rate)
-        return BayesianAccountant(PLANNED_ROUNDS * steps)
+        return BayesianAccountant(self.rounds * steps)
 
 
 def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSet]:

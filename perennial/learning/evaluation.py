@@ -9,7 +9,7 @@ from torch import Tensor
 from perennial.foundation.cache import BoundedFolder
 from perennial.learning.batches import TrainingSet, outputs
 from perennial.learning.scored import classifier
-from perennial.models.class_means import mean_similarity, over_features
+from perennial.models.class_means import mean_similarity
 from perennial.models.incremental import IncrementalModel
 
 
@@ -50,12 +50,8 @@ def head_counts(
 def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
     """A function from inputs (B, ...) to the class (B,) whose mean feature is closest.
 
-    means: (M, d), rows of unit length, or of zeros for classes that are never predicted; or the (M, d + 1)
-    rows of a Gaussian head, for the class of the largest score.
+    means: (M, d), rows of unit length, or of zeros for classes that are never predicted.
     """
-    if means.shape[1] != model.feature_width:
-        classify = over_features(model, means)
-        return lambda inputs: classify(inputs).argmax(dim=1)
     means = means.to(model.head.weight.device)
     return lambda inputs: mean_similarity(model.features(inputs), means).argmax(dim=1)
 

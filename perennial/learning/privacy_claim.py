@@ -18,7 +18,6 @@ def check_claim(
     weights_use_metrics: bool = False,
     clear_uploads: Sequence[str] = (),
     normalisation_from_data: bool = False,
-    planned_rounds: int | None = None,
 ) -> None:
     """Refuse an experiment whose privacy claim would be false; mode none claims nothing.
 
@@ -50,5 +49,4 @@ def check_claim(
         else "none",
         sparsity=sparsity,
         normalisation_from_data=normalisation_from_data,
-        planned_rounds=planned_rounds,
     )

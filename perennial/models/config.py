@@ -5,14 +5,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from perennial.foundation.block import Block, FiniteBlock
+from perennial.foundation.block import Block
 from perennial.foundation.errors import nearest
 from perennial.foundation.plain import Plain
 from perennial.foundation.plugins import is_target, known
 from perennial.models.feature_maps.config import (
     Choice,
     FeatureMapConfig,
-    ModelMapConfig,
     OneMap,
     PretrainedConfig,
     RandomMapConfig,
@@ -157,11 +156,8 @@ class ModelConfig(Block):
         if self.projection is not None and any(isinstance(m, RandomMapConfig) for m in self.maps):
             raise ValueError(
                 "key 'projection': a random map reads inputs by an experiment's own constants; allowed with "
-                "inputs, patches, pretrained and model"
+                "inputs, patches and pretrained"
             )
-        for each in self.maps:
-            if isinstance(each, ModelMapConfig):
-                RunLayout.model_validate(each.layout)
         return self
 
     @model_validator(mode="after")
@@ -186,42 +182,4 @@ class ModelConfig(Block):
                 f"key 'norm': found 'none', but {self.backbone_name} does not train without one; "
                 "allowed: group, batch"
             )
-        return self
-
-
-class LearntInputs(FiniteBlock):
-    """Inputs of a finished run's network. shape: of a sample. mean, std: of (x - mean) / std."""
-
-    shape: tuple[Count, ...] = Field(min_length=1, max_length=3)
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-class RunLayout(Block):
-    """Settings of a finished run that decide its layers and inputs, and its name.
-
-    classes: rows of its head.
-    """
-
-    name: str
-    model: ModelConfig
-    seed: int = Field(ge=0)
-    classes: int = Field(ge=1, le=65_536)
-    inputs: LearntInputs
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_encoder(cls, content: Any) -> Any:
-        """Layouts of 0.2.0 name the encoder of the digests, which is random now."""
-        if isinstance(content, dict) and "encoder" in content:
-            content = dict(content)
-            found = content.pop("encoder") or {}
-            if (name := found.get("name", "random")) != "random":
-                raise ValueError(f"layout.encoder: found {name!r}, allowed random alone")
-        return content
-
-    @model_validator(mode="after")
-    def _learnt_features(self) -> "RunLayout":
-        if self.model.name == "features":
-            raise ValueError("layout.model: a run on fixed maps, which learnt no features; allowed: its maps")
         return self

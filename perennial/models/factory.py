@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig, RunLayout
+from perennial.models.config import BACKBONES, CONVOLUTIONAL, ModelConfig
 from perennial.models.digest_networks import DigestTwoBranchModel, FeatureEncoder, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.feature_maps.config import PretrainedConfig
@@ -83,12 +83,11 @@ def build_pretrained_backbone(
             f"model.features.stages: found {config.stages}; allowed 0, and others with model features: "
             "what is trained here ends with the network's last layer"
         )
-    for key in ("symmetry", "tiles"):
-        if config.is_set(key):
-            raise ConfigError(
-                f"model.features.{key}: found {getattr(config, key)!r}; allowed with model features alone: "
-                "what is trained here sees each image as it is"
-            )
+    if config.symmetry is not None:
+        raise ConfigError(
+            f"model.features.symmetry: found {config.symmetry!r}; allowed with model features alone: what is "
+            "trained here sees each image as it is"
+        )
     fixed, _ = build_pretrained(config, input_shape, with_weights)
     mean, std = (torch.zeros(1), torch.ones(1)) if constants is None else constants
     mean, std = mean.float().view(-1, 1, 1), std.float().view(-1, 1, 1)
@@ -132,7 +131,6 @@ def build_model(
             constants,
             projection=config.projection,
             with_weights=with_weights,
-            network_of=network_of,
         )
         return IncrementalModel(fixed, fixed.width, num_classes, rows, dropout=config.dropout)
     if config.name == "pretrained":
@@ -151,11 +149,6 @@ def build_model(
     if config.name == "dual_backbone":
         return DualBackboneModel(backbone, width, num_classes, rows, seed=seed, dropout=config.dropout)
     return IncrementalModel(backbone, width, num_classes, rows, dropout=config.dropout)
-
-
-def network_of(layout: RunLayout) -> IncrementalModel:
-    """A finished run's network without its weights."""
-    return build_model(layout.model, layout.inputs.shape, layout.classes, layout.seed, with_weights=False)
 
 
 def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:

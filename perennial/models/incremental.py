@@ -4,7 +4,6 @@ Shapes: x (B, ...) float32 input, features (B, d), logits (B, M). M: classes kno
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,20 +11,6 @@ from torch import Tensor, nn
 
 from perennial.foundation.errors import StateError, nearest
 from perennial.models.layers import LINEAR_SLOPE, empty_linear, kaiming_uniform
-
-
-@runtime_checkable
-class Restructured(Protocol):
-    """A module some of whose submodules exist only in some of its states."""
-
-    def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Add or remove submodules until they are those of `state`, which has this module's own keys."""
-        ...
-
-
-def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries of `state` whose keys begin with `prefix`, without the prefix."""
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 class IncrementalModel(nn.Module):
@@ -99,9 +84,7 @@ class IncrementalModel(nn.Module):
         """
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Add or remove submodules until they are those of `state`; by default, of the backbone alone."""
-        if isinstance(self.backbone, Restructured):
-            self.backbone.restructure(below("backbone.", state))
+        """Add or remove submodules until they are those of `state`; by default there are none of the kind."""
 
 
 def joined_features(parts: Sequence[Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from perennial.foundation.errors import StateError, nearest, shown
 from perennial.foundation.files import replace_file
 from perennial.foundation.plain import PlainObject, read_object
 from perennial.foundation.tensor_file import pieces
-from perennial.models.class_means import CLASS_MEANS, GAUSSIAN_HEAD, over_features
+from perennial.models.class_means import CLASS_MEANS, over_features
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, load_complete
@@ -170,8 +170,8 @@ class SavedModel:
     model: in evaluation mode.
     classes: names by label.
     settings: the experiment, as a mapping.
-    class_means: (M, d) rows of unit length, zero for a class that nobody had exemplars of; or the (M, d + 1)
-    rows of a Gaussian head; None: by the model's own head.
+    class_means: (M, d) rows of unit length, zero for a class that nobody had exemplars of; None: by
+    the model's own head.
     confidence: how stated probabilities and prediction sets were calibrated.
     """
 
@@ -192,10 +192,8 @@ class SavedModel:
 
     @property
     def classifier_name(self) -> str:
-        """The classifier as learner.classifier names it: head, nearest_mean or gaussian."""
-        if self.class_means is None:
-            return "head"
-        return "nearest_mean" if self.class_means.shape[1] == self.model.feature_width else "gaussian"
+        """The classifier as learner.classifier names it: head or nearest_mean."""
+        return "head" if self.class_means is None else "nearest_mean"
 
 
 def save_model(
@@ -219,7 +217,7 @@ def save_model(
         "inputs": json.dumps(inputs.to_json()),
         **({"confidence": json.dumps(confidence, sort_keys=True)} if confidence else {}),
     }
-    means = {} if class_means is None else {_name(class_means, tensors): class_means}
+    means = {} if class_means is None else {CLASS_MEANS: class_means}
     replace_file(path, pieces({**tensors, **means}, metadata))
 
 
@@ -239,12 +237,9 @@ def load_saved(path: Path) -> SavedModel:
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({said})") from error
     with _at_most(4 * sum(tensor.numel() for tensor in tensors.values()) + NOT_STORED, path):
         model = build_model(found.model, inputs.shape, len(classes), found.seed, with_weights=False)
-    means = None
-    for name, more in ((CLASS_MEANS, 0), (GAUSSIAN_HEAD, 1)):
-        if name in tensors:
-            means, expected = tensors.pop(name), (len(classes), model.feature_width + more)
-            if tuple(means.shape) != expected:
-                raise StateError(f"{path}: {name}: found {tuple(means.shape)}, allowed {expected}")
+    means, expected = tensors.pop(CLASS_MEANS, None), (len(classes), model.feature_width)
+    if means is not None and tuple(means.shape) != expected:
+        raise StateError(f"{path}: {CLASS_MEANS}: found {tuple(means.shape)}, allowed {expected}")
     load_complete(model, tensors)
     return SavedModel(model.eval(), classes, inputs, settings, means, confidence)
 
@@ -270,10 +265,6 @@ def _at_most(most: int, path: Path) -> Iterator[None]:
 
     with register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count):
         yield
-
-
-def _name(class_means: Tensor, tensors: Mapping[str, Tensor]) -> str:
-    return CLASS_MEANS if class_means.shape[1] == tensors["head.weight"].shape[1] else GAUSSIAN_HEAD
 
 
 def model_file(folder: Path, site: str) -> Path:

@@ -18,8 +18,6 @@ from perennial.foundation.errors import PrivacyError
 
 PAIRS = 10
 """Sampled distances for each invocation."""
-PLANNED_ROUNDS = 100
-"""Rounds fixed in advance; one more voids the bound for all of them."""
 FAILURE = 1e-10
 """Probability that the Student-t bound of one invocation does not hold."""
 ORDERS = (*range(1, 65), 80, 96, 112, 128, 160, 192, 256)

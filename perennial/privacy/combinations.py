@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.bayesian import PLANNED_ROUNDS
 from perennial.privacy.config import PrivacyConfig
 
 ReleaseProtection = Literal["none", "site", "sample"]
@@ -24,7 +23,6 @@ def refuse_false_claims(
     clear_uploads: Sequence[str] = (),
     digest: ReleaseProtection | None = None,
     sparsity: ReleaseProtection | None = None,
-    planned_rounds: int | None = None,
 ) -> None:
     """Raises PrivacyError with every reason for which the claim of this privacy block would be false.
 
@@ -38,7 +36,6 @@ def refuse_false_claims(
     clear_uploads: names of arrays or figures that a reply carries beside the protected update.
     digest, sparsity: the unit that the release's own noise protects, "none" without a proven guarantee; None
     when it is not sent at all.
-    planned_rounds: rounds of the whole run, where known.
     """
     if not privacy.enabled:
         return
@@ -56,11 +53,6 @@ def refuse_false_claims(
         ),
         *_of_release(privacy, "digest", digest),
         *_of_release(privacy, "sparsity vector", sparsity),
-        (
-            privacy.bayesian and (planned_rounds or 0) > PLANNED_ROUNDS,
-            f"the run has {planned_rounds} rounds, the Bayesian bound is planned for {PLANNED_ROUNDS}, and a "
-            "later round voids it for all; leave privacy.bayesian out",
-        ),
         (
             normalisation_from_data,
             "inputs are made with figures of the training data, which carry no noise: their mean "

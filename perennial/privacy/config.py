@@ -188,8 +188,7 @@ class PrivacyConfig(FiniteBlock):
         if self.unit == "patient":
             raise ValueError(
                 "unit: found 'patient' with release sums, whose noise hides one sample: a patient with k of "
-                "them moves the sums k times as far; allowed unit sample (with data.pool: case a record is "
-                "all of a patient's images), or release updates"
+                "them moves the sums k times as far; allowed unit sample, or release updates"
             )
         if idle := self._given(*OF_UPDATES):
             raise ValueError(

@@ -128,10 +128,9 @@ class RecordBook:
 
     def payments(self, ledger: Ledger) -> Payments:
         """All charges in the ledger, divided by the set of records that pays for them."""
-        totals = ledger.totals()
         with self._open() as book:
-            sets, version = self._sets(book), _version(book)
-        rest = Counter(totals)
+            # in here no charge comes between: charge() has the book open, too
+            sets, version, rest = self._sets(book), _version(book), Counter(ledger.totals())
         for charged in sets:
             rest.subtract(charged.counts)
         by_all = {replace(entry, part=""): 0 for entry, count in rest.items() if count > 0}

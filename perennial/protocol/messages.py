@@ -117,18 +117,12 @@ class FinishTaskRequest(Maskable, NeedsPrevious):
 
 @dataclass(frozen=True, kw_only=True)
 class FinishTaskReply(Stamp):
-    """Site to server: done. Exemplars stay at the site; so does their number, but with global class means."""
+    """Site to server: done. Exemplars stay at the site; so does their number."""
 
     message_type = "train.finish_task"
     public = ("model",)
     model: str = hexadecimal(SHA256, default="")
     """SHA-256 of the model that the site now keeps as the teacher."""
-    class_sums: Tensors | None = None
-    """Sums of the exemplars' unit features and their number, by class; only with learner.means: global,
-    protected as the experiment says."""
-    statistics: Tensors | None = None
-    """Sums over the features of this task's samples and the exemplars, as in StatisticsReply; only with
-    learner.classifier: gaussian."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +132,6 @@ class EvaluateRequest(Maskable, NeedsPrevious):
     message_type = "evaluate"
     arrays: Tensors
     """The global model to measure."""
-    class_means: Tensors | None = None
-    """What to classify with instead of the head: `means`, the mean feature of each class over all sites, with
-    learner.means: global; `gaussian`, a row of weights and a bias for each
-    class, with learner.classifier: gaussian."""
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
     validation: bool = False

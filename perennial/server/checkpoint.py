@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     StrategyState = dict[str, Any]
 else:
     StrategyState = dict[str, Tensor | Plain]
-CLASS_MEANS = "class_means"
 
 
 class Standing(NamedTuple):
@@ -47,22 +46,16 @@ class Standing(NamedTuple):
 
     arrays: Mapping[str, Tensor]
     strategy: StrategyState
-    class_means: Tensor | None
 
 
 @dataclass
 class Checkpoint:
-    """The content of a checkpoint. experiment: its settings. arrays: the model's travelling tensors.
-
-    class_means: (M, d) global class means, or the (M, d + 1) rows of a Gaussian head, at the end of the last
-    finished task; None if the server has none.
-    """
+    """The content of a checkpoint. experiment: its settings. arrays: the model's travelling tensors."""
 
     progress: Progress
     experiment: PlainObject
     arrays: Mapping[str, Tensor]
     strategy: StrategyState
-    class_means: Tensor | None = None
 
 
 class CheckpointWriter:
@@ -117,8 +110,6 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, durable: bool = Tru
             tensors[f"strategy/{name}"] = value
         else:
             values[name] = value
-    if checkpoint.class_means is not None:
-        tensors[CLASS_MEANS] = checkpoint.class_means
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     facts = {
         "schema": SCHEMA,
@@ -265,7 +256,6 @@ def _read(path: Path) -> Checkpoint:
         experiment,
         group("model/"),
         {**strategy, **group("strategy/")},
-        tensors.get(CLASS_MEANS),
     )
 
 

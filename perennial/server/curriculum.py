@@ -118,11 +118,11 @@ class Curriculum:
         progress = self.position.progress
         if progress.state is State.NEW:
             progress.planned(registry)
-            self._save(Standing({}, {}, None))
+            self._save(Standing({}, {}))
         elif progress.state is State.FINISHED and progress.registry != registry:
             assert checkpoint is not None
             progress.continued(registry)
-            self._save(Standing(checkpoint.arrays, checkpoint.strategy, checkpoint.class_means))
+            self._save(Standing(checkpoint.arrays, checkpoint.strategy))
 
     def _services(self, sums: "MaskedSums | None") -> RunContext:
         position, experiment = self.position, self.position.experiment
@@ -189,14 +189,13 @@ class Curriculum:
         sha256 = content_sha256(arrays)
         sites = self.attendance.available(progress.round)
         end.begin(progress.run, progress.round, sites, position.asking)
-        holders, means = end.finish(sha256, position.model.feature_width)
-        position.class_means = means
-        reported = end.counts(position.num_classes, means)
-        scored = self._evaluation.scored(means, reported.temperature)
-        central = self._evaluation.counts(means) if scored is None else (scored.correct, scored.total)
+        holders = end.finish(sha256)
+        reported = end.counts(position.num_classes)
+        scored = self._evaluation.scored(reported.temperature)
+        central = self._evaluation.counts() if scored is None else (scored.correct, scored.total)
         boundaries = position.schedule.boundaries[: task + 1]
         facts = self.history.task_done(boundaries, central, reported, end.bytes)
-        unlearnt = never_predicted(arrays["head.bias"], means, position.model.feature_width)
+        unlearnt = never_predicted(arrays["head.bias"])
         patients = self._evaluation.patients
         write_task_measures(self.folder.path, position, scored, patients, reported, unlearnt)
         position.task_learnt(sha256, arrays, holders, self.folder)
@@ -231,6 +230,4 @@ class Curriculum:
     def _save(self, standing: Standing | None = None) -> None:
         """Write the checkpoint. standing: other arrays than the model's as it is now."""
         position, strategy = self.position, self.strategy
-        self._checkpoints.write(
-            standing or Standing(position.model.arrays, strategy.state_dict(), position.class_means)
-        )
+        self._checkpoints.write(standing or Standing(position.model.arrays, strategy.state_dict()))

@@ -11,7 +11,7 @@ from perennial.foundation.cache import machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.learning.evaluation import head_counts
 from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.learning.scored import Scored, Scores, score
 from perennial.models.feature_maps.fixed import FixedFeatures
@@ -25,18 +25,13 @@ ReportedCounts = tuple[list[int], list[int | None]]
 """The same from sites; samples None: withheld by the site's floor, so that nobody knows their number."""
 
 
-def evaluate_centrally(
-    model: IncrementalModel, test: TrainingSet, num_classes: int, means: Tensor | None = None
-) -> Counts:
+def evaluate_centrally(model: IncrementalModel, test: TrainingSet, num_classes: int) -> Counts:
     """Counts of right answers and samples by class, over the classes seen so far.
 
     test: samples of all classes, in any order. num_classes: seen so far.
-    means: (M, d) class means, or (M, d + 1) rows of a Gaussian head, to classify with in place of the head.
     """
     seen = (test.y < num_classes).nonzero().flatten()
-    if means is None:
-        return head_counts(model, test, num_classes, machine_features(), seen)
-    return count_correct(by_class_means(model.eval(), means), test, num_classes, seen)
+    return head_counts(model, test, num_classes, machine_features(), seen)
 
 
 class Judge:
@@ -93,23 +88,23 @@ class CentralEvaluation:
         self._position, self._model, self._samples = position, position.model, samples
         self._latest: Judge | None = None
 
-    def counts(self, means: Tensor | None = None) -> Counts | None:
-        """The model's right answers and samples by class, or None. means: classify in place of its head."""
-        return None if self._samples is None else self._counts(self._samples, self._model.arrays, means)
+    def counts(self) -> Counts | None:
+        """The model's right answers and samples by class, or None."""
+        return None if self._samples is None else self._counts(self._samples, self._model.arrays)
 
-    def scored(self, means: Tensor | None, temperature: float | None) -> Scored | None:
+    def scored(self, temperature: float | None) -> Scored | None:
         """Scores of the global model on the server's samples of all classes seen so far.
 
-        means: (M, d) class means, if the nearest one classifies. temperature: for probabilities, fitted on
-        the sites' validation samples, or None. Returns None without samples, with evaluation.measures false,
-        or with more than MOST_CLASSES classes; counts of right answers then suffice.
+        temperature: for probabilities, fitted on the sites' validation samples, or None. Returns None without
+        samples, with evaluation.measures false, or with more than MOST_CLASSES classes; counts of right
+        answers then suffice.
         """
         classes, samples = self._position.num_classes, self._samples
         if samples is None or not self._position.experiment.evaluation.measures or classes > MOST_CLASSES:
             return None
         seen = (samples.y < classes).nonzero().flatten()
         with self._model.measuring():
-            return score(self._model.loaded(), samples, means, machine_features(), seen, temperature)
+            return score(self._model.loaded(), samples, None, machine_features(), seen, temperature)
 
     @property
     def patients(self) -> np.ndarray | None:
@@ -140,11 +135,9 @@ class CentralEvaluation:
 
         return replace(run, measure=measure, judge=judged)
 
-    def _counts(
-        self, samples: TrainingSet, arrays: Mapping[str, Tensor], means: Tensor | None = None
-    ) -> Counts:
+    def _counts(self, samples: TrainingSet, arrays: Mapping[str, Tensor]) -> Counts:
         with self._model.measuring():
-            return evaluate_centrally(self._model.holding(arrays), samples, self._position.num_classes, means)
+            return evaluate_centrally(self._model.holding(arrays), samples, self._position.num_classes)
 
 
 def reported_counts(

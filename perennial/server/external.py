@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from perennial.config.yaml_file import apply_overrides, read_yaml, validate
-from perennial.data.cases import image_shape
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
@@ -71,9 +70,7 @@ def _inferred(saved: SavedModel, path: Path) -> dict[str, Any]:
         if (sites := settings.get("site_column")) and sites in read_csv(path).columns:
             content["site_column"] = sites
     elif of_images and inputs.stored == "uint8":
-        pool: dict[str, Any] | None = settings.get("pool")
-        channels, height, width = image_shape(inputs.shape, 1 if pool is None else pool["images"])
-        content |= {} if pool is None else {"pool": pool}
+        channels, height, width = inputs.shape
         content |= {"image_size": [height, width], "color": "gray" if channels == 1 else "rgb"}
     return content
 

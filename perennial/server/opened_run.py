@@ -230,7 +230,7 @@ class OpenedRun:
             save_previous(folder, sha256, before, progress.previous)
             progress.previous, progress.holders = sha256, []
         arrays = {**former.arrays, **(head if progress.round_in_task else {})}
-        changed = Checkpoint(progress, former.experiment, arrays, self.whole.state_dict(), former.class_means)
+        changed = Checkpoint(progress, former.experiment, arrays, self.whole.state_dict())
         # twice, because the file before it is kept, and holds the sums of the withdrawn site
         save_checkpoint(folder, changed)
         save_checkpoint(folder, changed)

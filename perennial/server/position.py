@@ -130,7 +130,6 @@ class Position:
     """The state that tasks and rounds of a run share; a checkpoint stores all of it that can change.
 
     previous: the complete model of the task before, without its holders, which progress lists.
-    class_means: classify in place of the head after the latest task, if the server has them.
     """
 
     experiment: Experiment
@@ -138,7 +137,6 @@ class Position:
     progress: Progress
     model: GlobalModel
     previous: PreviousModel
-    class_means: Tensor | None = None
 
     @classmethod
     def of(cls, experiment: Experiment, registry: Registry, model: GlobalModel, folder: RunFolder) -> Self:
@@ -150,7 +148,6 @@ class Position:
         position = cls(experiment, registry, progress, model, PreviousModel())
         if checkpoint is None:
             return position
-        position.class_means = checkpoint.class_means
         if progress.previous:
             position.previous = _kept(folder, progress.previous)
         previous = position.previous.read()
@@ -173,7 +170,7 @@ class Position:
     @property
     def one_classifier(self) -> bool:
         """Whether all sites judge with the saved model's classifier, not each with its own class means."""
-        return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
+        return self.experiment.learner.classifier != "nearest_mean"
 
     @property
     def in_pretraining(self) -> bool:

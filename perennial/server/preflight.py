@@ -69,7 +69,6 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     check_privacy(
         experiment,
         strategy,
-        rounds=sum(experiment.lead_rounds(task) + rounds for task, rounds in enumerate(schedule.rounds, 1)),
         estimated_constants=facts.estimated_constants,
     )
     complete = build_model(
@@ -164,12 +163,11 @@ def _check_memory(experiment: Experiment, registry: Registry, sites: int) -> Non
 
 
 def check_privacy(
-    experiment: Experiment, strategy: IncrementalStrategy, *, rounds: int, estimated_constants: bool
+    experiment: Experiment, strategy: IncrementalStrategy, *, estimated_constants: bool
 ) -> None:
     """Raise PrivacyError with every reason for which the experiment's privacy claim would be false.
 
-    rounds: of the whole run. estimated_constants: whether inputs are normalised by figures
-    of the training data.
+    estimated_constants: whether inputs are normalised by figures of the training data.
     """
     disclosed = strategy.disclosures()
     check_claim(
@@ -178,7 +176,6 @@ def check_privacy(
         weights_use_metrics=disclosed.weights_use_metrics,
         clear_uploads=disclosed.clear_uploads,
         normalisation_from_data=estimated_constants,
-        planned_rounds=rounds,
     )
     if experiment.privacy.mode == "client_central":
         strategy.largest_weight(1)

@@ -56,8 +56,7 @@ def write_results(
         inputs,
         position.registry.classes,
         experiment,
-        position.class_means,
-        confidence_facts(measures, one_classifier=position.one_classifier),
+        confidence=confidence_facts(measures, one_classifier=position.one_classifier),
     )
     summary["model_file_sha256"] = file_sha256(folder / GLOBAL_MODEL)
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)

@@ -12,10 +12,11 @@ from pydantic import Field
 from torch import Tensor
 
 from perennial.foundation.block import FiniteBlock
-from perennial.foundation.errors import ProtocolError
-from perennial.learning.site_method import LocalTurn, SiteMethod
+from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.learning.site_method import LocalTurn, PlannedRun, SiteMethod, part_of_settings
 from perennial.models.layers import grown
 from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import Stamp
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import RoundContext
 from perennial.strategies.round.gate import Admitted
@@ -159,6 +160,17 @@ class CorrectedSite(SiteMethod):
     def moved(self, change: Tensor, steps: int) -> Tensor:
         """What to remember, (T,). change: (T,), the update as released. steps: of the optimiser."""
         raise NotImplementedError
+
+    def check(self, request: Stamp, plan: PlannedRun) -> None:
+        """Check an order. Raises PolicyRefusal for a round that is not over."""
+        if not isinstance(request, TrainRequest):
+            return
+        order = part_of_settings(request, "correction", CorrectionOrder)
+        if order is not None and order.folded >= request.round:
+            raise PolicyRefusal(
+                f"settings.correction.folded: found {order.folded} in round {request.round}, allowed 0 to "
+                f"{request.round - 1}"
+            )
 
     def open(self, turn: LocalTurn) -> None:
         """Read what the site remembers; nothing without an order, as in rounds of pre-training."""

@@ -146,18 +146,16 @@ class Adaptive(ServerOptimiser):
     """
 
     state_names = (MOMENTUM, SCALE)
+    beta_1 = 0.9
+    beta_2 = 0.99
 
     def __init__(
         self,
         server_lr: float = 0.1,
-        beta_1: float = 0.9,
-        beta_2: float = 0.99,
         tau: float = 1e-3,
         **flower: Any,
     ) -> None:
         super().__init__(server_lr, **flower)
-        self.beta_1 = _checked("beta_1", beta_1, 0 <= beta_1 < 1, "0 to below 1")
-        self.beta_2 = _checked("beta_2", beta_2, 0 <= beta_2 < 1, "0 to below 1")
         self.tau = _checked("tau", tau, tau > 0, "above 0")
 
     def beginning(self, name: str) -> float:
@@ -190,8 +188,7 @@ class FedYogi(Adaptive):
 class FedAdagrad(Adaptive):
     """v = v + mean^2, as published without momentum (beta_1 = 0)."""
 
-    def __init__(self, server_lr: float = 0.1, beta_1: float = 0.0, tau: float = 1e-3, **flower: Any) -> None:
-        super().__init__(server_lr, beta_1, tau=tau, **flower)
+    beta_1 = 0.0
 
     def scaled(self, scale: Tensor, square: Tensor) -> Tensor:
         return scale + square

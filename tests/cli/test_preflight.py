@@ -23,7 +23,6 @@ LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "del
 CENTRAL = {**LOCAL, "mode": "client_central"}
 SAMPLE = {**LOCAL, "mode": "sample", "sample_rate": 0.1}
 UNMEASURED = {"evaluation": {"federated": False}}
-BAYESIAN = {**LOCAL, "bayesian": True}
 BAD: dict[str, dict[str, Any]] = {
     "no such strategy": {"strategy": "fedvag"},
     "a key of a strategy": {"strategy": {"name": "scaffold", "server_lrr": 1}},
@@ -69,11 +68,6 @@ BAD: dict[str, dict[str, Any]] = {
         "learner": {"preset": "none", "optimizer": {"lr": 0.1}, "memory": {"fixed_total": 3}}
     },
     "a ring that freezes everything": {"strategy": {"name": "serial_ring", "freeze": 9, "relabel": "none"}},
-    "more rounds than a Bayesian figure was planned for": {
-        "privacy": BAYESIAN,
-        "tasks": {"count": 2, "rounds": 51},
-        **UNMEASURED,
-    },
 }
 
 

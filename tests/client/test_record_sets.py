@@ -1,6 +1,5 @@
 """A hospital with a table of its own: which of its records are in a release, and who pays."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from perennial.cli.privacy import ledger_command
-from perennial.client import site as site_module
 from perennial.client.training_samples import (
     _identified,  # pyright: ignore[reportPrivateUsage]
     book_of,
@@ -29,26 +27,14 @@ from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic.site import collected
 from tests.privacy.budgets import budget_for
 from tests.privacy.test_record_book import DELTA, gaussian, ids
-from tests.redteam.attacked_hospital import Hospital
+from tests.redteam.attacked_hospital import SUMS, TABLE, Hospital, rows, write_table
 
 SPLIT_KEY = "0" * 64
 NOISE = 4.0
-COLUMNS = {"age": "numeric", "pressure": "numeric"}
-EXPERIMENT: dict[str, Any] = {
-    "data": {
-        "source": "csv",
-        "columns": COLUMNS,
-        "classes": ["ill", "well"],
-        "normalise": {"mean": dict.fromkeys(COLUMNS, 0.0), "std": dict.fromkeys(COLUMNS, 1.0)},
-        "test_fraction": 0,
-        "validation_fraction": 0,
-        "sites": 2,
-    },
-    "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
+EXPERIMENT: dict[str, Any] = SUMS | {
+    "data": TABLE,
     "tasks": {"count": 2, "rounds": 1, "order": "natural"},
-    "learner": None,
-    "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.01},
-    "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": NOISE},
+    "privacy": SUMS["privacy"] | {"noise_multiplier": NOISE},
     "evaluation": {"federated": False},
 }
 
@@ -56,21 +42,6 @@ EXPERIMENT: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
-
-
-def rows(count: int = 40) -> list[list[str]]:
-    draw = np.random.default_rng(0)
-    return [
-        [f"{draw.normal():.6f}", f"{draw.normal():.6f}", "ill" if place % 2 else "well"]
-        for place in range(count)
-    ]
-
-
-def write(folder: Path, table: list[list[str]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "visits.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([[*COLUMNS, "label"], *table])
-    site_module._processes.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def hospital(folder: Path, epsilon: float, **changes: Any) -> Hospital:
@@ -106,7 +77,7 @@ def paid_by(folder: Path) -> list[int]:
 
 
 def test_every_release_names_its_records(tmp_path: Path) -> None:
-    write(tmp_path, rows())
+    write_table(tmp_path, rows())
     place = hospital(tmp_path, one_release())
     for task in (1, 2):
         assert isinstance(ask(place, task), StatisticsReply), place.refusal
@@ -119,14 +90,14 @@ def test_every_release_names_its_records(tmp_path: Path) -> None:
 def test_a_record_that_changed_its_label_is_left_out_in_silence(tmp_path: Path) -> None:
     """By public facts it is in one task of the run; the site knows that it was in the other one too."""
     table = rows()
-    write(tmp_path, table)
+    write_table(tmp_path, table)
     place = hospital(tmp_path, one_release())
     first = ask(place, 1)
     assert isinstance(first, StatisticsReply), place.refusal
     wrong = [row for row in table if row[2] == "ill"][:3]
     for row in wrong:
         row[2] = "well"
-    write(tmp_path, [row for row in table])
+    write_table(tmp_path, [row for row in table])
     second = ask(hospital(tmp_path, one_release()), 2)
     assert isinstance(second, StatisticsReply)
     assert set(second.statistics) == set(first.statistics)
@@ -142,9 +113,9 @@ def test_a_record_that_changed_its_label_is_left_out_in_silence(tmp_path: Path) 
 
 def test_that_all_records_are_spent_does_not_show(tmp_path: Path) -> None:
     table = [row for row in rows() if row[2] == "ill"]
-    write(tmp_path, table)
+    write_table(tmp_path, table)
     first = ask(hospital(tmp_path, one_release()), 1)
-    write(tmp_path, [[*row[:2], "well"] for row in table])
+    write_table(tmp_path, [[*row[:2], "well"] for row in table])
     second = ask(hospital(tmp_path, one_release()), 2)
     assert isinstance(first, StatisticsReply) and isinstance(second, StatisticsReply)
     assert second.statistics["counts"].abs().sum() > 0, "there is noise where nobody is"
@@ -179,7 +150,7 @@ def test_one_more_row_of_a_known_content_moves_the_sums_by_what_is_charged(tmp_p
     tasks = {"tasks": {"count": 1, "rounds": 1, "order": "natural"}}
     found = []
     for name, more in (("before", []), ("after", [[*table[0][:2], "ill"]])):
-        write(tmp_path / name, [*more, *table])
+        write_table(tmp_path / name, [*more, *table])
         policy = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 9.0}
         own = {"source": "csv", "path": str(tmp_path / name / "visits.csv")}
         found.append(clear_sums(Hospital(tmp_path / name, policy, own, **EXPERIMENT | tasks), 1))
@@ -190,14 +161,14 @@ def test_one_more_row_of_a_known_content_moves_the_sums_by_what_is_charged(tmp_p
 def test_an_export_made_anew_gives_no_budget_back(tmp_path: Path, name: str) -> None:
     """Sorted otherwise, renamed, labelled anew and longer: who paid is in no further release."""
     table = [*rows(), *rows()[:5]]
-    write(tmp_path, table)
+    write_table(tmp_path, table)
     assert isinstance(ask(hospital(tmp_path, one_release()), 1), StatisticsReply)
     assert isinstance(ask(hospital(tmp_path, one_release()), 2), StatisticsReply)
     before = sum(paid_by(tmp_path))
     draw = np.random.default_rng(1)
     again = [[*row[:2], "well" if row[2] == "ill" else "ill"] for row in draw.permutation(table).tolist()]
     fresh = [[f"{draw.normal():.6f}", f"{draw.normal():.6f}", "well"] for _ in range(7)]
-    write(tmp_path, [*again, *fresh])
+    write_table(tmp_path, [*again, *fresh])
     (tmp_path / "visits.csv").rename(tmp_path / name)
     policy = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 2.2 * one_release()}
     own = {"source": "csv", "path": str(tmp_path / name)}
@@ -212,7 +183,7 @@ def test_an_export_made_anew_gives_no_budget_back(tmp_path: Path, name: str) -> 
 
 
 def test_without_a_budget_everybody_is_in_and_the_ledger_says_what_it_cost(tmp_path: Path) -> None:
-    write(tmp_path, rows())
+    write_table(tmp_path, rows())
     open_site = {"answers": ["statistics"]}
     own = {"source": "csv", "path": str(tmp_path / "visits.csv")}
     place = Hospital(tmp_path, open_site, own, **EXPERIMENT)
@@ -226,7 +197,7 @@ def test_without_a_budget_everybody_is_in_and_the_ledger_says_what_it_cost(tmp_p
 def test_nothing_of_the_records_is_in_what_leaves_or_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path, rows())
+    write_table(tmp_path, rows())
     place = hospital(tmp_path, one_release())
     reply = ask(place, 1)
     key = (tmp_path / "state" / "records" / "key").read_bytes()
@@ -246,7 +217,7 @@ def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_
         "strategy": "fedavg",
         "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.1},
     }
-    write(tmp_path, [*rows(), rows()[0]])  # a copy shares the line of its content
+    write_table(tmp_path, [*rows(), rows()[0]])  # a copy shares the line of its content
     policy = {"answers": ["train"], "require_privacy": "sample", "max_epsilon": 8}
     own = {"source": "csv", "path": str(tmp_path / "visits.csv")}
     place = Hospital(tmp_path, policy, own, **EXPERIMENT | training)

@@ -12,9 +12,7 @@ import yaml
 
 from perennial.cli.check import check_command
 from perennial.client.handlers import answer_evaluate, answer_train
-from perennial.client.held_out import released_class_sums
 from perennial.client.identity import Identity
-from perennial.client.release import leave
 from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
@@ -28,8 +26,6 @@ from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.protocol.messages import (
     DigestRequest,
     EvaluateRequest,
-    FinishTaskReply,
-    FinishTaskRequest,
     PersonalModelRequest,
     SparsityRequest,
     TrainReply,
@@ -108,13 +104,6 @@ def sparsity(site: Site) -> Any:
 
 def clusters(**keys: Any) -> dict[str, Any]:
     return {"strategy": {"name": "pfa", "global_rounds": 1, "layer": 1, "channels": 2, **keys}}
-
-
-def class_sums(site: Site) -> Any:
-    request = FinishTaskRequest(**stamp(site), arrays=arrays(site))
-    model, _ = site.models.load(request.num_classes, request.arrays, None)
-    sums = released_class_sums(site, request, model, site.data.train[:4])
-    return leave(site.identity, request, FinishTaskReply, class_sums=sums)
 
 
 def entries(site: Site) -> tuple[Entry, ...]:

@@ -196,5 +196,16 @@ def test_an_erased_exemplar_is_left_out_and_not_told() -> None:
     store = object.__new__(ExemplarStore)
     names = ["a", "b", "c"]
     store._data = SimpleNamespace(y=names, sample_hash=lambda place: names[place])  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
-    kept = store._located(torch.tensor([0, 1, 2]), ["a", "erased", "b"])  # pyright: ignore[reportPrivateUsage]
+    kept = store._located(torch.tensor([0, 1, 2]), ["a", "erased", "b"], None)  # pyright: ignore[reportPrivateUsage]
     assert kept.tolist() == [0, 1]
+
+
+def test_a_moved_exemplar_is_found_at_a_row_of_its_own_label_and_no_row_comes_twice() -> None:
+    """A row of another task with the same content would train twice, and the exemplar not at all."""
+    store = object.__new__(ExemplarStore)
+    contents, labels = ["new", "x", "y", "y", "x"], torch.tensor([0, 0, 1, 1, 2])
+    store._data = SimpleNamespace(y=labels, sample_hash=lambda place: contents[place])  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    for before, found in (([0, 1, 2], [1, 3, 2]), ([3, 2, 0], [1, 2, 3]), ([4, 3, 2], [1, 3, 2])):
+        kept = store._located(torch.tensor(before), ["x", "y", "y"], [0, 1, 1])  # pyright: ignore[reportPrivateUsage]
+        assert kept.tolist() == found
+    assert store._located(torch.tensor([0]), ["x"], None).tolist() == [1]  # pyright: ignore[reportPrivateUsage]

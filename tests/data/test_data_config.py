@@ -40,8 +40,6 @@ DIGITS = {"source": "digits", "sites": 5}
         ({**DIGITS, "partition": {"kind": "dirichlet", "alpha": 0}}, "greater than 0"),
         ({**DIGITS, "partition": {"kind": "iid", "alpha": 0.5}}, "alpha belongs to kind 'dirichlet'"),
         ({**DIGITS, "partition": {"kind": "class_subset"}}, "needs classes_per_site"),
-        ({**DIGITS, "partition": {"kind": "quantity", "ratios": [0.5, 0.6]}}, "sum to 1; found"),
-        ({**DIGITS, "partition": {"kind": "quantity", "ratios": [0.5, 0.5]}}, "2 entries for 5 sites"),
     ],
 )
 def test_a_wrong_data_block_is_refused_with_its_reason(block: dict[str, Any], words: str) -> None:

@@ -37,7 +37,6 @@ partitions = st.sampled_from(
         {"kind": "iid"},
         {"kind": "dirichlet", "alpha": 0.5, "min_samples": 5},
         {"kind": "class_subset", "classes_per_site": 1},
-        {"kind": "quantity", "ratios": [0.4, 0.3, 0.2, 0.1]},
     ]
 )
 

@@ -20,7 +20,6 @@ kinds = st.sampled_from(
         {"kind": "iid"},
         {"kind": "dirichlet", "alpha": 0.5, "min_samples": 1},
         {"kind": "class_subset", "classes_per_site": 2},
-        {"kind": "quantity", "ratios": (0.6, 0.25, 0.15)},
     ]
 )
 

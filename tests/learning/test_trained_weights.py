@@ -54,7 +54,7 @@ def experiment_file(folder: Path, optimizer: dict[str, Any], **changes: Any) -> 
                     "source": "digits",
                     "sites": 3,
                     "samples_limit": 150,
-                    "partition": {"kind": "quantity", "ratios": [0.2, 0.3, 0.5]},
+                    "partition": {"kind": "iid"},
                 },
                 "tasks": {"increments": [10], "rounds": ROUNDS},
                 "model": {"name": "mlp", "hidden": [12]},

@@ -1,4 +1,4 @@
-"""What a run's file classifies with is what the run was judged by: the head, global means, a site's means."""
+"""What a run's file classifies with is what the run was judged by: the head, or a site's means."""
 
 import json
 from pathlib import Path
@@ -35,11 +35,10 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
-def run(folder: Path, means: str, **settings: Any) -> dict[str, Any]:
+def run(folder: Path) -> dict[str, Any]:
     path = folder / "experiment.yaml"
-    path.write_text(yaml.safe_dump(EXPERIMENT | {"learner": EXPERIMENT["learner"] | {"means": means}}))
-    listener = settings.pop("listener", None)
-    return run_in_process(RunSettings(str(path), runs=str(folder / "runs"), **settings), listener=listener)
+    path.write_text(yaml.safe_dump(EXPERIMENT))
+    return run_in_process(RunSettings(str(path), runs=str(folder / "runs")))
 
 
 def predicted(saved: SavedModel, x: torch.Tensor) -> torch.Tensor:
@@ -47,43 +46,8 @@ def predicted(saved: SavedModel, x: torch.Tensor) -> torch.Tensor:
         return saved.classifier(to_float(x, saved.inputs.mean, saved.inputs.std)).argmax(dim=1)
 
 
-def test_the_file_of_a_run_with_global_means_classifies_as_the_server_did(tmp_path: Path) -> None:
-    summary = run(tmp_path, "global")
-    saved = load_saved(tmp_path / "runs" / "means" / "model.safetensors")
-    test = simulated_federation(load_experiment(tmp_path / "experiment.yaml")).test
-    assert test is not None
-    x, labels = test.x[test.test], test.y[test.test]
-    right = (predicted(saved, x) == labels).double().mean()
-    assert float(right) == pytest.approx(summary["final_accuracy"], abs=1e-12)
-    with torch.no_grad():
-        head = saved.model(to_float(x, saved.inputs.mean, saved.inputs.std)).argmax(dim=1)
-    assert not torch.equal(head, predicted(saved, x))
-
-
-def test_the_means_outlive_a_server_that_dies_before_it_writes_the_model(tmp_path: Path) -> None:
-    def die(event: dict[str, Any]) -> None:
-        if event["event"] == "run_finished":
-            raise KeyboardInterrupt
-
-    folders = []
-    for name, listener in (("whole", None), ("killed", die)):
-        folder = tmp_path / name
-        folder.mkdir()
-        if listener is None:
-            run(folder, "global")
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                run(folder, "global", listener=listener)
-            assert not (folder / "runs" / "means" / "model.safetensors").exists()
-            run(folder, "global", resume="yes")
-        folders.append(load_saved(folder / "runs" / "means" / "model.safetensors"))
-    first, second = folders
-    assert first.class_means is not None and second.class_means is not None
-    assert torch.equal(first.class_means, second.class_means)
-
-
 def test_a_site_keeps_a_model_with_its_own_means(tmp_path: Path) -> None:
-    summary = run(tmp_path, "site")
+    summary = run(tmp_path)
     folder = tmp_path / "runs" / "means"
     assert load_saved(folder / "model.safetensors").class_means is None
     federation = simulated_federation(load_experiment(tmp_path / "experiment.yaml"))
@@ -96,11 +60,10 @@ def test_a_site_keeps_a_model_with_its_own_means(tmp_path: Path) -> None:
         assert float(right) == pytest.approx(summary["sites"][name]["accuracy"], abs=1e-12)
 
 
-@pytest.mark.parametrize("means", ["global", "site"])
-def test_predict_names_a_class_and_says_when_the_head_stands_in(tmp_path: Path, means: str) -> None:
+def test_predict_names_a_class_and_says_when_the_head_stands_in(tmp_path: Path) -> None:
     from PIL import Image
 
-    run(tmp_path, means)
+    run(tmp_path)
     folder = tmp_path / "runs" / "means"
     test = simulated_federation(load_experiment(tmp_path / "experiment.yaml")).test
     assert test is not None
@@ -114,9 +77,9 @@ def test_predict_names_a_class_and_says_when_the_head_stands_in(tmp_path: Path, 
     assert path == str(image)
     assert name == saved.classes[int(predicted(saved, sample))]
     assert 0 < float(confidence) <= 1
-    assert ("by the head" in result.stderr) == (means == "site")
+    assert "by the head" in result.stderr
     own = CliRunner().invoke(app, ["predict", str(folder), str(image), "--site", "site-1"])
-    assert own.exit_code == (0 if means == "site" else 1)
+    assert own.exit_code == 0
     assert "by the head" not in own.stderr
 
 

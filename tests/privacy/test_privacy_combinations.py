@@ -19,11 +19,10 @@ from perennial.privacy.statement import describe
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 CENTRAL = PrivacyConfig(mode="client_central", clip_norm=1.0, noise_multiplier=4.0)
 SAMPLE = PrivacyConfig(mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
-PLANNED = LOCAL.model_copy(update={"bayesian": True})
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return {"norm": "group", "memory_selection": "random", "planned_rounds": 20} | changes
+    return {"norm": "group", "memory_selection": "random"} | changes
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,6 @@ def settings(**changes: Any) -> dict[str, Any]:
         (SAMPLE, {"sparsity": "none"}, "sparsity vector would leave without"),
         (LOCAL, {"digest": "sample"}, "hides one sample"),
         (CENTRAL, {"sparsity": "sample"}, "hides one sample"),
-        (PLANNED, {"planned_rounds": 101}, "101 rounds"),
     ],
 )
 def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any], reason: str) -> None:
@@ -64,7 +62,6 @@ def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any
         (LOCAL, {"memory_selection": "herding", "balanced_replay": True}),
         (LOCAL, {"coupled_terms": ["learner.contrastive"]}),
         (LOCAL, {"digest": "site"}),
-        (PLANNED, {}),
         (
             PrivacyConfig(),
             {"norm": "batch", "weights_use_metrics": True, "digest": "none", "memory_selection": "herding"},

@@ -3,7 +3,9 @@
 import math
 import random
 import shutil
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.ledger_tip import guarantee
-from perennial.privacy.record_book import ChargedSet, Ids, Payments, RecordBook, as_ids
+from perennial.privacy.record_book import BOOK, ChargedSet, Ids, Payments, RecordBook, as_ids
 from perennial.privacy.spending import order_of
 from tests.privacy.budgets import budget_for
 
@@ -259,6 +261,23 @@ def test_records_chosen_before_another_charge_are_not_released(tmp_path: Path) -
     with pytest.raises(StateError, match="another release was charged"):
         book.charge(ledger, gaussian(0.4), limit, ids("a"), payments.version)
     assert len(ledger.entries()) == 1 and paid(book, ledger, limit, "a") == [0.0]
+
+
+def test_no_charge_comes_between_the_totals_and_the_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A charge that the sets have and the totals lack would be taken off what each record has paid."""
+    book, ledger, totals = RecordBook(tmp_path, KEY), Ledger(tmp_path), Ledger.totals
+    released(book, ledger, gaussian(0.1), "ab")
+
+    def while_another_process_charges(self: Ledger) -> Any:
+        other = sqlite3.connect(book.folder / BOOK, timeout=0)
+        with closing(other), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("UPDATE charged SET count = count + 1")
+        return totals(self)
+
+    monkeypatch.setattr(Ledger, "totals", while_another_process_charges)
+    assert book.payments(ledger).version == 1
 
 
 def test_a_refusal_follows_from_public_facts_and_leaves_nothing(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The epsilon of a run is what its sites charged in it: every kind of release, also of what was repeated."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.privacy.ledger import Ledger
-from perennial.server.curriculum import Curriculum
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -52,11 +50,6 @@ VECTORS = {
     "layers": 1,
     "sparsity_epsilon": 8.0,
 }
-MEANS = {
-    "learner": SMALL["learner"]
-    | {"classifier": "nearest_mean", "means": "global", "memory": {"selection": "random", "per_class": 4}},
-    "privacy": LOCAL,
-}
 KINDS: dict[str, dict[str, Any]] = {
     "updates": {"privacy": LOCAL},
     "DP-SGD": {"privacy": SAMPLE},
@@ -71,7 +64,6 @@ KINDS: dict[str, dict[str, Any]] = {
         }
     },
     "sparsity vectors": {"strategy": VECTORS, "privacy": SAMPLE},
-    "class means": MEANS,
 }
 
 
@@ -93,30 +85,6 @@ def test_the_summary_says_what_the_ledgers_say(tmp_path: Path, changes: dict[str
     assert len(per_site) == 3
     assert summary["epsilon"]["per_site"] == pytest.approx(per_site)
     assert summary["epsilon"]["value"] == pytest.approx(max(per_site.values()))
-
-
-def test_sums_that_were_released_before_a_stop_are_released_and_charged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = settings(tmp_path, **MEANS)
-    finish = Curriculum._finish_task
-
-    def stopped(self: Curriculum, task: int) -> None:
-        def kill(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(self.history, "task_done", kill)
-        finish(self, task)
-
-    monkeypatch.setattr(Curriculum, "_finish_task", stopped)
-    for resume in ("", "yes"):
-        with pytest.raises(KeyboardInterrupt):
-            run_in_process(replace(chosen, resume=resume))
-    monkeypatch.setattr(Curriculum, "_finish_task", finish)
-    summary: dict[str, Any] = run_in_process(replace(chosen, resume="yes"))
-    ledger = Ledger(tmp_path / "runs" / "small" / "sites" / "site-0")
-    assert [entry.kind for entry in ledger.entries()].count("class_means") == 2
-    assert summary["epsilon"]["per_site"] == pytest.approx(charged(tmp_path))
 
 
 SETTINGS: dict[str, Any] = {
@@ -145,20 +113,9 @@ CHARGES_VECTORS = {
     },
     "privacy": {**SETTINGS["privacy"], "mode": "sample", "sample_rate": 0.2},
 }
-CHARGES_MEANS = {
-    "learner": {
-        "preset": "none",
-        "optimizer": {"lr": 0.05},
-        "memory": {"per_class": 2},
-        "classifier": "nearest_mean",
-        "means": "global",
-    }
-}
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind"), [({}, "update"), (CHARGES_VECTORS, "sparsity"), (CHARGES_MEANS, "class_means")]
-)
+@pytest.mark.parametrize(("changes", "kind"), [({}, "update"), (CHARGES_VECTORS, "sparsity")])
 def test_ledger_and_record_have_the_same_entries(changes: dict[str, Any], kind: str, tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump({**SETTINGS, **changes}))

@@ -4,16 +4,19 @@ It is taken to have approved the experiment that an attack needs, which is the w
 alone stands in the way.
 """
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import yaml
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from perennial.client import request_count
+from perennial.client import site as site_module
 from perennial.client.app import app as client_app
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
@@ -48,6 +51,45 @@ BASE: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [PIXELS]},
     "learner": {"preset": "none", "optimizer": {"lr": 0.01}, "batch_size": 512},
 }
+
+COLUMNS = {"age": "numeric", "pressure": "numeric"}
+TABLE: dict[str, Any] = {
+    "source": "csv",
+    "columns": COLUMNS,
+    "classes": ["ill", "well"],
+    "normalise": {"mean": dict.fromkeys(COLUMNS, 0.0), "std": dict.fromkeys(COLUMNS, 1.0)},
+    "test_fraction": 0,
+    "validation_fraction": 0,
+    "sites": 2,
+}
+"""`data` of a hospital whose records an attack chooses; write_table() writes them."""
+SUMS: dict[str, Any] = {
+    "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
+    "tasks": {"count": 1, "rounds": 1},
+    "learner": None,
+    "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.01},
+    "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": 4.0},
+    "evaluation": {"federated": True, "noise_multiplier": 8.0},
+}
+"""Blocks of an experiment that releases sums of features under noise, and counts."""
+
+
+def rows(count: int = 40, label: str = "") -> list[list[str]]:
+    """Rows of TABLE, of one label or of both by turns."""
+    draw = np.random.default_rng(0)
+    return [
+        [f"{draw.normal():.6f}", f"{draw.normal():.6f}", label or ("ill" if place % 2 else "well")]
+        for place in range(count)
+    ]
+
+
+def write_table(folder: Path, table: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Write visits.csv, which no process has read yet; returns a site's `data` block for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "visits.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[*COLUMNS, "label"], *table])
+    site_module._processes.clear()  # pyright: ignore[reportPrivateUsage]
+    return {"source": "csv", "path": str(folder / "visits.csv")}
 
 
 def template_policy() -> dict[str, Any]:

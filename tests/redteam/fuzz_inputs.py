@@ -84,7 +84,7 @@ def changed_record(choices: Choices, record: RecordDict) -> RecordDict:
         elif isinstance(part, ArrayRecord):
             result[name] = _changed_arrays(choices, part)
     if choices.rarely(10):
-        result[choices.pick(("fields", "arrays", "previous_arrays", "class_means", "other"))] = (
+        result[choices.pick(("fields", "arrays", "previous_arrays", "other"))] = (
             _changed_arrays(choices, ArrayRecord()) if choices.rarely(2) else ConfigRecord()
         )
     return result

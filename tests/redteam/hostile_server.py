@@ -22,8 +22,6 @@ from perennial.protocol.messages import (
     DigestRequest,
     EvaluateReply,
     EvaluateRequest,
-    FinishTaskReply,
-    FinishTaskRequest,
     TrainReply,
     TrainRequest,
 )
@@ -137,23 +135,6 @@ def segments(hospital: Hospital) -> Outcome:
             found.append(reply.update[weight][neuron] / change[neuron])
     rows = torch.stack(found) if found else torch.empty(0, PIXELS)
     return Outcome(matched(rows, images), len(images), hospital.refusal)
-
-
-def class_means(hospital: Hospital) -> Outcome:
-    """Sums over one exemplar for each class, of a model that hands the pixels through."""
-    arrays = hospital.arrays()
-    weight, bias = first_layer(arrays)
-    arrays[weight], arrays[bias] = torch.eye(PIXELS), torch.full((PIXELS,), 10.0)
-    images = hospital.images()
-    last = hospital.experiment.tasks.rounds
-    assert isinstance(last, int)
-    reply = hospital.ask(FinishTaskRequest(**hospital.stamp(last), arrays=Tensors(arrays)))
-    of = hospital.stamp()["num_classes"]
-    if not isinstance(reply, FinishTaskReply) or reply.class_sums is None:
-        return Outcome(0, of, hospital.refusal)
-    rows = reply.class_sums["sums"]
-    present = rows[reply.class_sums["counts"] > 0]
-    return Outcome(matched(present, images), of, hospital.refusal)
 
 
 def counted_pixels(hospital: Hospital, attempt: int = 0) -> Outcome:
@@ -272,14 +253,6 @@ ATTACKS = {
     ),
     "ring, one sample a segment": Attack(
         "update", ONE_TASK | {"strategy": RING, "data": OF_THE_RING}, segments
-    ),
-    "class means, one exemplar a class": Attack(
-        "class_means",
-        {
-            "learner": BASE["learner"]
-            | {"memory": {"per_class": 1}, "classifier": "nearest_mean", "means": "global"}
-        },
-        class_means,
     ),
     "counts, pixel by pixel": Attack(
         "evaluate", {"data": BASE["data"] | {"test_fraction": 0.02}}, counted_pixels

@@ -29,7 +29,6 @@ from perennial.deploy.application import Offer
 from perennial.deploy.federation import Federation, SiteRecord
 from perennial.foundation.plain import Plain
 from perennial.models import saved
-from perennial.models.config import RunLayout
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -90,7 +89,6 @@ ROOTS: dict[str, Any] = {
     "model's settings": saved._StoredSettings,
     "model's inputs": saved._StoredInputs,
     "model's confidence": saved._StoredConfidence,
-    "layout": RunLayout,
     "checkpoint": Checkpoint,
 }
 

@@ -13,16 +13,9 @@ from perennial.foundation.errors import PrivacyError
 from perennial.protocol.messages import ClassCountsRequest, CompareHeadsRequest, StatisticsRequest
 from perennial.protocol.tensors import Tensors
 from tests.redteam.attacked_hospital import BASE, Hospital
+from tests.redteam.attacked_hospital import SUMS as OF_SUMS
 
-SUMS: dict[str, Any] = {
-    "data": BASE["data"] | {"validation_fraction": 0.3},
-    "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
-    "tasks": {"count": 1, "rounds": 1},
-    "learner": None,
-    "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.01},
-    "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": 4.0},
-    "evaluation": {"federated": True, "noise_multiplier": 8.0},
-}
+SUMS = OF_SUMS | {"data": BASE["data"] | {"validation_fraction": 0.3}}
 POLICY = {"answers": ["statistics", "evaluate"], "require_privacy": "sample", "max_epsilon": 8.0}
 
 

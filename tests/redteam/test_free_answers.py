@@ -3,21 +3,20 @@
 Each attack was run against a site of its own table; the pairs of tables differ in one record.
 """
 
-import csv
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from perennial.client import site as site_module
 from perennial.client.app import HANDLERS
 from perennial.client.plan import FREE, Plan, is_number
 from perennial.client.release import AFTER_DATA
-from perennial.foundation.errors import PolicyRefusal
+from perennial.config.strategies import ASKS
+from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.accountants import gaussian_multiplier
 from perennial.protocol.fields import read_kind
@@ -31,18 +30,10 @@ from perennial.protocol.messages import (
 )
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from tests.redteam.attacked_hospital import Hospital
+from perennial.strategies.corrected import CorrectionOrder
+from perennial.strategies.serial_ring.site import Turn
+from tests.redteam.attacked_hospital import SUMS, TABLE, Hospital, rows, write_table
 
-COLUMNS = {"age": "numeric", "pressure": "numeric"}
-DATA = {
-    "source": "csv",
-    "columns": COLUMNS,
-    "classes": ["ill", "well"],
-    "normalise": {"mean": dict.fromkeys(COLUMNS, 0.0), "std": dict.fromkeys(COLUMNS, 1.0)},
-    "test_fraction": 0,
-    "validation_fraction": 0,
-    "sites": 2,
-}
 SAMPLE = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2}
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
 CLUSTERS = {
@@ -64,14 +55,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
 
 
-def rows(count: int, label: str = "") -> list[list[str]]:
-    draw = np.random.default_rng(0)
-    return [
-        [f"{draw.normal():.6f}", f"{draw.normal():.6f}", label or ("ill" if place % 2 else "well")]
-        for place in range(count)
-    ]
-
-
 def hospital(
     folder: Path,
     table: list[list[str]],
@@ -80,16 +63,16 @@ def hospital(
     answers: Sequence[str] = ANSWERS,
     **changes: Any,
 ) -> Hospital:
-    folder.mkdir(parents=True)
-    with (folder / "visits.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([[*COLUMNS, "label"], *table])
-    site_module._processes.clear()  # pyright: ignore[reportPrivateUsage]
     policy: dict[str, Any] = {"answers": [*answers], "require_privacy": demanded}
     # a floor of noised counts is met or not by chance
     policy |= {"max_epsilon": 40.0, "min_samples": floor or (1 if "evaluation" in changes else 20)}
-    own = {"source": "csv", "path": str(folder / "visits.csv")}
-    usual = {"data": DATA, "tasks": {"count": 1, "rounds": 2}, "evaluation": {"federated": False}}
-    return Hospital(folder, policy, own, **{"model": DEEP, "privacy": SAMPLE} | usual | changes)
+    usual: dict[str, Any] = {
+        "data": TABLE,
+        "tasks": {"count": 1, "rounds": 2},
+        "evaluation": {"federated": False},
+    }
+    usual |= {"model": DEEP, "privacy": SAMPLE}
+    return Hospital(folder, policy, write_table(folder, table), **usual | changes)
 
 
 def stamp(place: Hospital, **fields: Any) -> dict[str, Any]:
@@ -156,15 +139,7 @@ HERDING: dict[str, Any] = {
         "distillation": {"weight": 1.0},
     },
 }
-SUMS: dict[str, Any] = {
-    "data": DATA | {"test_fraction": 0.3},
-    "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
-    "tasks": {"count": 1, "rounds": 1},
-    "learner": None,
-    "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.01},
-    "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": 4.0},
-    "evaluation": {"federated": True, "noise_multiplier": 8.0},
-}
+COUNTED: dict[str, Any] = SUMS | {"data": TABLE | {"test_fraction": 0.3}}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +160,7 @@ SUMS: dict[str, Any] = {
         # the policy demands what the experiment does not do
         (finish, rows(120), "sample", HERDING | {"privacy": {"mode": "none"}}),
         (update, rows(39), "client_local", {"privacy": LOCAL, "pretraining": {"samples": 40, "rounds": 1}}),
-        (evaluation, rows(160, "well"), "sample", SUMS),
+        (evaluation, rows(160, "well"), "sample", COUNTED),
     ],
 )
 def test_one_record_decides_neither_reply_nor_text_nor_charge(
@@ -222,7 +197,7 @@ def test_a_replaced_record_moves_digests_by_its_own_part(
 
 
 def test_a_zero_head_is_answered_and_a_failing_own_head_stays_here(tmp_path: Path) -> None:
-    place = hospital(tmp_path / "both", rows(160), **SUMS)
+    place = hospital(tmp_path / "both", rows(160), **COUNTED)
     assert isinstance(place.ask(evaluation(place)), EvaluateReply), place.refusal
 
 
@@ -270,3 +245,32 @@ def test_a_request_changes_no_number_of_the_approved_experiment(
     assert is_number([None, 7]) and not is_number(True)
     with pytest.raises(PolicyRefusal, match=name):
         plan.check(bare)
+
+
+IN_SETTINGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "turn": (Turn, "serial_ring", {"sweep": 1, "segments": 4}),
+    "correction": (CorrectionOrder, "scaffold", {"name": "scaffold", "folded": 0}),
+    "personal": (None, "fedper", {}),
+}
+"""By the first part of a key: its type, a strategy that orders by it, and an order. Names have no number."""
+
+
+@pytest.mark.parametrize("key", sorted({key for asks in ASKS.values() for key in asks.setting_keys}))
+def test_neither_do_the_numbers_of_an_order(tmp_path: Path, key: str) -> None:
+    kind, name, order = IN_SETTINGS[key]
+    plain: dict[str, Any] = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "schedule": "constant"}
+    changes: dict[str, Any] = {"privacy": LOCAL, "learner": {"preset": "none", "optimizer": plain}}
+    place = hospital(tmp_path / key, rows(30), strategy={"name": name}, **changes)
+    plan = Plan(place.experiment, place.site.process.registry)
+
+    def asked(**numbers: int) -> TrainRequest:
+        settings = json.dumps({key: order | numbers})
+        return TrainRequest(**stamp(place), arrays=Tensors(place.arrays()), settings=settings)
+
+    numbers = [] if kind is None else [n for n, f in kind.model_fields.items() if f.annotation is int]
+    assert bool(numbers) == (kind is not None)
+    for number in numbers:
+        assert plan.check(asked()) == "train"
+        for wrong in (-1, 7, 10**9):
+            with pytest.raises((PolicyRefusal, ProtocolError), match=rf"settings\.{key}"):
+                plan.check(asked(**{number: wrong}))

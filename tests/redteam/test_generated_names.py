@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,6 @@ from perennial.foundation.plugins import is_target
 from perennial.learning.losses import classification
 from perennial.library import Model
 from perennial.models.factory import build_model
-from perennial.models.feature_maps.finished_run import layout_of
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import CompareHeadsRequest, EvaluateRequest, SparsityRequest, TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -157,14 +157,8 @@ def read_model(folder: Path, content: Any) -> None:
     tensors = {"head.weight": torch.zeros(2, 4), "head.bias": torch.zeros(2)}
     save_file(tensors, path, {key: json.dumps(value) for key, value in content.items()})
     (folder / "rows.csv").write_text("a,b\n1,2\n")
-    for use in (
-        lambda: layout_of(path),
-        lambda: [*Model(load_saved(path)).predictions([folder / "rows.csv"])],
-    ):
-        try:
-            use()
-        except PerennialError:
-            continue
+    with suppress(PerennialError):
+        [*Model(load_saved(path)).predictions([folder / "rows.csv"])]
 
 
 def at(hospital: Hospital) -> Callable[[Path, Any], None]:
@@ -187,19 +181,12 @@ def experiments() -> Iterator[dict[str, Any]]:
         yield yaml.safe_load(path.read_text())
 
 
-LAYOUT = {
-    "name": "learnt",
-    "model": {"name": "dual_backbone", "backbone": "mlp"},
-    "seed": 1,
-    "classes": 10,
-    "inputs": {"shape": [1, 8, 8], "mean": [0.0], "std": [1.0]},
-}
 OTHERS: list[dict[str, Any]] = [
     {
         "name": "mapped",
         "data": {"source": "digits", "sites": 2, "samples_limit": 60, "partition": {"kind": "iid"}},
         "tasks": {"count": 1, "rounds": 1},
-        "model": {"name": "features", "features": [{"name": "model", "sha256": SHA, "layout": LAYOUT}]},
+        "model": {"name": "features", "features": ["inputs"]},
         "strategy": {"name": "analytic", "head": "ridge"},
         "plugins": {f"{CANARY}:run": SHA, "subprocess:getoutput": SHA, "pydoc:pipepager": SHA},
     },

@@ -26,7 +26,7 @@ def test_every_attack_fails_at_the_template(name: str, tmp_path: Path) -> None:
         assert outcome.refusal.split(": ")[1].startswith(named)
 
 
-@pytest.mark.parametrize("name", ["ring, one sample a segment", "class means, one exemplar a class"])
+@pytest.mark.parametrize("name", ["ring, one sample a segment"])
 def test_the_floor_is_asked_after_every_cut(name: str, tmp_path: Path) -> None:
     outcome = attacked(name, "floor of 20", tmp_path)
     assert outcome.recovered == 0

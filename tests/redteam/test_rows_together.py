@@ -16,8 +16,8 @@ from perennial.privacy.noise import Noise
 from perennial.privacy.sample_level import BLOCK, PrivateGradient, blocks_of
 from perennial.protocol.messages import EvaluateRequest, SparsityRequest, TrainRequest
 from perennial.protocol.tensors import Tensors
-from tests.redteam.attacked_hospital import Hospital
-from tests.redteam.test_free_answers import CLUSTERS, DATA, SAMPLE, hospital, stamp
+from tests.redteam.attacked_hospital import TABLE, Hospital
+from tests.redteam.test_free_answers import CLUSTERS, SAMPLE, hospital, stamp
 
 WIDTH = 64
 PRIVACY = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=1.0, sample_rate=0.5)
@@ -73,7 +73,7 @@ TRAINED: dict[str, Any] = {
     "learner": {"preset": "none", "optimizer": {"lr": 1.0}, "batch_size": 1, "epochs": 1},
     "privacy": SAMPLE | {"sample_rate": 1.0},
 }
-HELD_OUT = DATA | {"test_fraction": 0.999999, "validation_fraction": 1e-7}
+HELD_OUT = TABLE | {"test_fraction": 0.999999, "validation_fraction": 1e-7}
 
 
 @pytest.mark.parametrize("few", [1, 2, 3, 35, 66])

@@ -2,7 +2,6 @@
 
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from perennial.privacy.secure.keys import Words
 from perennial.privacy.secure.roster import Attempt, Parameters, Peer
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import TrainRequest
 from perennial.protocol.secure_messages import (
     SEALED,
     IntroduceRequest,
@@ -29,6 +29,7 @@ from perennial.protocol.secure_messages import (
     ShareRequest,
     VoteRequest,
 )
+from perennial.protocol.tensors import Tensors
 from tests.privacy.secure_sites import RUN, MaskedFederation, subject_of
 from tests.redteam.attacked_hospital import Hospital
 
@@ -151,15 +152,7 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
         "secure_state",
         lambda *_: (site.experiment.secure, SecureState(tmp_path, RUN, "site-000", SitePolicy())),
     )
-    members = session.members
-    request = replace(
-        _train(hospital),
-        attempt=1,
-        roster=[member.name for member in members],
-        roster_masks=[member.mask for member in members],
-        roster_commitments=[member.commitment for member in members],
-        roster_signatures=[member.signature for member in members],
-    )
+    request = _train(hospital, session)
     together, sent = threading.Barrier(2, timeout=1), []
 
     def words() -> Released[Words]:
@@ -187,11 +180,17 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
     assert len(answers) == 2 and len(set(answers)) == 1
 
 
-def _train(hospital: Hospital) -> Any:
-    from perennial.protocol.messages import TrainRequest
-    from perennial.protocol.tensors import Tensors
-
-    return TrainRequest(**hospital.stamp(), arrays=Tensors(hospital.arrays()))
+def _train(hospital: Hospital, session: Any) -> TrainRequest:
+    members = session.members
+    return TrainRequest(
+        **hospital.stamp(),
+        arrays=Tensors(hospital.arrays()),
+        attempt=1,
+        roster=[member.name for member in members],
+        roster_masks=[member.mask for member in members],
+        roster_commitments=[member.commitment for member in members],
+        roster_signatures=[member.signature for member in members],
+    )
 
 
 def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
@@ -210,15 +209,7 @@ def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
     def masked(run: str) -> Any:
         keeper, session = _enrolled(tmp_path, run)
         monkeypatch.setattr(secure_answers, "secure_state", lambda *_: (site.experiment.secure, keeper))
-        members = session.members
-        request = replace(
-            _train(hospital),
-            attempt=1,
-            roster=[member.name for member in members],
-            roster_masks=[member.mask for member in members],
-            roster_commitments=[member.commitment for member in members],
-            roster_signatures=[member.signature for member in members],
-        )
+        request = _train(hospital, session)
         keeper.keep(session)
         return secure_values.masked_reply(site, request, "update", "b" * 64, words)
 
@@ -232,10 +223,14 @@ def test_an_update_that_is_not_finite_is_masked_as_zero(tmp_path: Path) -> None:
     """A refusal would tell, without a charge, whether a record makes the server's model overflow."""
     from perennial.client.secure_values import update_words
     from perennial.config import charges
-    from perennial.protocol.tensors import Tensors
 
     hospital = Hospital(tmp_path, {"answers": ["train"]}, **SECURE)
-    request = replace(_train(hospital), attempt=1, roster=["site-1", "site-2", "site-3"])
+    request = TrainRequest(
+        **hospital.stamp(),
+        arrays=Tensors(hospital.arrays()),
+        attempt=1,
+        roster=["site-1", "site-2", "site-3"],
+    )
     update = Tensors(w=torch.full((3,), torch.nan))
     typed = {
         "update": Released(update, charges.update(hospital.experiment, RUN)),

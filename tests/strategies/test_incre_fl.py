@@ -30,7 +30,6 @@ SMALL = {
         "classification": "icarl_bce",
         "memory": {"fixed_total": 60},
         "classifier": "nearest_mean",
-        "means": "global",
     },
     "strategy": {"name": "layer_attention", "scale": "mean", "head_query": "client_mean"},
     "pretraining": {"samples": 8, "rounds": 1},

@@ -218,7 +218,7 @@ def test_workers_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     # a site that is capped in every round, so that kept updates are part of the sum
-    uneven = {"kind": "quantity", "ratios": [0.8, 0.1, 0.1]}
+    uneven = {"kind": "dirichlet", "alpha": 0.1, "min_samples": 5}
     experiment = write(
         tmp_path,
         data=SMALL["data"] | {"partition": uneven},

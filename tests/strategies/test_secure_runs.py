@@ -114,21 +114,11 @@ def events(folder: Path, name: str = "secure") -> list[dict[str, Any]]:
             }
         },
         {
-            "tasks": {"count": 2, "rounds": 1},
-            "learner": {
-                "preset": "none",
-                "optimizer": {"lr": 0.05},
-                "memory": {"per_class": 3},
-                "classifier": "nearest_mean",
-                "means": "global",
-            },
-        },
-        {
             "tasks": {"count": 1, "rounds": 3},
             "absence": [{"site": "site-3", "first_round": 1, "last_round": 1}],
         },
     ],
-    ids=["fedavg", "uniform_mean", "fedprox", "class sums", "late site"],
+    ids=["fedavg", "uniform_mean", "fedprox", "late site"],
 )
 def test_model_has_the_same_bits_with_masks_and_without(tmp_path: Path, changes: dict[str, Any]) -> None:
     masked = run(tmp_path / "on", **changes)

@@ -14,8 +14,6 @@ from pydantic import (
 )
 
 from perennial.foundation.block import Block
-from perennial.foundation.plain import PlainObject
-from perennial.foundation.tiling import grid_of
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,6 @@ Symmetry = Literal["mirror", "rectangle", "square"]
 along either side and both (4), and a square's quarter turns and their mirror images (8)."""
 
 
-Tiles = Annotated[int, Field(ge=1, le=64)]
-
-
 def _is_one(value: float) -> bool:
     return value == 1.0
 
@@ -105,8 +100,7 @@ class PatchesConfig(Block):
 
     filters: K, of which come 2 K grid^2 features. size: side of a patch. power: to which features are raised;
     0.5 takes roots, by which a response that a cell has everywhere outweighs a rare one less. symmetry:
-    averages features over so many images of an image. tiles: averages features over so many parts of a large
-    image, or over a case's images (data.pool).
+    averages features over so many images of an image.
     """
 
     name: Literal["patches"]
@@ -116,7 +110,6 @@ class PatchesConfig(Block):
     grid: Size = 3
     power: float = Field(default=1.0, gt=0, le=1, exclude_if=_is_one)
     symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
-    tiles: Tiles = Field(default=1, exclude_if=_is_one)
 
 
 class PretrainedConfig(Block):
@@ -126,7 +119,7 @@ class PretrainedConfig(Block):
     names, of which sha256 says what it holds. image_size: what images are resized to before it; null keeps
     theirs. mean, std: of pixels in 0..1, as the network was trained; licence: of the weights. They are known
     for a packaged network, and needed beside a file. stages: so many of the network's last stages, each
-    averaged over the image, stand beside what its last layer gives. symmetry, tiles: as with patches.
+    averaged over the image, stand beside what its last layer gives. symmetry: as with patches.
     """
 
     name: Literal["pretrained"] = "pretrained"
@@ -136,7 +129,6 @@ class PretrainedConfig(Block):
     image_size: Size | tuple[Size, Size] | None = None
     stages: int = Field(default=0, ge=0, exclude_if=operator.not_)
     symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
-    tiles: Tiles = Field(default=1, exclude_if=_is_one)
     mean: tuple[float, float, float] | None = None
     std: tuple[Positive, Positive, Positive] | None = None
     licence: str | None = None
@@ -155,27 +147,7 @@ class PretrainedConfig(Block):
         return self
 
 
-class ModelMapConfig(Block):
-    """What the network of a finished run of this project sees in a sample, before its classifier.
-
-    file: the run's model.safetensors. sha256, layout: of that file, and of the network in it; both are
-    written down when the experiment is read, so that they are part of what sites agree to.
-    """
-
-    name: Literal["model"]
-    file: str | None = None
-    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    layout: PlainObject | None = None
-    """The keys of RunLayout (models/config.py)."""
-
-    @model_validator(mode="after")
-    def _file_is_known(self) -> "ModelMapConfig":
-        if self.sha256 is None or self.layout is None:
-            raise ValueError("file is missing: a map of the name 'model' needs a run's model.safetensors")
-        return self
-
-
-FORMER = {"seed": 0, "threshold": 0.5}
+FORMER = {"seed": 0, "threshold": 0.5, "tiles": 1}
 """Keys of maps that 0.2.0 had, and their only values now."""
 
 
@@ -227,8 +199,8 @@ def _kind(value: Any) -> str | None:
     return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
 
 
-MAPS = ("inputs", "pairs", "random", "patches", "pretrained", "model")
-OneMap = InputsConfig | PairsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig
+MAPS = ("inputs", "pairs", "random", "patches", "pretrained")
+OneMap = InputsConfig | PairsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig
 FeatureMapConfig = Annotated[
     Annotated[
         Annotated[InputsConfig, Tag("inputs")]
@@ -236,7 +208,6 @@ FeatureMapConfig = Annotated[
         | Annotated[RandomMapConfig, Tag("random")]
         | Annotated[PatchesConfig, Tag("patches")]
         | Annotated[PretrainedConfig, Tag("pretrained")]
-        | Annotated[ModelMapConfig, Tag("model")]
         | Annotated[Choice, Field(min_length=2, max_length=MOST_CHOICES), Tag("choice")],
         Discriminator(
             _kind,
@@ -248,19 +219,17 @@ FeatureMapConfig = Annotated[
 ]
 
 
-def size_to_read(maps: Iterable[OneMap], *, tiled: bool = True) -> tuple[int, int] | None:
+def size_to_read(maps: Iterable[OneMap]) -> tuple[int, int] | None:
     """(height, width) to which image files are read for these maps; None if a map takes them as they are.
 
-    The largest that a map asks for, so that none enlarges what reading has shrunk. tiled: whether tiles are
-    of an image, and not a case's images.
+    The largest that a map asks for, so that none enlarges what reading has shrunk.
     """
     sizes: list[tuple[int, int]] = []
     for config in maps:
         sides = as_sides(getattr(config, "image_size", None))
         if sides is None:
             return None
-        rows, columns = grid_of(getattr(config, "tiles", 1) if tiled else 1)
-        sizes.append((rows * sides[0], columns * sides[1]))
+        sizes.append(sides)
     return (max(size[0] for size in sizes), max(size[1] for size in sizes)) if sizes else None
 
 
@@ -278,11 +247,6 @@ def map_in_words(config: OneMap | Choice) -> str:
         return "a random projection, drawn from a public seed"
     if isinstance(config, PatchesConfig):
         return "patches of two public photographs (CC BY 2.0), drawn from a public seed"
-    if isinstance(config, ModelMapConfig):
-        name = None if config.layout is None else config.layout["name"]
-        return (
-            f"the network of the finished run {name!r}, which learnt from its sites; SHA-256 {config.sha256}"
-        )
     package = PACKAGES.get(config.network)
     licence = package.licence if package is not None else config.licence or "not stated"
     sha256 = package.checkpoint if package is not None else config.sha256

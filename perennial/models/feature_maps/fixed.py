@@ -18,7 +18,6 @@ from perennial.models.feature_maps.config import (
     Alternative,
     FeatureMapConfig,
     InputsConfig,
-    ModelMapConfig,
     PairsConfig,
     PatchesConfig,
     PretrainedConfig,
@@ -26,12 +25,10 @@ from perennial.models.feature_maps.config import (
     as_sides,
     choice_names,
 )
-from perennial.models.feature_maps.finished_run import FinishedRun, NetworkOf, build_finished_run
-from perennial.models.feature_maps.patches import Patches, Symmetric, Tiled, drawn_filters, tile_shape
+from perennial.models.feature_maps.patches import Patches, Symmetric, drawn_filters
 from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels, RandomReLU
 from perennial.models.feature_maps.pretrained import fold
 from perennial.models.feature_maps.projection import Projection, build_projection
-from perennial.models.incremental import below
 
 
 class FixedFeatures(nn.Module):
@@ -151,12 +148,6 @@ class FixedFeatures(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.finished(self.mapped(x))
 
-    def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Add or remove modules of the maps until they are those of `state`, by this backbone's keys."""
-        for place, module in enumerate(self.maps):
-            if isinstance(module, FinishedRun):
-                module.restructure(below(f"maps.{place}.", state))
-
     def train(self, mode: bool = True) -> "FixedFeatures":
         """Stay in evaluation mode: nothing in it may depend on the batch."""
         return super().train(False)
@@ -197,18 +188,17 @@ def build_fixed_features(
     *,
     projection: int | None = None,
     with_weights: bool = True,
-    network_of: NetworkOf | None = None,
 ) -> FixedFeatures:
     """Build the fixed feature maps of an experiment.
 
     constants: mean and std of the inputs. with_weights: False leaves weights to be filled in from a saved
-    model. network_of: builds the network of a finished run, for maps that use one.
+    model.
     Raises ConfigError naming the key when a map cannot read such inputs.
     """
     maps: list[nn.Module] = []
     facts: list[dict[str, str]] = []
     slots: list[range] = []
-    listed: list[tuple[Alternative | ModelMapConfig, str]] = []
+    listed: list[tuple[Alternative, str]] = []
     for found in features:
         before = len(listed)
         if isinstance(found, tuple):
@@ -217,17 +207,17 @@ def build_fixed_features(
             listed.append((found, found.name))
         slots.append(range(before, len(listed)))
     for config, name in listed:
-        for_tables = isinstance(config, RandomMapConfig | InputsConfig | PairsConfig | ModelMapConfig)
+        for_tables = isinstance(config, RandomMapConfig | InputsConfig | PairsConfig)
         if not for_tables and len(input_shape) != 3:
             raise ConfigError(
                 f"model.features: found {config.name!r}, which reads images (channels, height, width), but "
-                f"the data has shape {input_shape}; allowed for tables: random, inputs, pairs, model"
+                f"the data has shape {input_shape}; allowed for tables: random, inputs, pairs"
             )
         if isinstance(config, PairsConfig) and len(input_shape) != 1:
             raise ConfigError(
                 f"model.features: found 'pairs', which reads rows, but the data has shape {input_shape}"
             )
-        module, fact = _build(config, input_shape, with_weights, network_of)
+        module, fact = _build(config, input_shape, with_weights)
         maps.append(module)
         facts.append({"map": name, **fact})
     projected = None if projection is None else build_projection(projection, maps, input_shape, with_weights)
@@ -235,10 +225,9 @@ def build_fixed_features(
 
 
 def _build(
-    config: Alternative | ModelMapConfig,
+    config: Alternative,
     shape: tuple[int, ...],
     with_weights: bool,
-    network_of: NetworkOf | None,
 ) -> tuple[nn.Module, dict[str, str]]:
     if isinstance(config, InputsConfig):
         if config.keep_length and len(shape) != 1:
@@ -248,15 +237,6 @@ def _build(
         return Pairs(shape), {"weights": "none"}
     if isinstance(config, RandomMapConfig):
         return RandomReLU(config.width, shape), {"weights": "drawn from a public seed"}
-    if isinstance(config, ModelMapConfig):
-        assert network_of is not None
-        return build_finished_run(config, shape, with_weights, network_of)
-    if config.tiles > 1:
-        # the map sees one tile; the others go through the same one
-        part, fact = _build(
-            config.model_copy(update={"tiles": 1}), tile_shape(shape, config.tiles), with_weights, network_of
-        )
-        return Tiled(part, config.tiles), fact
     if isinstance(config, PatchesConfig):
         sides = as_sides(config.image_size)
         height, width = sides or shape[1:]

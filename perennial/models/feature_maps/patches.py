@@ -7,7 +7,7 @@ all of it is one convolution.
 
 Filters are patches of two photographs, a temple and a flower, that come inside scikit-learn (CC BY 2.0;
 danielbuechele and vultilion on Flickr). On HAM10000 they do as well as patches of CIFAR-100's images, and
-better than patches of noise or of drawn discs. A map may see an image's symmetric images, or its tiles.
+better than patches of noise or of drawn discs. A map may see an image's symmetric images.
 
 Shapes: K filters, p side of a patch, g cells along each side; features (B, 2 K g^2).
 """
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.foundation.tiling import grid_of, places
 from perennial.models.feature_maps.config import Symmetry
 
 SHA256 = "99310b92a8963a4b9118f3a93695bf9d2f7c20a03361f1962972901ccd5560da"
@@ -204,40 +203,3 @@ class Symmetric(nn.Module):
         if self.symmetry != "square":
             return mirrored
         return mirrored + [image.transpose(-1, -2).contiguous() for image in mirrored]
-
-
-class Tiled(nn.Module):
-    """(B, C, H, W) pixels -> (B, width): the mean of a map's features over an image's tiles.
-
-    A tile that is black throughout has nothing on it and does not count, unless all of them are.
-    """
-
-    def __init__(self, map_: nn.Module, tiles: int) -> None:
-        super().__init__()
-        self.map, self.tiles = map_, tiles
-        self.width = int(map_.width)  # pyright: ignore[reportArgumentType]
-        self.about = f"{tiles} tiles of {map_.about}"
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        rows, columns = grid_of(self.tiles)
-        (height, tops), (width, lefts) = places(pixels.shape[2], rows), places(pixels.shape[3], columns)
-        parts = [
-            pixels[:, :, top : top + height, left : left + width].contiguous()
-            for top in tops
-            for left in lefts
-        ]
-        shown = torch.stack([part.flatten(1).amax(dim=1) > 0 for part in parts]).to(pixels.dtype)
-        counted = shown + (shown.sum(dim=0) == 0).to(pixels.dtype)
-        features = torch.stack([self.map(part) for part in parts])
-        return (features * counted[..., None]).sum(dim=0) / counted.sum(dim=0)[:, None]
-
-
-def tile_shape(shape: tuple[int, ...], tiles: int) -> tuple[int, ...]:
-    """(C, h, w) of each tile of images (C, H, W). Raises ConfigError if they have too few pixels."""
-    rows, columns = grid_of(tiles)
-    if shape[1] < rows or shape[2] < columns:
-        raise ConfigError(
-            f"model.features: tiles: found {tiles}, {rows} x {columns} of images of {shape[1]}x{shape[2]} "
-            "pixels; allowed fewer"
-        )
-    return shape[0], places(shape[1], rows)[0], places(shape[2], columns)[0]

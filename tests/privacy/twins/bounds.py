@@ -45,9 +45,6 @@ def bound_of(
         return _of_words(entry, request, first, second, experiment, replaced=replaced)
     if entry.kind == "update":
         return _of_update(request, first, second, experiment, replaced=replaced)
-    if entry.kind == "class_means":
-        moved = _apart(first, second, "FinishTaskReply.class_sums/sums")
-        return Bound("FinishTaskReply.class_sums", moved, 2 * (1 + ROUNDING))
     if entry.kind == "statistics":
         names = ("gram", "sums", "counts")
         parts = [_signed(first, second, f"StatisticsReply.statistics/{name}") for name in names]

@@ -93,13 +93,8 @@ MODES: dict[str, dict[str, Any]] = {
     "none, prediction sets": of(
         "sets", data={"source": "digits", "calibration_fraction": 0.25}, evaluation={"coverage": 0.8}
     ),
-    "none, class means": of("means", learner=HERDED | {"classifier": "nearest_mean", "means": "global"}),
     "none, own class means": of("own-means", learner=HERDED | {"classifier": "nearest_mean"}),
-    "none, Gaussian head": of("gaussian", learner=HERDED | {"classifier": "gaussian"}),
     "none, masked": of("masked", secure=SECURE),
-    "none, masked class means": of(
-        "masked-means", secure=SECURE, learner=HERDED | {"classifier": "nearest_mean", "means": "global"}
-    ),
     "none, control variates": of("scaffold", strategy="scaffold"),
     "none, dynamic regularisation": of("feddyn", strategy="feddyn"),
     "none, ring of segments": of("ring", strategy={"name": "serial_ring", "segments": 2}),
@@ -131,9 +126,6 @@ MODES: dict[str, dict[str, Any]] = {
     ),
     "client_local": _protected("local", LOCAL, learner=HERDED),
     "client_local, counts": _protected("local-counts", LOCAL, evaluation=NOISY | {"clip_counts": 4.0}),
-    "client_local, class means": _protected(
-        "local-means", LOCAL, learner=HERDED | {"classifier": "nearest_mean", "means": "global"}
-    ),
     "client_central": _protected("central", CENTRAL, learner=HERDED),
     "client_central, counts": _protected("central-counts", CENTRAL, evaluation=NOISY | {"clip_counts": 4.0}),
     "client_shared": _protected("shared", SHARED),

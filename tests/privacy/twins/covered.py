@@ -9,10 +9,9 @@ _BESIDE = ("num_examples", "train_loss", "steps", "metrics")
 COVERED: dict[str, tuple[str, ...]] = {
     "update": ("TrainReply.update", "MaskedReply.words"),
     "metrics": tuple(f"TrainReply.{name}" for name in _BESIDE),
-    "class_means": ("FinishTaskReply.class_sums", "MaskedReply.words"),
     "statistics": (
         *("StatisticsReply.statistics", "StatisticsReply.statement"),
-        *("FinishTaskReply.statistics", "MaskedReply.words"),
+        "MaskedReply.words",
     ),
     "class_counts": ("ClassCountsReply.counts",),
     "digest": ("DigestReply.digests",),

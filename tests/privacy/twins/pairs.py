@@ -117,12 +117,14 @@ class Pairs:
         """Pairs for every case."""
         yield self.added("added", "train")
         yield self.in_its_place()
-        yield self.added("added to the validation part", "validation")
+        if self.federation.experiment().data.validation_fraction:
+            yield self.added("added to the validation part", "validation")
 
     def usual(self) -> Iterator[Pair]:
         """Pairs for every protection."""
         yield from self.few()
-        yield self.added("added to the test part", "test")
+        if self.federation.experiment().data.test_fraction:
+            yield self.added("added to the test part", "test")
         yield self.duplicate()
         yield self.largest()
         yield self.relabelled()

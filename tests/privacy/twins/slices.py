@@ -23,6 +23,8 @@ def sliced(settings: Mapping[str, Any]) -> dict[str, Any]:
         found["learner"] = {**settings["learner"], "epochs": 1, "batch_size": 8}
     private = settings.get("privacy", {}).get("mode", "none") != "none"
     found["evaluation"] = {**settings.get("evaluation", {}), "central": False, "federated": not private}
+    if private and "digests" in settings:
+        found["data"] |= {"test_fraction": 0, "validation_fraction": 0}
     return found
 
 
