@@ -115,15 +115,12 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         from perennial.config.simulation import simulated_federation
         from perennial.data.description import describe_data
         from perennial.data.suspicion import suspicions
-        from perennial.engine.expectation import expect
 
         federation, classes = simulated_federation(experiment), facts.registry.classes
         print_data(console, describe_data(federation.sites, classes))
         for question in suspicions(experiment.data, federation.sites, classes, federation.test):
             console.print(f"  question: {question}", soft_wrap=True)
         _print_ranks(console, experiment.data, federation.columns)
-        if (expected := expect(experiment)) is not None:
-            console.print(expected.in_words())
     console.print("ok")
 
 

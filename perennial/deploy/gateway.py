@@ -28,6 +28,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException as Refusal
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -70,10 +71,10 @@ LOOKS = (0.1, 1.0)
 """Seconds between two looks for a message: a tenth of the time since the node's last one, within these."""
 WAITS = (0.2, 0.4, 0.8)
 """Seconds after which an answer 500, as from a busy database, is asked for again."""
-GONE = 40.0
-"""Seconds without a request after which a site's earlier SuperNode is taken for dead, if a new one comes."""
 SILENT = 40.0
-"""Seconds without a request after which a site is silent: while its app works, it beats every 20 to 27."""
+"""Seconds without a request after which a site is silent, and its SuperNode dead for one that comes.
+
+While its app works, it beats every 20 to 27."""
 
 
 @dataclass
@@ -86,14 +87,6 @@ class Seen:
     last: float = 0.0
     message: float = 0.0
     waiting: int = 0
-
-
-class Refusal(Exception):
-    """A request that does not get through. status: of HTTP."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 class Keys:
@@ -162,7 +155,7 @@ class Gateway:
             body = await _read(request, FLEET[path])
             return await self._pass(path.decode("ascii"), name, body, request)
         except Refusal as refusal:
-            return PlainTextResponse(f"{refusal}\n", refusal.status)
+            return PlainTextResponse(f"{refusal.detail}\n", refusal.status_code)
         except ClientDisconnect:
             return Response(status_code=400)
         except httpx.TransportError as error:
@@ -205,7 +198,7 @@ class Gateway:
     async def _activate(self, name: str, seen: Seen, body: bytes, headers: dict[str, str]) -> httpx.Response:
         """Let a node in; where only its killed predecessor stands in the way, sign off for that first."""
         reply = await self._ask(ACTIVATE, body, headers)
-        if not reply.is_success and not seen.waiting and time.time() - seen.last > GONE:
+        if not reply.is_success and not seen.waiting and time.time() - seen.last > SILENT:
             # in what the site itself has signed just now
             node = encoded((1, int(self._keys.records[name].node)))
             await self._ask(DEACTIVATE, node, headers | {"content-type": PROTOBUF})

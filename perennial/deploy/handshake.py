@@ -115,7 +115,7 @@ def _explained(reason: object, address: str, authority: Path) -> StateError:
     match reason:
         case ssl.SSLCertVerificationError(verify_code=code, verify_message=said):
             return StateError(f"{address}: {_advice(code, said, host, authority)}")
-        case ssl.SSLError():
+        case ssl.SSLError() if not isinstance(reason, ssl.SSLEOFError):  # cut, by whatever lies between
             return StateError(
                 f"{address}: answers, but not with TLS ({reason.reason}); is it the SuperLink's Fleet port?"
             )

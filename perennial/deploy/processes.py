@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 from types import FrameType
-from typing import BinaryIO
 
 from perennial.deploy.warm import RESTART, SOCKET, write_stand_in
 from perennial.foundation.errors import StateError
@@ -90,7 +89,7 @@ def supervise(
     environment: Mapping[str, str],
     explain: Callable[[], str],
     meanwhile: Callable[[], object] | None = None,
-    read: Callable[[bytes], object] = lambda line: None,
+    read: Callable[[bytes], bool] = lambda line: False,
 ) -> int:
     """Run processes until one of them ends or this one is asked to; then end them all.
 
@@ -99,7 +98,7 @@ def supervise(
         environment: of all of them.
         explain: called when one ended by itself; returns why, in a sentence for the log, or ''.
         meanwhile: called in a thread of its own, every EVERY seconds.
-        read: called with each line that they write.
+        read: called with each line that they write; whether the process that wrote it is to be killed.
 
     Returns:
         The status for os._exit(), since a thread may wait: 0 after SIGTERM or SIGINT, else ENDED, although
@@ -137,7 +136,7 @@ def supervise(
 
 
 def _start(
-    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], read: Callable[[bytes], object]
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], read: Callable[[bytes], bool]
 ) -> dict[str, "subprocess.Popen[bytes]"]:
     own, started = os.getpid(), {}
     for name, command in commands.items():
@@ -149,15 +148,17 @@ def _start(
             # before the program runs, this takes no lock that a thread could hold
             preexec_fn=lambda: _end_with_parent(own),  # noqa: PLW1509
         )
-        Thread(target=_copy, args=(process.stdout, read), daemon=True).start()
+        Thread(target=_copy, args=(process, read), daemon=True).start()
     return started
 
 
-def _copy(stream: BinaryIO, read: Callable[[bytes], object]) -> None:
+def _copy(process: "subprocess.Popen[bytes]", read: Callable[[bytes], bool]) -> None:
     """Write each line of a process to the log: with its time, without colours, but no answered request."""
-    for line in stream:
+    assert process.stdout is not None
+    for line in process.stdout:
         plain = _COLOUR.sub(b"", line)
-        read(plain)
+        if read(plain):
+            process.kill()
         if not _ANSWERED.search(plain):
             now = b"" if _TIMED.match(plain) else time.strftime("%Y-%m-%d %H:%M:%S ").encode()
             sys.stdout.buffer.write(now + plain)

@@ -27,6 +27,8 @@ from perennial.privacy.signed_sums import certify
 
 NOT_UNPACKED = re.compile(rb"\[Errno (?:13|30)\][^']*'[^']*/apps/[^'/]*\.([0-9a-f]{8})'")
 """What Flower says of an app that is not approved: its folder cannot be made."""
+GIVEN_UP = b"SSL/TLS handshake error detected"
+"""What Flower says when a handshake was cut. Its SuperNode lives on then, and asks for nothing any more."""
 ALIVE = "supernode.alive"
 """In a site's state_dir: its heartbeat."""
 ANSWERED = "superlink.answered"
@@ -141,9 +143,10 @@ def start_supernode(path: Path) -> None:
         renew(state / ANSWERED)
         return ""
 
-    def read(line: bytes) -> None:
+    def read(line: bytes) -> bool:
         if found := NOT_UNPACKED.search(line):
             note_unapproved(state, found[1].decode())
+        return GIVEN_UP in line
 
     apps, environment, secret = warm(
         state / "process",

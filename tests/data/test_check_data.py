@@ -8,10 +8,7 @@ import yaml
 from PIL import Image
 
 from perennial.cli.check import check_command
-from perennial.config.experiment import load_experiment
-from perennial.data.federation import build
 from perennial.data.survey import survey
-from perennial.engine.expectation import expect
 from perennial.foundation.errors import DataError
 
 ROWS = "age,cp,sex,hospital,diagnosis\n" + "".join(
@@ -49,18 +46,8 @@ def test_check_shows_samples_columns_and_what_may_surprise(
         "15 (25 %)",
         "learner: default; written out:",
         "name: adam",
-        "expected here in one process: about",
     ):
         assert words in told, told
-
-
-def test_an_expectation_counts_the_steps_that_a_run_takes(tmp_path: Path) -> None:
-    experiment = load_experiment(table(tmp_path))
-    expected = expect(experiment)
-    assert expected is not None and expected.seconds > 0 and expected.memory > 10**7
-    federation = build(experiment.data, experiment.tasks, 1)
-    steps = sum(-(-len(site.train) // 32) * 2 * 2 for site in federation.sites.values())
-    assert expected.steps == steps
 
 
 @pytest.mark.parametrize(

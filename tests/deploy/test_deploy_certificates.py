@@ -183,6 +183,15 @@ def test_nobody_there_and_no_tls_are_different_troubles(tmp_path: Path, authorit
         with pytest.raises(StateError, match="not with TLS"):
             check_handshake(f"localhost:{port}", tmp_path / "ca.crt")
         thread.join(5)
+
+        def cut() -> None:
+            listener.accept()[0].close()
+
+        thread = threading.Thread(target=cut, daemon=True)
+        thread.start()
+        with pytest.raises(Unreachable, match="no connection"):
+            check_handshake(f"localhost:{port}", tmp_path / "ca.crt")
+        thread.join(5)
     with pytest.raises(Unreachable, match=f"firewall lets port {port} out"):
         check_handshake(f"localhost:{port}", tmp_path / "ca.crt")
     with pytest.raises(Unreachable, match="not known here"):

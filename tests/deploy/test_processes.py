@@ -17,7 +17,7 @@ logging.basicConfig(format="%(message)s")
 code = sys.argv[1]
 long = [sys.executable, "-c", "import os, sys, time; print(os.getpid(), flush=True); time.sleep(60)"]
 commands = {"other": long, "the SuperNode": [sys.executable, "-c", code]}
-status = supervise(commands, {}, lambda: "the key is revoked")
+status = supervise(commands, {}, lambda: "the key is revoked", read=lambda line: b"deaf" in line)
 os._exit(status)
 """
 
@@ -53,6 +53,11 @@ def test_a_process_that_ends_gracefully_unasked_ends_all_with_a_reason(start) ->
     parent, other = start("import time; time.sleep(0.5)")
     assert parent.wait(30) == 70 and gone(other)
     assert "the SuperNode ended with status 0: the key is revoked" in parent.communicate()[1]
+
+
+def test_a_process_that_lives_on_and_works_no_more_ends_all(start) -> None:  # type: ignore[no-untyped-def]
+    parent, other = start("import time; print('deaf', flush=True); time.sleep(60)")
+    assert parent.wait(30) == 70 and gone(other)
 
 
 def test_whoever_asks_gets_status_0(start) -> None:  # type: ignore[no-untyped-def]

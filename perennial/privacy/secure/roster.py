@@ -82,7 +82,7 @@ class Attempt:
 class Subject:
     """The subject of a sum: which values of a site are added up.
 
-    statistic: update, class_sums or evaluation. model: SHA-256 of the model that the values are about.
+    statistic: update or evaluation. model: SHA-256 of the model that the values are about.
     """
 
     round: int
