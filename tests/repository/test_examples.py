@@ -119,4 +119,3 @@ def test_the_notebook_runs_from_top_to_bottom_and_shows_its_outputs(
                 words(line) for line in printed.getvalue().splitlines()
             ]
     assert shared["forgotten"]["fine-tuning"] > shared["forgotten"]["replay"]
-    assert (tmp_path / "forgetting.html").stat().st_size > 10_000
