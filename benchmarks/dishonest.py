@@ -262,8 +262,8 @@ def _poisoned(change: Callable[[TrainingSet, int], TrainingSet]) -> Iterator[Non
     """Inside, a site trains on other samples than it holds."""
     honest = Site.samples
 
-    def samples(self: Site, indices: Tensor, exemplars: int = 0) -> TrainingSet:
-        data = honest(self, indices, exemplars)
+    def samples(self: Site, indices: Tensor, exemplars: int = 0, hidden: bool = False) -> TrainingSet:
+        data = honest(self, indices, exemplars, hidden)
         return change(data, int(data.y.max()) + 1)
 
     Site.samples = samples

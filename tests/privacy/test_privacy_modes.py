@@ -206,7 +206,7 @@ def test_facts_of_the_strategy_and_the_data_are_refused(tmp_path: Path) -> None:
 
     experiment = load_experiment(Path(write(tmp_path, privacy=SAMPLE)))
     with pytest.raises(PrivacyError) as refusal:
-        check_privacy(experiment, Asks(), rounds=4, estimated_constants=True)
+        check_privacy(experiment, Asks(), estimated_constants=True)
     for reason in ("report in the clear", "control_variate", "sparsity vector", r"data.normalise"):
         assert reason in str(refusal.value)
 

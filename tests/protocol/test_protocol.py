@@ -64,10 +64,10 @@ def test_faults_are_named() -> None:
     del record.config_records["fields"]["run"]
     with pytest.raises(ProtocolError, match="'run' is missing"):
         TrainRequest.from_record(record)
-    record = request().to_record()
-    record.config_records["fields"]["clip_norm"] = float("nan")
-    with pytest.raises(ProtocolError, match="'clip_norm'.*finite"):
-        TrainRequest.from_record(record)
+    record = TrainReply(**STAMP, update=Tensors(w=torch.zeros(2)), num_examples=1, train_loss=1.0).to_record()
+    record.config_records["fields"]["train_loss"] = float("nan")
+    with pytest.raises(ProtocolError, match="'train_loss'.*finite"):
+        TrainReply.from_record(record)
     with pytest.raises(ProtocolError, match="expected a TrainReply"):
         TrainReply.from_record(request().to_record())
 
