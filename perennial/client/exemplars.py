@@ -68,12 +68,7 @@ class ExemplarStore:
                 lists[label] = kept[labels == label][:quota]
         for label, indices in members.items():
             if memory.selection == "random":
-                hashes = self._data.keyed.values("exemplars", indices.numpy())
-                chosen = (
-                    random_by_hash(hashes, quota)
-                    if memory.share is None
-                    else share_by_hash(hashes, memory.share)
-                )
+                chosen = random_by_hash(self._data.keyed.values("exemplars", indices.numpy()), quota)
             else:
                 select = herding if memory.selection == "herding" else nearest
                 chosen = select(features[label], quota)
@@ -81,7 +76,7 @@ class ExemplarStore:
         short = [
             f"{self._classes[label]} {len(indices)}"
             for label, indices in members.items()
-            if memory.share is None and len(indices) < quota
+            if len(indices) < quota
         ]
         if short:
             log.info("%s: below the quota of %d exemplars: %s", self._state.site, quota, ", ".join(short))
@@ -190,13 +185,13 @@ def random_by_hash(hashes: np.ndarray, budget: int) -> Tensor:
     return torch.from_numpy(np.argsort(hashes, kind="stable")[:size])
 
 
-def share_by_hash(hashes: np.ndarray, share: float) -> Tensor:
+def share_by_hash(hashes: np.ndarray, labels: Tensor, share: float) -> Tensor:
     """Indices of the samples whose keyed hash is among the lowest `share` of all possible hashes.
 
     Adding or removing a sample does not change whether another one is chosen.
 
-    hashes: (n,) uint64, equal for samples of one patient, which are kept together.
-    Returns (k,) int64, smallest hash first; k is about share * n and can be 0.
+    hashes: (n,) uint64, equal for samples of one patient, which are kept together. labels: (n,) int64.
+    Returns (k,) int64, by class, smallest hash first; k is about share * n and can be 0.
     """
-    order = np.argsort(hashes, kind="stable")
+    order = np.lexsort((hashes, labels.numpy()))
     return torch.from_numpy(order[below(hashes[order], share)])

@@ -16,7 +16,7 @@ from torch import Tensor
 from perennial.client.policy import check_evaluation, check_floor, withheld
 from perennial.client.release import Typed, pay
 from perennial.client.site import Site
-from perennial.client.training_samples import Chosen, choose
+from perennial.client.training_samples import Chosen, choose, exemplar_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.foundation.errors import ConfigError
@@ -42,7 +42,7 @@ def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tens
     """
     if site.experiment.learner.classifier != "nearest_mean":
         return None
-    kept = site.exemplars(request.run).indices(before_round=request.round + 1)
+    kept = exemplar_indices(site, request, request.round + 1, site.task_range(request).stop)
     if not len(kept):
         return None
     exemplars = site.samples(kept)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.exemplars import ExemplarStore
+from perennial.client.exemplars import ExemplarStore, share_by_hash
 from perennial.client.learnt import not_learnt, note_learnt
 from perennial.client.policy import hides_count, protects_records
 from perennial.client.release import charge_first, data_are_read, stays_here
@@ -134,12 +134,12 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
     old = late = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
-        store = site.exemplars(stamp.run)
-        with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
-            _catch_up(site, store, stamp, previous)
+        if site.experiment.learner.memory.share is None:
+            with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
+                _catch_up(site, site.exemplars(stamp.run), stamp, previous)
         late = not_learnt(site, stamp)
         # a late record that is an exemplar by now trains once: two rows would move an update twice
-        found = torch.cat([store.indices(before_round=stamp.round), late])
+        found = torch.cat([exemplar_indices(site, stamp, stamp.round, classes.start), late])
         old = found[np.sort(np.unique(found.numpy(), return_index=True)[1])]
     if site.experiment.data.kind.collected:
         note_learnt(site, stamp, torch.cat([new, late]))
@@ -147,6 +147,22 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     if len(indices) == 0 and not hides_count(site.identity):
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     return indices, len(old)
+
+
+def exemplar_indices(site: Site, stamp: Stamp, before_round: int, known: int) -> Tensor:
+    """(k,) int64 rows of the exemplars before a round, by class, the most important first.
+
+    Under a memory of a share nothing is chosen and nothing stored: every record of the `known` classes whose
+    own hash is low is an exemplar. A choice that is made once would let one record decide whether its class
+    counts as chosen, and so whether all later records of the class do.
+    """
+    memory = site.experiment.learner.memory
+    if memory is None or memory.share is None:
+        return site.exemplars(stamp.run).indices(before_round)
+    rows = site.data.task_indices("train", 0, known)
+    return rows[
+        share_by_hash(site.data.keyed.values("exemplars", rows.numpy()), site.data.y[rows], memory.share)
+    ]
 
 
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
@@ -170,6 +186,8 @@ def choose_exemplars(
     """
     memory = site.experiment.learner.memory
     assert memory is not None
+    if memory.share is not None:
+        return
     quota = memory.quota(known, site.process.sites)
     members: dict[int, Tensor] = {}
     features: dict[int, Tensor] = {}

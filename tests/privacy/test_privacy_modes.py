@@ -213,11 +213,12 @@ def test_facts_of_the_strategy_and_the_data_are_refused(tmp_path: Path) -> None:
 
 def test_a_share_of_exemplars_does_not_depend_on_the_others() -> None:
     hashes = np.random.default_rng(1).integers(0, 2**64, 400, dtype=np.uint64)
-    kept = set(hashes[share_by_hash(hashes, 0.3).numpy()].tolist())
+    labels = torch.arange(400) % 3
+    kept = set(hashes[share_by_hash(hashes, labels, 0.3).numpy()].tolist())
     without = hashes[1:]
-    assert set(without[share_by_hash(without, 0.3).numpy()].tolist()) == kept - {int(hashes[0])}
+    assert set(without[share_by_hash(without, labels[1:], 0.3).numpy()].tolist()) == kept - {int(hashes[0])}
     assert 80 < len(kept) < 160
-    assert share_by_hash(hashes[:0], 0.3).shape == (0,)
+    assert share_by_hash(hashes[:0], labels[:0], 0.3).shape == (0,)
 
 
 def test_a_batch_norm_model_never_reaches_private_training() -> None:

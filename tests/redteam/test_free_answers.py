@@ -15,6 +15,7 @@ import torch
 from perennial.client.app import HANDLERS
 from perennial.client.plan import FREE, Plan, is_number
 from perennial.client.release import AFTER_DATA
+from perennial.client.training_samples import training_indices
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.models.digest_networks import FeatureEncoder, encoder_hash
@@ -32,7 +33,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.corrected import CorrectionOrder
 from perennial.strategies.serial_ring.site import Turn
-from tests.redteam.attacked_hospital import SUMS, TABLE, Hospital, rows, write_table
+from tests.redteam.attacked_hospital import BASE, SUMS, TABLE, Hospital, rows, write_table
 
 SAMPLE = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2}
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
@@ -274,3 +275,26 @@ def test_neither_do_the_numbers_of_an_order(tmp_path: Path, key: str) -> None:
         for wrong in (-1, 7, 10**9):
             with pytest.raises((PolicyRefusal, ProtocolError), match=rf"settings\.{key}"):
                 plan.check(asked(**{number: wrong}))
+
+
+def test_an_exemplar_does_not_decide_whether_its_classs_later_records_are_exemplars(tmp_path: Path) -> None:
+    """The server chooses whom a share keeps, by the split key, and sends the former model when it likes."""
+    others = [[f"{place / 9:.3f}", "3.0", "b"] for place in range(20)]
+    new = [[f"{place / 9:.3f}", "1.0", "cd"[place % 2]] for place in range(20)]
+    late = [[f"{3 + place / 50:.3f}", "-3.0", "a"] for place in range(30)]
+    chosen: list[set[tuple[float, ...]]] = []
+    for folder, first in (("with", [["5.0", "-2.0", "a"], *others, *new]), ("without", [*others, *new])):
+        place = hospital(
+            tmp_path / folder,
+            first,
+            data=TABLE | {"classes": ["a", "b", "c", "d"]},
+            tasks={"count": 2, "rounds": 1, "order": "natural"},
+            learner={**BASE["learner"], "memory": {"selection": "random", "share": 0.9}},
+        )
+        sent = Tensors(place.arrays())
+        assert place.ask(FinishTaskRequest(**stamp(place), arrays=sent)), place.refusal
+        write_table(tmp_path / folder, [*first, *late])
+        request = TrainRequest(**stamp(place, task=2, round=2, num_classes=4), arrays=sent)
+        rows_of, _ = training_indices(place.site, request, ("0" * 64, dict(sent)))
+        chosen.append({tuple(place.site.data.x[row].tolist()) for row in rows_of.tolist()})
+    assert len(chosen[1]) > 50 and chosen[1] <= chosen[0] and len(chosen[0] - chosen[1]) <= 1
