@@ -74,8 +74,9 @@ def choose(
 
 def _chosen(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
     entry = mechanism.entry
-    if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
+    if not site.identity.deployed or (entry.unit == "site" and entry.protected):
         return Chosen(rows)
+    # no record is a set as well: a charge that names none is paid by every record
     lines, patients = _identified(site, rows)
     if not entry.protected:
         return Chosen(rows, lines)

@@ -149,6 +149,10 @@ class Gateway:
                 raise Refusal(404, "not found")
             if request.method != "POST":
                 raise Refusal(405, "method not allowed")
+            named = [key.lower() for key, _ in request.headers.raw if key.lower().startswith(b"flwr-")]
+            if len(named) != len(set(named)):
+                # this would look at one of them, and the SuperLink at another
+                raise Refusal(400, "a header stands twice")
             name = self._authenticated(request.headers)
             if path == ADMISSION:
                 return PlainTextResponse("free" if self._silent_since(name) is not None else "connected")

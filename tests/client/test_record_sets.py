@@ -122,6 +122,16 @@ def test_that_all_records_are_spent_does_not_show(tmp_path: Path) -> None:
     assert paid_by(tmp_path) == [1] * 20
 
 
+def test_a_task_without_a_record_is_charged_to_nobody(tmp_path: Path) -> None:
+    """Else one record of task 1 would decide whether all records of task 2 have paid for it."""
+    table = [row for row in rows() if row[2] == "well"]
+    for name, first in (("without", []), ("with", [["1.5", "1.25", "ill"]])):
+        write_table(tmp_path / name, [*first, *table])
+        place = hospital(tmp_path / name, one_release())
+        assert isinstance(ask(place, 1), StatisticsReply), place.refusal
+        assert int(clear_sums(place, 2)["counts"].sum()) == 20, name
+
+
 def clear_sums(place: Hospital, task: int) -> dict[str, torch.Tensor]:
     """The sums of a task that this site would release, without their noise."""
     site = place.site

@@ -96,7 +96,7 @@ def test_a_patient_is_in_one_part_of_one_site(write: Any, block: dict[str, Any],
 def test_exemplars_by_share_keep_patients_whole(tmp_path: Path) -> None:
     site = build(DataConfig.model_validate(arrays(tmp_path, sites=1)), ONE_TASK, 2).site("site-0")
     hashes = site.keyed.values("exemplars", site.train.numpy())
-    kept = set(site.train[share_by_hash(hashes, 0.5)].tolist())
+    kept = set(site.train[share_by_hash(hashes, site.y[site.train], 0.5)].tolist())
     for patient in np.unique(PATIENTS[site.train.numpy()]):
         rows = {row for row in site.train.tolist() if PATIENTS[row] == patient}
         assert rows <= kept or not rows & kept

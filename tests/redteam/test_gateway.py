@@ -294,6 +294,12 @@ def test_who_is_connected_is_what_was_seen(world: World) -> None:
     json.dumps(status)
 
 
+def test_a_header_that_stands_twice_gets_nowhere(world: World) -> None:
+    line = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n".encode()
+    answer = world.raw(line + world.signed() + world.signed("linz") + b"\r\n")
+    assert answer.split(b" ")[1:2] == [b"400"] and world.reached == []
+
+
 def test_a_new_key_does_not_wait_for_the_requests_of_the_revoked_one(world: World) -> None:
     folder, keys = world.folder, world.keys
     folder.write_site("wels", SiteRecord(state="registered", node="11"))

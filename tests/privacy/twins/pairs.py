@@ -63,7 +63,8 @@ class Pairs:
         make = make or (lambda trial: record(1, f"new {trial}", self.shape, label))
         for trial in range(TRIES):
             x = make(trial)
-            twin = self.records.with_one(x, f"c{label}")
+            # where data name patients, the patient decides the part
+            twin = self.records.with_one(x, f"c{label}", f"new {trial}")
             if self.part_of(twin, len(self.records)) == part and (part != "train" or _drawn(x)):
                 return Pair(name, twin, part=part)
         raise RuntimeError(f"{name}: no record found that lies in {part}")
