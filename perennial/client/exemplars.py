@@ -193,5 +193,5 @@ def share_by_hash(hashes: np.ndarray, labels: Tensor, share: float) -> Tensor:
     hashes: (n,) uint64, equal for samples of one patient, which are kept together. labels: (n,) int64.
     Returns (k,) int64, by class, smallest hash first; k is about share * n and can be 0.
     """
-    order = np.lexsort((hashes, labels.numpy()))
+    order = np.lexsort((hashes, labels.cpu().numpy()))
     return torch.from_numpy(order[below(hashes[order], share)])
