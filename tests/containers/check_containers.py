@@ -135,7 +135,7 @@ class Federation:
             run("chown", "-R", f"{OWNER}:{OWNER}", folder)
 
     def approve(self, said: str) -> None:
-        fab, digest = said.split()[-2:]
+        fab, digest = re.findall(r"(?m)^(\S+\.fab)\n([0-9a-f]{64})$", said)[0]  # warnings stand beside them
         for name in SITES:
             self.perennial("site", "approve", fab, digest, "--site", self.folder / name / "site.yaml")
             self.own(self.folder / name)
@@ -277,6 +277,10 @@ def test_a_wrong_authority_a_stranger_and_a_revoked_site_are_refused(federation:
     check = ("docker", "compose", "run", "--rm", "--no-deps", "-T", "supernode", "check", "/site/site.yaml")
     assert "not signed by the authority" in run(*check, cwd=stranger, fails=True)
     (stranger / "ca.crt").write_bytes(right)
+    # a key that the operator never saw, in the folder of a site that it let in
+    unseen = federation.folder / "unseen"
+    federation.perennial("site", "open", "--folder", unseen)
+    (stranger / "node.key").write_bytes((unseen / "node.key").read_bytes())
     assert "is not registered at the SuperLink" in run(*check, cwd=stranger, fails=True)
     federation.compose_up(stranger)
     refused = federation.container("stranger")
