@@ -17,7 +17,7 @@ from perennial.client.training_samples import (
 )
 from perennial.config import charges
 from perennial.foundation.record_key import record_key
-from perennial.models.feature_maps.ball import RADIUS_SQUARED
+from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity

@@ -16,8 +16,8 @@ from perennial.learning.analytic.cross_site import (
 )
 from perennial.learning.analytic.solve import Sums, ridge
 from perennial.learning.analytic.statistics import Collector
-from perennial.models.feature_maps.ball import on_grid
 from perennial.models.feature_maps.pixels import RandomReLU
+from perennial.models.feature_maps.projection import on_grid
 
 CLASSES = 4
 MEANS = torch.randn(CLASSES, 30, generator=torch.Generator().manual_seed(9))

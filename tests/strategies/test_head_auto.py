@@ -22,8 +22,8 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.influence import auroc_of_explained, worth_of_columns
 from perennial.learning.analytic.solve import Sums, gaussian, oracle_shrinkage, ridge, within_class
 from perennial.learning.analytic.statistics import Collector
-from perennial.models.feature_maps.ball import on_grid
 from perennial.models.feature_maps.pixels import Inputs
+from perennial.models.feature_maps.projection import on_grid
 from perennial.strategies.analytic.automatic import KINDS, AutomaticHead
 
 AUTO: dict[str, Any] = {
