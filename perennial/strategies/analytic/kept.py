@@ -7,10 +7,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from perennial.config.rounds import LEAST_SITES, BoundsConfig
+from perennial.config.rounds import LEAST_SITES, BoundsConfig, parts_by_registration, parts_by_share
+from perennial.config.rounds import PARTS as UNITS
 from perennial.foundation.errors import ConfigError, DataError, StateError
-from perennial.learning.analytic.influence import PARTS as UNITS
-from perennial.learning.analytic.influence import parts_by_registration, parts_by_share
 from perennial.learning.analytic.solve import Sums
 from perennial.learning.analytic.statistics import (
     EXACT_SAMPLES,

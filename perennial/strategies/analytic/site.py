@@ -51,7 +51,7 @@ from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic.personal_head import answer_compare_heads, keep_personal_head, maps_of
-from perennial.strategies.analytic.withdrawn_records import kept_statements, signed_sums
+from perennial.strategies.analytic.statements import kept_statements, signed_sums
 
 STATEMENT = "statement"
 """In the ledger's note of sums: before the hash of what the site signed of them."""

@@ -1,13 +1,12 @@
 """Records that a site takes back from a finished closed-form run: their part in its sums.
 
 The server subtracts this part. The sums of one record are that record's features, so a withdrawal is refused
-until it reaches the policy's floor in every class. A site's statements of its sums are signed once, kept, and
-superseded where the sums change.
+until it reaches the policy's floor in every class.
 """
 
 import hmac
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,74 +17,17 @@ from torch import Tensor
 
 from perennial.client.policy import check_answer, check_statistics, exempt, withheld
 from perennial.client.release import pay
-from perennial.client.secure_state import own_identity, own_signer
+from perennial.client.secure_state import own_identity
 from perennial.client.site import Site
 from perennial.config import charges
-from perennial.config.strategies import solved_by
 from perennial.data.splits import text_groups
-from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal, ProtocolError, StateError
+from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.learning.analytic.statistics import Statistics, write_by_task
 from perennial.privacy.released import Released
-from perennial.privacy.signed_sums import Statement, lists
-from perennial.protocol.messages import StatisticsRequest
+from perennial.privacy.signed_sums import Statement
 from perennial.strategies.analytic.site import collected, training_counts
-
-FILE = "statements.json"
-"""In the site's folder of a run: all its statements."""
-
-
-def kept_statements(folder: Path) -> dict[int, list[Statement]]:
-    """task -> all versions, the latest last, in a run's folder. Raises StateError for a damaged file."""
-    path = folder / FILE
-    found: dict[int, list[Statement]] = {}
-    try:
-        for statement in map(Statement.from_json, json.loads(path.read_bytes()) if path.exists() else ()):
-            found.setdefault(statement.task, []).append(statement)
-    except (OSError, ValueError, TypeError) as error:
-        raise StateError(
-            f"{path}: damaged, or of another release ({error!r:.200}); restore it from a copy, or use the "
-            "release that wrote it"
-        ) from error
-    return found
-
-
-def keep_statements(folder: Path, found: Iterable[Statement]) -> None:
-    """Store these statements beside those kept in a run's folder, each once."""
-    known = [statement for versions in kept_statements(folder).values() for statement in versions]
-    values = [asdict(statement) for statement in dict.fromkeys([*known, *found])]
-    replace_file(folder / FILE, (json.dumps(values, indent=1) + "\n").encode())
-
-
-def signed_sums(site: Site, request: StatisticsRequest, sums: str) -> Statement | None:
-    """The site's signed statement of sums that are about to leave, stored; None if none is asked for.
-
-    sums: their SHA-256. Raises ProtocolError if the request's list of signers lacks this site's key.
-    """
-    if request.signers is None:
-        return None
-    own = own_signer(site.identity)
-    if own.row not in request.signers:
-        raise ProtocolError(f"StatisticsRequest: signers: the key of {site.name} is not among them")
-    folder, secret = site.state(request.run).folder, own_identity(site.identity.state_dir)
-    make_folder(folder)
-    with one_at_a_time(folder):
-        statement = Statement.make(
-            secret,
-            kept_statements(folder).get(request.of_task, ()),
-            sums,
-            site=site.name,
-            experiment=request.experiment,
-            settings=solved_by(site.experiment.strategy, site.experiment.bounds),
-            run=request.run,
-            task=request.of_task,
-            class_order=request.class_order,
-            features=request.features,
-            signers=lists(request.signers)[-1],
-        )
-        keep_statements(folder, [statement])
-    return statement
-
+from perennial.strategies.analytic.statements import keep_statements, kept_statements
 
 WITHDRAWN = "withdrawn-records.json"
 """In the site's folder of a run: statement's hash -> by what the records withdrawn until then are known."""
