@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
-from perennial.config.site import Answer, load_site_config
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import replace_file
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from perennial.client.site import Site
+    from perennial.config.site import Answer
 
 OUTPUT = Path("records.safetensors")
 
@@ -140,14 +139,22 @@ def _at_a_site(path: Path, form: Path | None, experiment: Path | None) -> "tuple
         return open_site(identity, split_key=split_key), run, current
 
 
-def stop_answering(path: Path, answer: Answer) -> None:
+def stop_answering(path: Path, answer: "Answer") -> None:
     """Remove one kind of request from policy.answers of a site.yaml; comments and all else stay.
 
     Raises ConfigError if the file does not list it under a key `answers` of its own.
     """
+    import yaml
+
+    from perennial.config.site import load_site_config
+
     before = load_site_config(path)
     text = path.read_text(encoding="utf-8")
-    listed = _answers(yaml.compose(text, yaml.SafeLoader))
+    node = yaml.compose(text, yaml.SafeLoader)
+    for key in ("policy", "answers"):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in pairs if name.value == key), None)
+    listed = node if isinstance(node, yaml.SequenceNode) and node.value else None
     if listed is None or answer not in before.policy.answers:
         raise ConfigError(f"{path}: policy.answers: does not name {answer!r}")
     left = [kind for kind in before.policy.answers if kind != answer]
@@ -160,15 +167,6 @@ def stop_answering(path: Path, answer: Answer) -> None:
     if after != _without(yaml.safe_load(text), answer):
         raise ConfigError(f"{path}: policy.answers: cannot be changed without changing more; edit it by hand")
     replace_file(path, changed.encode(), mode=path.stat().st_mode & 0o777)
-
-
-def _answers(root: yaml.Node | None) -> yaml.SequenceNode | None:
-    node: yaml.Node | None = root
-    for key in ("policy", "answers"):
-        if not isinstance(node, yaml.MappingNode):
-            return None
-        node = next((value for name, value in node.value if name.value == key), None)
-    return node if isinstance(node, yaml.SequenceNode) and node.value else None
 
 
 def _without(content: dict[str, dict[str, list[str]]], answer: str) -> object:

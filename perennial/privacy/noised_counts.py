@@ -21,7 +21,7 @@ import numpy as np
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.discrete_gaussian import LARGEST_STD, Integers, discrete_gaussian
-from perennial.privacy.shared_noise import LEAST_STD
+from perennial.privacy.shared_noise_cost import LEAST_STD
 
 if TYPE_CHECKING:
     from perennial.privacy.noise import Noise

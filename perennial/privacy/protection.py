@@ -12,7 +12,7 @@ from torch import Tensor
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import Mode
 from perennial.privacy.noise import Noise, add_noise
-from perennial.privacy.shared_noise import LEAST_STD, MOST_SITES, shared_multiplier
+from perennial.privacy.shared_noise_cost import LEAST_STD, MOST_SITES, shared_multiplier
 
 # Rounding each scaled coordinate to float32 changes the norm by at most this share.
 _ROUNDING_MARGIN = 1 - 2.0**-23

@@ -20,7 +20,8 @@ from perennial.privacy.composition import compose
 from perennial.privacy.discrete_gaussian import discrete_gaussian
 from perennial.privacy.entries import Entry
 from perennial.privacy.noise import Noise
-from perennial.privacy.shared_noise import SharedNoise, shared_multiplier, tau
+from perennial.privacy.shared_noise import SharedNoise
+from perennial.privacy.shared_noise_cost import shared_multiplier, tau
 from perennial.server import preflight
 from perennial.strategies.fedavg import FedAvg
 from tests.seeded_noise import SeededNoise
