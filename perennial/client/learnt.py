@@ -1,8 +1,8 @@
 """Which of its records a site has learnt in a run, or had choose or judge something there, by keyed hashes.
 
-A record is known by its content, as the ledger knows it (data/splits.py), under the site's own key;
-simulated sites, among which records may move, share the run's. So the files say nothing of a record to
-whoever lacks the key. Each task has one file, written when the site first trains in it or adds it up; records
+A record is known by its content and patient (data/splits.py) under the site's own key, and copies are
+counted; simulated sites, among which records may move, share the run's key. So the files say nothing of a
+record to whoever lacks the key. Each task has one file, written when the site first trains in it or adds it up; records
 that come while a task lasts are trained on and not in it.
 """
 
