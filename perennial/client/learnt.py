@@ -2,8 +2,8 @@
 
 A record is known by its content and patient (data/splits.py) under the site's own key, and copies are
 counted; simulated sites, among which records may move, share the run's key. So the files say nothing of a
-record to whoever lacks the key. Each task has one file, written when the site first trains in it or adds it up; records
-that come while a task lasts are trained on and not in it.
+record to whoever lacks the key. Each task has one file, written when the site first trains in it or adds it
+up; records that come while a task lasts are trained on and not in it.
 """
 
 from collections import Counter
