@@ -3,6 +3,7 @@
 OpenDP is large, so it is in the extra `oracle`, and these tests have a stage of their own (make test-oracle).
 """
 
+import importlib
 import math
 from typing import Any
 
@@ -41,11 +42,10 @@ def releases(rows: torch.Tensor, labels: torch.Tensor, blocks: Blocks) -> np.nda
 
 def sum_of_rows(columns: int, norm: float) -> Any:
     """OpenDP's sum of rows of a bounded norm, with its stability map."""
-    from opendp.extras.numpy import array2_domain
-    from opendp.extras.numpy._make_np_sum import make_np_sum
-
-    domain = array2_domain(norm=norm, p=2, origin=0.0, num_columns=columns, nan=False, T=float)
-    return make_np_sum(domain, dp.symmetric_distance())
+    arrays = importlib.import_module("opendp.extras.numpy")
+    sums = importlib.import_module("opendp.extras.numpy._make_np_sum")
+    domain = arrays.array2_domain(norm=norm, p=2, origin=0.0, num_columns=columns, nan=False, T=float)
+    return sums.make_np_sum(domain, dp.symmetric_distance())
 
 
 @pytest.mark.parametrize("blocks", WEIGHTS)
@@ -111,7 +111,7 @@ def test_the_ledger_charges_what_opendp_does(multiplier: float, tasks: int) -> N
 
 def exact_epsilon(multiplier: float) -> float:
     """Of one Gaussian release at DELTA: Balle and Wang 2018, theorem 8."""
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
     from scipy.stats import norm
 
     def over(epsilon: float) -> float:
@@ -122,4 +122,4 @@ def exact_epsilon(multiplier: float) -> float:
             - DELTA
         )
 
-    return float(brentq(over, 0, 100))
+    return float(root_scalar(over, bracket=(0.0, 100.0)).root)
