@@ -11,7 +11,7 @@ Abadi et al. 2016 (arXiv 1607.00133).
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -215,7 +215,7 @@ class PrivateGradient:
                 own += self._sum(counts.to(vector.dtype))
                 total += torch.where(counts, loss, 0.0).sum()
                 self._forget_gradients()
-            norm = _measured(torch.linalg.vector_norm(own, dtype=torch.float64))
+            norm = _norms_of([own[None]])[0]
             vector += torch.where(norm.isfinite(), own * self._factors(norm), 0.0)
         return total
 
@@ -256,18 +256,9 @@ class PrivateGradient:
         return torch.cat(parts)
 
     def _norms(self) -> Tensor:
-        """(B,) float64 of the gradients that the hooks have just seen, over all parameters together.
-
-        Float32 measures the gradient of a large layer too short, and one sample would move more than the clip
-        norm.
-        """
+        """(B,) of the gradients that the hooks have just seen, over all parameters together."""
         seen = [vars(parameter).get("grad_sample") for parameter in self._parameters]
-        norms = [
-            torch.linalg.vector_norm(part.reshape(len(part), -1), dim=1, dtype=torch.float64)
-            for part in seen
-            if part is not None
-        ]
-        return _measured(torch.linalg.vector_norm(torch.stack(norms), dim=0))
+        return _norms_of([part.reshape(len(part), -1) for part in seen if part is not None])
 
     def _losses_of(self, indices: Tensor, losses: Losses) -> Tensor:
         """(indices,) losses with their graph."""
@@ -285,8 +276,20 @@ class PrivateGradient:
             parameter.grad = None
 
 
-def _measured(norms: Tensor) -> Tensor:
-    """Float64 norms; those whose squares float32 cannot hold are infinite, so that their gradients are 0."""
+def _norms_of(parts: Sequence[Tensor]) -> Tensor:
+    """(B,) float64 norms of rows (B, ...) over all parts together; infinite from LARGEST_NORM on.
+
+    Float32 measures the gradient of a large layer too short, so that one sample could move the sum by more
+    than the clip norm.
+    """
+    # a whole layer in float64 would leave the processor's cache, and take six times as long
+    pieces = [
+        piece
+        for part in parts
+        for piece in (part.split(1 << 13, dim=1) if part.device.type == "cpu" else [part])
+    ]
+    norms = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in pieces])
+    norms = torch.linalg.vector_norm(norms, dim=0)
     return torch.where(norms < LARGEST_NORM, norms, torch.inf)
 
 
