@@ -27,10 +27,8 @@ from perennial.protocol.messages import (
     REQUESTS,
     DescribeReply,
     DescribeRequest,
-    DigestRequest,
     EvaluateRequest,
     FinishTaskRequest,
-    SparsityRequest,
     TrainRequest,
 )
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
@@ -168,7 +166,7 @@ def _at_site(find: Callable[[Any, type], Callable[[Any, Any], WireMessage]]) -> 
         from perennial.client.policy import check_demand
         from perennial.client.site import open_site
 
-        if not isinstance(request, DigestRequest | SparsityRequest):  # they have noise of their own
+        if not request.own_noise:
             check_demand(identity.policy, identity.experiment)
         site = open_site(identity, request)
         if not (identity.deployed or site.experiment.privacy.enabled):

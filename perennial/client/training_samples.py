@@ -22,12 +22,7 @@ from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.record_book import Ids, RecordBook, as_ids
 from perennial.privacy.released import Mechanism
-from perennial.protocol.messages import (
-    EvaluateRequest,
-    FinishTaskRequest,
-    PersonalModelRequest,
-    TrainRequest,
-)
+from perennial.protocol.messages import FinishTaskRequest, TrainRequest
 from perennial.protocol.stamp import Stamp
 
 # A record is a row of the site's data. Two rows of one content are two records, both in the release; they
@@ -176,11 +171,11 @@ def require_exemplars(site: Site, request: Stamp) -> None:
     learner = site.experiment.learner
     if learner.memory is None or learner.memory.share is not None:
         return
-    takes = {TrainRequest: request.round, FinishTaskRequest: request.round + 1}
-    if learner.classifier == "nearest_mean":
-        takes |= {EvaluateRequest: request.round + 1, PersonalModelRequest: request.round + 1}
-    if (before := takes.get(type(request))) is not None:
-        site.exemplars(request.run).require(before)
+    judges = learner.classifier == "nearest_mean" and request.message_type.partition(".")[0] != "query"
+    if isinstance(request, TrainRequest):
+        site.exemplars(request.run).require(request.round)
+    elif isinstance(request, FinishTaskRequest) or judges:
+        site.exemplars(request.run).require(request.round + 1)
 
 
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:

@@ -7,7 +7,9 @@ A sample is in one digest at most, so replacing it by another in its row changes
 times the change of its features. That, and not the mean over a whole data set for which the paper sizes its
 noise, is what the guarantees here are computed from. Rows are mixed by their number, so that a sample that
 lies at another row, or is more or less, mixes the others anew, which no noise here covers: sites that demand
-a protection or have a budget send none (client/policy.py). Hsu, Chang and Chen 2022 (arXiv 2210.00737), sections IV-B and IV-C.
+a protection or have a budget send none (client/policy.py).
+
+Hsu, Chang and Chen 2022 (arXiv 2210.00737), sections IV-B and IV-C.
 """
 
 import math

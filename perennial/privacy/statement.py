@@ -49,8 +49,8 @@ UNCOVERED = (
     Uncovered(
         r"DigestReply\.digests (shape|regrouped)",
         "how many digests a site lends, and which samples they mix, which follow the number of samples of "
-        "the task: noise on digests hides a sample that is replaced in its row alone, and a site with a demand "
-        "or a budget sends none",
+        "the task: noise on digests hides a sample that is replaced in its row alone, and a site with a "
+        "demand or a budget sends none",
     ),
     Uncovered("time", "how long the site takes, and whether it answers in time"),
     Uncovered("log", "what the site's own log, ledger and pages say, which stay at the hospital"),
