@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -258,6 +259,22 @@ def test_where_nothing_is_wrong_every_page_says_so(world: World) -> None:
     calm = Surfaces(world)
     assert CALM in calm.overview and CALM in calm.run_page and CALM in calm.status
     assert not calm.faults and not calm.labels()
+
+
+def test_a_superlink_that_died_since_its_last_heartbeat_is_a_fault_and_no_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    with socket.socket() as nobody:  # its port is taken, and nothing answers there
+        nobody.bind(("127.0.0.1", 0))
+        settings = world.operator.path / "deploy.yaml"
+        settings.write_text(
+            re.sub("control_port: .*", f"control_port: {nobody.getsockname()[1]}", settings.read_text())
+        )
+        said = CliRunner().invoke(app, ["deploy", "status", "--folder", str(world.operator.path), "--json"])
+    assert said.exit_code == 0, said.output
+    assert "does not answer list-runs" in said.stderr
+    assert json.loads(said.stdout)["faults"][0]["kind"] == "superlink"
 
 
 @pytest.mark.parametrize("kind", STATES)
