@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from perennial.client.consent import require_consent
 from perennial.client.identity import Identity
 from perennial.client.time_limit import TIME_RULE
 from perennial.foundation.errors import (
@@ -26,6 +27,7 @@ from perennial.foundation.errors import (
     RecordGone,
     shown,
 )
+from perennial.foundation.files import one_at_a_time
 from perennial.foundation.site_log import log
 from perennial.privacy.entries import Entry
 from perennial.privacy.released import Mechanism, Public, Released
@@ -216,6 +218,19 @@ def serialise(reply: WireMessage) -> RecordDict:
     """The record that travels. Raises PrivacyError as check_left() does."""
     check_left(reply)
     return getattr(reply, _RECORD, None) or reply.to_record()
+
+
+def as_it_leaves(identity: Identity, request: WireMessage, reply: WireMessage) -> RecordDict:
+    """The record that travels, if the hospital still agrees: it may have withdrawn while the site worked.
+
+    Raises PolicyRefusal as require_consent() does, PrivacyError as check_left() does.
+    """
+    run = getattr(request, "run", "")
+    if not identity.deployed or not run:
+        return serialise(reply)
+    with one_at_a_time(identity.state_dir):
+        require_consent(identity.state_dir, run)
+        return serialise(reply)
 
 
 def refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:

@@ -1,6 +1,6 @@
 """Which samples a site trains on in a round, and which of them it keeps when a task ends."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.exemplars import ExemplarStore, share_by_hash
+from perennial.client.exemplars import ExemplarStore, selected, share_by_hash
 from perennial.client.learnt import not_learnt, note_learnt
 from perennial.client.policy import hides_count, protects_records
 from perennial.client.release import charge_first, data_are_read, stays_here
@@ -22,6 +22,7 @@ from perennial.models.incremental import IncrementalModel
 from perennial.privacy.entries import Entry
 from perennial.privacy.record_book import NO_IDS, Ids, RecordBook, as_ids, times
 from perennial.privacy.released import Mechanism
+from perennial.protocol.messages import FinishTaskRequest, TrainRequest
 from perennial.protocol.stamp import Stamp
 
 # A record is a row of the site's data, and two rows of one content are two records, both in the release.
@@ -124,8 +125,7 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     old = late = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         if site.experiment.learner.memory.share is None:
-            with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
-                _catch_up(site, site.exemplars(stamp.run), stamp, previous)
+            _catch_up(site, site.exemplars(stamp.run), stamp, previous)
         late = not_learnt(site, stamp)
         # a late record that is an exemplar by now trains once: two rows would move an update twice
         found = torch.cat([exemplar_indices(site, stamp, stamp.round, classes.start), late])
@@ -154,39 +154,58 @@ def exemplar_indices(site: Site, stamp: Stamp, before_round: int, known: int) ->
     ]
 
 
+def require_exemplars(site: Site, request: Stamp) -> None:
+    """Raises RecordGone where the exemplars that a request takes are kept no longer, before data are read."""
+    learner = site.experiment.learner
+    if learner.memory is None or learner.memory.share is not None:
+        return
+    judges = learner.classifier == "nearest_mean" and request.message_type.partition(".")[0] != "query"
+    if isinstance(request, TrainRequest):
+        site.exemplars(request.run).require(request.round)
+    elif isinstance(request, FinishTaskRequest) or judges:
+        site.exemplars(request.run).require(request.round + 1)
+
+
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
-    """Choose the exemplars of tasks that ended while the site was away, with the previous task's model."""
+    """Choose the exemplars of tasks that ended while the site was away, with the previous task's model.
+
+    Whether a version is written follows from the requests that the site answered, and from no record: not
+    from whether it has records or exemplars of a class.
+    """
     if previous is None:
         return
-    held = set(site.data.y[store.indices(before_round=request.round)].tolist())
     known = site.task_range(request).start
-    missed = [label for label in range(known) if label not in held]
-    missed = [label for label in missed if len(site.data.task_indices("train", label, label + 1))]
+    missed = store.missed(request.round, known)
     if missed:
         choose_exemplars(site, store, site.models.teacher(previous), missed, known, version=request.round - 1)
 
 
 def choose_exemplars(
-    site: Site, store: ExemplarStore, model: IncrementalModel, labels: Iterable[int], known: int, version: int
+    site: Site, store: ExemplarStore, model: IncrementalModel, labels: Sequence[int], known: int, version: int
 ) -> None:
     """Choose and store exemplars of the classes in labels, within the memory's budget.
 
     known: classes known in all, which share the budget. version: the round after which the choice holds.
+    Under a protection a choice that fails writes its version too, with the exemplars that there were: a
+    version that is missing would tell the server that one record made it fail.
     """
     memory = site.experiment.learner.memory
     assert memory is not None
     if memory.share is not None:
         return
     quota = memory.quota(known, site.process.sites)
-    members: dict[int, Tensor] = {}
-    features: dict[int, Tensor] = {}
-    for label in labels:
-        indices = site.data.task_indices("train", label, label + 1)
-        if len(indices):
-            members[label] = indices
+    chosen: dict[int, Tensor] = {}
+    with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
+        for label in labels:
+            indices = site.data.task_indices("train", label, label + 1)
+            if len(indices) == 0:
+                continue
+            features = None
             if memory.selection != "random":
-                features[label] = unit_features(model, site.samples(indices))
-    store.choose(memory, quota, features, members, version)
+                features = unit_features(model, site.samples(indices))
+            hashes = site.data.keyed.values("exemplars", indices.numpy())
+            chosen[label] = indices[selected(memory, hashes, features, quota)]
+    store.keep(labels, chosen, quota, known, version)
 
 
 def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:

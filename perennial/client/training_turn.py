@@ -22,7 +22,7 @@ from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.site_method import LocalTurn, SiteMethods, TurnStart
-from perennial.learning.training import TrainingResult, train
+from perennial.learning.training import TrainingResult, fewest_samples, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.models.layers import naming_what_did_not_grow
@@ -225,7 +225,9 @@ class TrainingTurn:
     def _trained(self) -> TrainingResult:
         """Train the model in place, by the learner that the experiment names and under its privacy mode."""
         mode = self.site.experiment.privacy.mode
-        if len(self.data) == 0 and mode != "sample" and hides_count(self.site.identity):
+        few = len(self.data) < fewest_samples(self.model)
+        if few and mode != "sample" and hides_count(self.site.identity):
+            # a refusal would tell of one sample
             return TrainingResult(torch.zeros_like(self.flat.vector), 0.0, 0)
         with naming_what_did_not_grow(self.methods.methods, self.flat.shapes):
             if mode == "sample":
