@@ -22,7 +22,7 @@ from perennial.models.factory import build_model
 from perennial.models.incremental import complete_state, travelling
 from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, TrainRequest
 from perennial.protocol.tensors import Tensors, content_sha256
-from tests.redteam.attacked_hospital import RUN, TABLE, Hospital, rows
+from tests.redteam.attacked_hospital import RUN, TABLE, Hospital, rows, write_table
 from tests.redteam.test_free_answers import HERDING, LOCAL, NATURAL, SAMPLE, hospital, own_cache, stamp, told
 
 __all__ = ["own_cache"]
@@ -158,6 +158,28 @@ def test_what_a_site_demands_is_asked_before_anything_is_computed(
     for request in asked:
         assert told(place, request)[1].startswith("policy: policy.require_privacy: this site demands")
     assert versions(place) == []
+
+
+@pytest.mark.parametrize("count", [19, 20])
+def test_a_budget_that_covers_nothing_without_noise_says_so_before_anything_is_counted(
+    tmp_path: Path, count: int
+) -> None:
+    """Where the ledger refuses what has no noise, the floor must not have spoken before: 19 right, or 20."""
+    table = rows(60, "well") + [[f"{place}.5", "11.5", "ill"] for place in range(count)]
+    policy = {"answers": ["train", "evaluate"], "max_epsilon": 9.0, "min_samples": 20}
+    changes: dict[str, Any] = {
+        "data": TABLE | {"test_fraction": 0.9},
+        "tasks": NATURAL,
+        "privacy": {"mode": "none"},
+        "evaluation": {"federated": True},
+        "model": {"name": "mlp", "hidden": [4, 4, 4, 4], "norm": "none"},
+    }
+    place = Hospital(tmp_path / "budget", policy, write_table(tmp_path / "budget", table), **changes)
+    asked = EvaluateRequest(**stamp(place), arrays=Tensors(place.arrays()))
+    for request in (asked, TrainRequest(**stamp(place), arrays=Tensors(place.arrays()))):
+        kind, refusal, _, spent = told(place, request)
+        assert (kind, spent) == ("NoneType", [])
+        assert refusal.startswith("policy: policy.max_epsilon: no budget covers what has no noise"), refusal
 
 
 def test_features_that_are_not_finite_are_the_farthest() -> None:
