@@ -68,11 +68,11 @@ def withdraw(state_dir: Path, run: str) -> int:
     with one_at_a_time(state_dir):
         said = read_consent(state_dir).withdrawn | {run: _now()}
         replace_file(state_dir / WITHDRAWN, json.dumps(said, indent=1).encode())
-    size = size_of(folder)
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        raise StateError(f"{folder}: cannot be removed ({error.strerror})") from error
+        size = size_of(folder)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise StateError(f"{folder}: cannot be removed ({error.strerror})") from error
     return size
 
 

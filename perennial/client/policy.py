@@ -203,12 +203,15 @@ STRONGER: dict[Demand, tuple[Demand, ...]] = {
 
 
 def _demand(policy: SitePolicy, kind: Demand, why: str) -> None:
-    """Raises PolicyRefusal unless what hides a release is what the policy demands.
+    """Raises PolicyRefusal unless what hides a release is what the policy demands, and what a budget covers.
 
     kind: in the words of policy.require_privacy. why: what makes it so.
     """
     if policy.require_privacy not in {"none", kind, *STRONGER.get(kind, ())}:
         raise PolicyRefusal(f"policy.require_privacy: this site demands {policy.require_privacy!r}; {why}")
+    if kind == "none" and policy.max_epsilon is not None:
+        # said before the data are read: a refusal by the ledger would come after others that tell of records
+        raise PolicyRefusal(f"policy.max_epsilon: no budget covers what has no noise; {why}")
 
 
 RELEASES: dict[Release, str] = {

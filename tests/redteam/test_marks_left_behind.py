@@ -22,7 +22,7 @@ from perennial.models.factory import build_model
 from perennial.models.incremental import complete_state, travelling
 from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, TrainRequest
 from perennial.protocol.tensors import Tensors, content_sha256
-from tests.redteam.attacked_hospital import RUN, TABLE, Hospital, rows
+from tests.redteam.attacked_hospital import RUN, TABLE, Hospital, rows, write_table
 from tests.redteam.test_free_answers import HERDING, LOCAL, NATURAL, SAMPLE, hospital, own_cache, stamp, told
 
 __all__ = ["own_cache"]
@@ -106,14 +106,14 @@ def test_a_choice_that_fails_writes_its_version_too(tmp_path: Path, monkeypatch:
 
 
 def test_a_record_of_a_class_decides_no_version(tmp_path: Path) -> None:
-    """A class of an earlier task that the site lacks, and one record of it, in rounds that come again."""
+    """One record of the task that ended while the site was away, in rounds that come again."""
     found = []
     changes: dict[str, Any] = HERDED | {
         "data": TABLE | {"classes": CLASSES[:6]},
         "tasks": {"count": 3, "rounds": 2, "order": "natural"},
         "learner": HERDING["learner"] | {"memory": {"selection": "random", "per_class": 3}},
     }
-    known = [[f"{place / 9:.3f}", "3.0", "bcdef"[place % 5]] for place in range(60)]
+    known = [[f"{place / 9:.3f}", "3.0", "cdef"[place % 4]] for place in range(60)]
     for name, table in (("without", known), ("with", [["7.5", "9.0", "a"], *known])):
         place, seen = hospital(tmp_path / name, table, "client_local", **changes), []
         for number in range(1, 7):
@@ -158,6 +158,28 @@ def test_what_a_site_demands_is_asked_before_anything_is_computed(
     for request in asked:
         assert told(place, request)[1].startswith("policy: policy.require_privacy: this site demands")
     assert versions(place) == []
+
+
+@pytest.mark.parametrize("count", [19, 20])
+def test_a_budget_that_covers_nothing_without_noise_says_so_before_anything_is_counted(
+    tmp_path: Path, count: int
+) -> None:
+    """Where the ledger refuses what has no noise, the floor must not have spoken before: 19 right, or 20."""
+    table = rows(60, "well") + [[f"{place}.5", "11.5", "ill"] for place in range(count)]
+    policy = {"answers": ["train", "evaluate"], "max_epsilon": 9.0, "min_samples": 20}
+    changes: dict[str, Any] = {
+        "data": TABLE | {"test_fraction": 0.9},
+        "tasks": NATURAL,
+        "privacy": {"mode": "none"},
+        "evaluation": {"federated": True},
+        "model": {"name": "mlp", "hidden": [4, 4, 4, 4], "norm": "none"},
+    }
+    place = Hospital(tmp_path / "budget", policy, write_table(tmp_path / "budget", table), **changes)
+    asked = EvaluateRequest(**stamp(place), arrays=Tensors(place.arrays()))
+    for request in (asked, TrainRequest(**stamp(place), arrays=Tensors(place.arrays()))):
+        kind, refusal, _, spent = told(place, request)
+        assert (kind, spent) == ("NoneType", [])
+        assert refusal.startswith("policy: policy.max_epsilon: no budget covers what has no noise"), refusal
 
 
 def test_features_that_are_not_finite_are_the_farthest() -> None:
