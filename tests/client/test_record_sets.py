@@ -327,6 +327,27 @@ def test_one_record_more_or_less_moves_each_release_by_one_row(seed: int, width:
         assert more + less <= 1 or (width > 1 and more == less == 1), (task, there, absent)
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # labelled anew twice and erased: it is one row in the sets of two tasks
+        [(1, [(0, "a", 0)]), (2, [(0, "a", 1)]), (3, [(1, "a", 2), (2, "a", 2)])],
+        # it kept a twin out of task 2 and comes back: who was left out there must not decide who is in task 3
+        [
+            (1, [(0, "a", 0)]),
+            (2, [(1, "a", 1), (2, "a", 1)]),
+            (3, [(0, "a", 2), (1, "a", 2), (2, "a", 2)]),
+        ],
+    ],
+)
+def test_what_one_record_did_does_not_add_up(steps: list[tuple[int, list[Row]]], tmp_path: Path) -> None:
+    both = Trial(tmp_path / "with", 1), Trial(tmp_path / "without", 1)
+    for task, every in steps:
+        both[0].now, both[1].now = every, [row for row in every if row[0] != 0]
+        there, absent = (place.released(task) for place in both)
+        assert ((there - absent) + (absent - there)).total() <= 1
+
+
 def test_a_row_is_in_one_task_of_a_run_however_often_its_label_changes(tmp_path: Path) -> None:
     place, found = Trial(tmp_path, 1), Counter[int]()
     for task in (1, 2, 3):
