@@ -143,17 +143,10 @@ class SiteState:
         Raises RecordGone when there was one and it was not kept, StateError naming the file when it is
         damaged or belongs to another site.
         """
-        there = self._versions(name)
-        older = [version for version in there if version < before]
-        if not older:
-            if there and self._first(name, there[0]) < before:
-                raise RecordGone(
-                    f"record {name!r} of run {self.folder.name}: asked for as it was before round {before}, "
-                    f"this site keeps the one of round {there[0]} and later ones; resume from a newer "
-                    f"checkpoint, or have the site remove {name}-0*.safetensors of that run to go on without"
-                )
+        version = self.require(name, before)
+        if version is None:
             return None
-        path = self._path(name, older[-1])
+        path = self._path(name, version)
         tensors, metadata = read_safetensors(path)
         if metadata.get("site") != self.site:
             raise StateError(
@@ -161,6 +154,23 @@ class SiteState:
                 "give each site its own state_dir"
             )
         return tensors, _facts(path, metadata)
+
+    def require(self, name: str, before: int) -> int | None:
+        """The version that get() would read, from the names of files; None where there never was one.
+
+        Raises RecordGone as get() does.
+        """
+        there = self._versions(name)
+        older = [version for version in there if version < before]
+        if older:
+            return older[-1]
+        if there and self._first(name, there[0]) < before:
+            raise RecordGone(
+                f"record {name!r} of run {self.folder.name}: asked for as it was before round {before}, "
+                f"this site keeps the one of round {there[0]} and later ones; resume from a newer "
+                f"checkpoint, or have the site remove {name}-0*.safetensors of that run to go on without"
+            )
+        return None
 
     def forget(self, name: str, after: int, before: int) -> None:
         """Remove a record's versions above `after` and below `before`: rounds that did not count."""

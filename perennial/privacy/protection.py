@@ -15,7 +15,7 @@ from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.shared_noise_cost import LEAST_STD, MOST_SITES, shared_multiplier
 
 # Rounding each scaled coordinate to float32 changes the norm by at most this share.
-_ROUNDING_MARGIN = 1 - 2.0**-23
+ROUNDING_MARGIN = 1 - 2.0**-23
 
 
 def clip(vector: Tensor, clip_norm: float) -> float:
@@ -49,7 +49,7 @@ def clip_tensors(tensors: Iterable[Tensor], clip_norm: float) -> float:
             tensor.zero_()
     elif norm > clip_norm:
         for tensor in floats:
-            tensor.copy_(tensor.double().mul_(clip_norm / norm * _ROUNDING_MARGIN))
+            tensor.copy_(tensor.double().mul_(clip_norm / norm * ROUNDING_MARGIN))
     return norm
 
 
