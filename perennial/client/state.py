@@ -51,10 +51,10 @@ class Quota:
                 "remove old ones with `perennial site clean`"
             )
         own = size_of(folder) + coming
-        if own > self.limits.gigabytes_per_run * GIGABYTE:
+        if own > self.limits.gigabytes / 4 * GIGABYTE:
             raise PolicyRefusal(
-                f"state.gigabytes_per_run: this run would need {own / GIGABYTE:.3g} GB on this site's disk, "
-                f"allowed {self.limits.gigabytes_per_run:g}"
+                f"state.gigabytes: this run would need {own / GIGABYTE:.3g} GB on this site's disk, allowed "
+                f"{self.limits.gigabytes / 4:g}, a quarter of what all runs may keep"
             )
         total = own + sum(size_of(path) for path in others)
         if total > self.limits.gigabytes * GIGABYTE:

@@ -181,8 +181,7 @@ class BoundsConfig(Block):
     share: float | None = Field(default=None, gt=0, le=1)
     """The share of all samples that one site counts for at most; 1: no bound.
 
-    null: SHARE where norm_multiple is set, else no bound. It holds from four sites on, with closed form of a
-    task.
+    null: SHARE where norm_multiple is set, else no bound. It holds from four sites on, in sums for each task.
     """
 
     @property

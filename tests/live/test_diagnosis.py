@@ -319,7 +319,7 @@ def test_every_kind_is_scripted_by_its_side() -> None:
     assert {facts.owner for facts in KINDS.values()} == {"operator", "hospital", "network", "nobody"}
 
 
-@pytest.mark.parametrize("rule", [*SitePolicy.model_fields, "runs", "gigabytes", "gigabytes_per_run"])
+@pytest.mark.parametrize("rule", [*SitePolicy.model_fields, "runs", "gigabytes"])
 def test_a_refusal_by_each_rule_of_a_hospital_names_the_rule(rule: str) -> None:
     block = "policy" if rule in SitePolicy.model_fields else "state"
     fault = of_answer("linz", "trial", f"policy: {block}.{rule}: found 9, allowed 3")

@@ -133,11 +133,11 @@ class NoisedSums:
         return (vectors * values) @ vectors.T
 
 
-def noised_gaussian(sums: NoisedSums, prior: float = 0.0) -> LinearHead:
+def noised_gaussian(sums: NoisedSums) -> LinearHead:
     """Linear discriminants from noised sums: w_c = Sigma^-1 mu_c, b_c = -mu_c . w_c / 2.
 
-    prior: how far scores follow the classes' estimated frequency, 0 to 1. A class of which nothing was
-    released is never predicted. Raises DataError where the noise leaves no samples.
+    Classes are treated alike. One of which nothing was released is never predicted.
+    Raises DataError where the noise leaves no samples.
     """
     counts = sums.estimated_counts()
     means = sums.estimated_means(counts)
@@ -145,6 +145,5 @@ def noised_gaussian(sums: NoisedSums, prior: float = 0.0) -> LinearHead:
     weight = torch.zeros_like(sums.sums)
     bias = torch.full((len(sums.counts),), NEVER, dtype=torch.float64)
     weight[sums.released] = directions
-    frequency = torch.log(counts / counts.sum())
-    bias[sums.released] = -0.5 * (means * directions).sum(dim=1) + prior * frequency
+    bias[sums.released] = -0.5 * (means * directions).sum(dim=1)
     return LinearHead(weight, bias)

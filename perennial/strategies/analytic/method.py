@@ -41,9 +41,8 @@ class Analytic(IncrementalStrategy):
     auto: what validation samples prefer of these, on each map alone and on all together.
     shrinkage: a number; "validation": what the sites' validation samples prefer, by one more exchange;
     "gcv": ridge's generalised cross-validation, from the sums alone; null: 0.1 for gaussian, gcv for ridge,
-    validation for balanced_ridge. shrinkages: those to choose among. prior: gaussian: how far scores
-    follow the classes' frequency, 0 to 1. standardise: ridge on features of deviation 1. keep_sites: keep
-    each site's sums in the run's folder, so that it can be withdrawn alone.
+    validation for balanced_ridge. shrinkages: those to choose among. standardise: ridge on features
+    of deviation 1. keep_sites: keep each site's sums in the run's folder, so that it can be withdrawn alone.
     """
 
     asks = ASKS["analytic"]
@@ -56,13 +55,12 @@ class Analytic(IncrementalStrategy):
         head: HeadName = "gaussian",
         shrinkage: Shrinkage | None = None,
         shrinkages: tuple[float, ...] | None = None,
-        prior: float = 0.0,
         standardise: bool = True,
         keep_sites: bool = True,
     ) -> None:
         super().__init__()
         settings = HeadSettings if head != "auto" else AutomaticHead
-        self.settings = settings.of(head, shrinkage, shrinkages, prior, standardise)
+        self.settings = settings.of(head, shrinkage, shrinkages, standardise)
         self.head = self.settings.head
         self.keep_sites = keep_sites
         self.bounds = BoundsConfig()
