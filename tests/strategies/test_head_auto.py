@@ -42,7 +42,7 @@ def finished(folder: Path, workers: int = 1, **changes: Any) -> dict[str, Any]:
 
 def head(widths: tuple[int, ...]) -> AutomaticHead:
     names = tuple(map(str, widths))
-    return AutomaticHead.of("auto", None, None, 0.0, True).over(widths, names)
+    return AutomaticHead.of("auto", None, None, True).over(widths, names)
 
 
 def sums(width: int = 9, samples: int = 60) -> Sums:
@@ -150,7 +150,7 @@ def _rows(product: bool, samples: int = 400) -> Sums:
 @pytest.mark.parametrize("product", [False, True])
 def test_a_table_s_wider_map_is_taken_where_the_sums_speak_for_it(product: bool) -> None:
     """Its validation rows may see no difference, and may speak for it by chance."""
-    settings = AutomaticHead.of("auto", None, None, 0.0, True).over((2, 2), ("inputs", "more"), True)
+    settings = AutomaticHead.of("auto", None, None, True).over((2, 2), ("inputs", "more"), True)
     found = _rows(product)
     numbers, errors = settings._shrunk_by_sums(found)
     first = settings.first(found)
