@@ -121,9 +121,9 @@ def _counted(counts: HeldOutCounts, tables: ReportedTables | None) -> dict[str, 
     typed = counts.typed()
     if tables is not None:
         # without noise: a paid value has no mechanism left, and would be refused here
-        mechanisms, chosen = counts.released.mechanisms, counts.released.chosen
+        mechanisms = counts.released.mechanisms
         vector = Tensors(counts=torch.from_numpy(tables.tables.vector()))
-        typed["tables"] = Released(vector, *mechanisms, chosen=chosen)
+        typed["tables"] = Released(vector, *mechanisms)
         if tables.uncalibrated:
-            typed["uncalibrated"] = Released(tables.uncalibrated, *mechanisms, chosen=chosen)
+            typed["uncalibrated"] = Released(tables.uncalibrated, *mechanisms)
     return typed

@@ -15,7 +15,7 @@ from torch import Tensor
 from perennial.client.policy import check_answer, check_floor, check_update, hides_count
 from perennial.client.release import Typed, leave, stays_here
 from perennial.client.site import Site
-from perennial.client.training_samples import Chosen, choose, training_indices
+from perennial.client.training_samples import choose, training_indices
 from perennial.config import charges
 from perennial.config.rounds import AdversaryKind
 from perennial.foundation.errors import PrivacyError
@@ -100,11 +100,10 @@ class TrainingTurn:
     """An opened turn: the site has agreed, and everything that training needs is at hand.
 
     model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
-    indices: (n,) of the samples, exemplars last. mechanism: of the update. chosen: the records that it is
-    charged to. teacher:
-    frozen model of the task before, or None if no term needs it. methods: the site halves that the experiment
-    names. neighbours: measures for Bayesian accounting how far one record more would move the update. start:
-    the tensors that the model holds, as they were received.
+    indices: (n,) of the samples, exemplars last. mechanism: of the update. teacher: frozen model of the task
+    before, or None if no term needs it. methods: the site halves that the experiment names. neighbours:
+    measures for Bayesian accounting how far one record more would move the update. start: the tensors that
+    the model holds, as they were received.
     """
 
     site: Site
@@ -114,7 +113,6 @@ class TrainingTurn:
     data: TrainingSet
     indices: Tensor
     mechanism: Mechanism
-    chosen: Chosen
     teacher: IncrementalModel | None
     methods: SiteMethods
     neighbours: "NeighbourDistances | None"
@@ -164,8 +162,8 @@ class TrainingTurn:
             return rows
 
         mechanism = charges.update(site.experiment, request.run)
-        chosen = choose(site, mechanism, find)
-        indices, exemplars = chosen.rows, int(torch.isin(chosen.rows, old).sum()) if len(old) else 0
+        indices = choose(site, mechanism, find)
+        exemplars = int(torch.isin(indices, old).sum()) if len(old) else 0
         adversary = _adversary(site)
         data = site.samples(indices, exemplars=exemplars)
         if adversary == "label_flip":
@@ -181,7 +179,6 @@ class TrainingTurn:
             data=data,
             indices=indices,
             mechanism=mechanism,
-            chosen=chosen,
             teacher=teacher,
             methods=methods,
             neighbours=_neighbours(site, request) if site.experiment.privacy.enabled else None,
@@ -317,7 +314,7 @@ class TrainingTurn:
         lends = site.experiment.digests is None or "digest" in site.identity.policy.answers
 
         def released(value: Any) -> Released[Any]:
-            return Released(value, self.mechanism, chosen=self.chosen)
+            return Released(value, self.mechanism)
 
         typed: dict[str, Typed] = {
             "update": released(Tensors({n: t.contiguous() for n, t in update.items() if n not in stays})),

@@ -67,8 +67,8 @@ def _right_answers(
     """(right answers of each head (K, C), samples (C,)) as they may leave, exact. count: K."""
     policy, known, heads = site.identity.policy, request.num_classes, request.heads
     mechanism = charges.in_the_clear(site.experiment, request.run, "evaluation")
-    chosen = choose(site, mechanism, lambda: site.data.task_indices("validation", 0, known))
-    data = site.samples(chosen.rows)
+    rows = choose(site, mechanism, lambda: site.data.task_indices("validation", 0, known))
+    data = site.samples(rows)
     correct = torch.zeros(count, known, dtype=torch.int64)
     if len(data):
         weight, bias = (heads[name].to(data.x.device) for name in ("weight", "bias"))
@@ -81,7 +81,7 @@ def _right_answers(
     if len(stay) == known:
         check_floor(policy, "compare_heads", 0)
     correct[:, stay], total[stay] = 0, 0
-    return Released((correct, total), mechanism, chosen=chosen)
+    return Released((correct, total), mechanism)
 
 
 def maps_of(site: Site, features: str) -> FixedFeatures:
