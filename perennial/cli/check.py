@@ -111,9 +111,8 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
     for note in [*facts.notes, *_enlarged(experiment)]:
         console.print(f"  note: {note}", soft_wrap=True)
     if not experiment.data.only_at_sites:
-        from perennial.cli.data_tables import print_data
+        from perennial.cli.data_tables import describe_data, print_data
         from perennial.config.simulation import simulated_federation
-        from perennial.data.description import describe_data
         from perennial.data.suspicion import suspicions
 
         federation, classes = simulated_federation(experiment), facts.registry.classes
@@ -218,9 +217,8 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         require_data(site, experiment)
         console.print("data not read: this site has a share of the experiment's")
     else:
-        from perennial.cli.data_tables import print_data
+        from perennial.cli.data_tables import describe_data, print_data
         from perennial.data.deployed import load_site, site_config
-        from perennial.data.description import describe_data
         from perennial.data.splits import simulation_key
         from perennial.data.suspicion import suspicions
         from perennial.server.continuation import registry_of

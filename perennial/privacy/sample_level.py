@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.clipping import ROUNDING_MARGIN
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise, add_noise
+from perennial.privacy.protection import ROUNDING_MARGIN
 
 BLOCK = 32
 """Samples that a model sees at once under a protection, neither more nor fewer. A Poisson batch of this size

@@ -16,7 +16,7 @@ import torch
 from perennial.client.training_samples import choose
 from perennial.config import charges
 from perennial.foundation.errors import DataError
-from perennial.models.feature_maps.ball import RADIUS_SQUARED
+from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity

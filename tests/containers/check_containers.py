@@ -246,7 +246,6 @@ def test_containers_are_closed(federation: Federation) -> None:
     run("docker", "exec", graz, "python", "-c", probe.format(9092))
     run("docker", "exec", graz, "python", "-c", probe.format(8000), fails=True)
     installed = run("docker", "exec", graz, "pip", "list", "--format", "freeze")
-    assert "numba" not in installed
     listed = json.loads(run("docker", "exec", graz, "cat", "/opt/perennial/sbom.json"))
     components = {f"{part['name'].lower()}=={part['version']}" for part in listed["components"]}
     # pip comes from the base image and its name for a package may be spelled another way

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from perennial.models.feature_maps.ball import RADIUS_SQUARED, on_grid
+from perennial.models.feature_maps.projection import RADIUS_SQUARED, on_grid
 from perennial.privacy.composition import compose
 from perennial.privacy.config import BLOCKS, Blocks, PrivacyConfig
 from perennial.privacy.entries import RECIPIENT, Entry

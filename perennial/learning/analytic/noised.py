@@ -16,7 +16,7 @@ from perennial.foundation.errors import DataError
 from perennial.learning.analytic.solve import LinearHead, Sums, solve
 from perennial.learning.analytic.statistics import Statistics, unpacked
 from perennial.models.class_means import NEVER
-from perennial.models.feature_maps.ball import CONSTANT, GRID
+from perennial.models.feature_maps.projection import CONSTANT, GRID
 
 LEAST_RIDGE = 0.1
 """Added to the covariance, in its mean eigenvalue."""

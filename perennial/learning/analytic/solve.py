@@ -24,7 +24,7 @@ from perennial.learning.analytic.statistics import (
     unpacked,
 )
 from perennial.models.class_means import NEVER
-from perennial.models.feature_maps.ball import CONSTANT, GRID
+from perennial.models.feature_maps.projection import CONSTANT, GRID
 
 HeadName = Literal["ridge", "balanced_ridge", "gaussian", "auto"]
 LEAST_VARIANCE = 1e-12

@@ -33,8 +33,8 @@ from perennial.learning.analytic.compact import compact_statistics
 from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
 from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
-from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import add_noise_to_sums, sensitivity
@@ -50,8 +50,7 @@ from perennial.protocol.messages import (
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.analytic.compared_heads import answer_compare_heads, maps_of
-from perennial.strategies.analytic.personal_head import keep_personal_head
+from perennial.strategies.analytic.personal_head import answer_compare_heads, keep_personal_head, maps_of
 from perennial.strategies.analytic.statements import kept_statements, signed_sums
 
 STATEMENT = "statement"
