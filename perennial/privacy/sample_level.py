@@ -146,7 +146,8 @@ class PrivateGradient:
             raise PrivacyError("the model is in evaluation mode, in which Opacus sees no per-sample gradient")
         sizes = [parameter.numel() for parameter in self._parameters]
         homes = [parameter.grad for parameter in self._parameters]
-        vector = torch.zeros(sum(sizes), device=self._parameters[0].device)
+        # float32 rounds a large sum by another amount when one sample is added to it
+        vector = torch.zeros(sum(sizes), dtype=torch.float64, device=self._parameters[0].device)
         try:
             self._forget_gradients()
             with _without_remarks():
@@ -156,7 +157,7 @@ class PrivateGradient:
                     else self._add_patients(vector, losses, patients)
                 )
             add_noise(vector, self._noise_multiplier * self._clip_norm, self._source)
-            vector /= self._expected_batch
+            vector = vector.float() / self._expected_batch
         finally:
             self._forget_gradients()
             for parameter, home in zip(self._parameters, homes, strict=True):
@@ -212,7 +213,7 @@ class PrivateGradient:
                 block = torch.nn.functional.pad(rows, (0, BLOCK - len(rows)), value=-1)
                 loss, norms = self._gradients(block, losses)
                 counts = to_device(block >= 0, vector.device) & norms.isfinite()
-                own += self._sum(counts.to(vector.dtype))
+                own += self._sum(counts.float())
                 total += torch.where(counts, loss, 0.0).sum()
                 self._forget_gradients()
             norm = _norms_of([own[None]])[0]
