@@ -227,7 +227,8 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         config = site_config(experiment.data, site.data)
         # the key of a run is drawn when it starts; its parts will be about as large as these
         key = simulation_key(experiment.seed)
-        data = load_site(config, registry.classes, site.site, experiment.seed, key)
+        protected = site.policy.require_privacy != "none" or experiment.privacy.enabled
+        data = load_site(config, registry.classes, site.site, experiment.seed, key, protected=protected)
         print_data(console, describe_data({site.site: data}, registry.classes))
         for note in data.notes:
             console.print(f"  note: {note}", soft_wrap=True)

@@ -97,9 +97,14 @@ def book_of(state_dir: Path) -> RecordBook:
 
 
 def _held(site: Site, part: str) -> Ids:
-    """The contents that a part, "SCOPE/task NUMBER", of this run has now, sorted."""
+    """The contents of the classes of a part, "SCOPE/task NUMBER", of this run now, sorted.
+
+    Held-out rows too: a row whose text another program wrote anew may go from one of the site's parts to
+    another, and has not left its task.
+    """
     classes = site.process.registry.schedule.classes_of(int(part.rpartition("/task ")[2]))
-    return np.sort(_ids(site, site.data.task_indices("train", classes.start, classes.stop)))
+    labels = site.data.y
+    return np.sort(_ids(site, torch.nonzero((labels >= classes.start) & (labels < classes.stop)).squeeze(1)))
 
 
 def _ids(site: Site, rows: Tensor) -> Ids:

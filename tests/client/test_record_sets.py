@@ -244,6 +244,7 @@ class Trial:
 
     def __init__(self, folder: Path, width: int) -> None:
         self.now: list[Row] = []
+        self.held_out = set[str]()
         self.fails = False
         policy = SimpleNamespace(limit=None)
         self.identity: Any = SimpleNamespace(
@@ -258,9 +259,14 @@ class Trial:
         content = [hashlib.sha256(self.now[row][1].encode()).digest() for row in at.tolist()]
         return np.frombuffer(b"".join(content), dtype=np.uint8).reshape(-1, 32)
 
+    @property
+    def y(self) -> torch.Tensor:
+        return torch.tensor([row[2] for row in self.now], dtype=torch.int64)
+
     def task_indices(self, part: str, low: int, high: int) -> torch.Tensor:
         return torch.tensor(
-            [at for at, row in enumerate(self.now) if low <= row[2] < high], dtype=torch.int64
+            [at for at, row in enumerate(self.now) if low <= row[2] < high and row[0] not in self.held_out],
+            dtype=torch.int64,
         )
 
     def released(self, task: int) -> Counter[tuple[str, int]]:
@@ -355,3 +361,16 @@ def test_a_row_is_in_one_task_of_a_run_however_often_its_label_changes(tmp_path:
         for _, label in place.released(task).elements():
             found[label] += 1
     assert found == {0: 1, 1: 1, 2: 1}, "a in task 1 alone, each b under its own label"
+
+
+def test_a_row_that_went_to_the_test_part_has_not_left_its_task(tmp_path: Path) -> None:
+    """Another program spelled its number anew, and parts go by the text."""
+    trial = Trial(tmp_path, width=1)
+    trial.now = [("x", "40", 0), ("y", "40", 1)]
+    assert trial.released(1) == {("40", 0): 1}
+    trial.held_out = {"x"}
+    assert trial.released(2) == {("40", 1): 1}
+    assert trial.released(1) == {}
+    # one that is labelled anew has left it, whichever part its copies are in
+    trial.now, trial.held_out = [("x", "40", 1), ("y", "40", 1)], set()
+    assert trial.released(2) == {("40", 1): 1}
