@@ -4,7 +4,7 @@ One site does them one after the other. Sites of a cohort open theirs, train in 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.policy import check_answer, check_floor, check_update, hides_count
+from perennial.client.policy import (
+    check_answer,
+    check_floor,
+    check_update,
+    exempt,
+    hides_count,
+    withheld,
+)
 from perennial.client.release import Typed, leave, stays_here
 from perennial.client.site import Site
 from perennial.client.training_samples import choose, training_indices
@@ -21,6 +28,7 @@ from perennial.config.rounds import AdversaryKind
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation import by_head, count_correct
 from perennial.learning.site_method import LocalTurn, SiteMethods, TurnStart
 from perennial.learning.training import TrainingResult, fewest_samples, train
 from perennial.models.flat import FlatParameters
@@ -29,16 +37,6 @@ from perennial.models.layers import naming_what_did_not_grow
 from perennial.privacy.noise import Noise
 from perennial.privacy.protection import protect_update
 from perennial.privacy.released import Mechanism, Public, Released
-from perennial.protocol.messages import TrainReply, TrainRequest
-from perennial.protocol.tensors import Tensors
-
-if TYPE_CHECKING:
-    from perennial.learning.bayesian_estimate import NeighbourDistances
-    from perennial.learning.cohort_training import Member
-from collections.abc import Callable
-
-from perennial.client.policy import exempt, withheld
-from perennial.learning.evaluation import by_head, count_correct
 from perennial.protocol.measurements import (
     CLASS_COVERAGE,
     CLASSIFICATION_LOSS,
@@ -47,6 +45,12 @@ from perennial.protocol.measurements import (
     TRAIN_ACCURACY,
     asked,
 )
+from perennial.protocol.messages import TrainReply, TrainRequest
+from perennial.protocol.tensors import Tensors
+
+if TYPE_CHECKING:
+    from perennial.learning.bayesian_estimate import NeighbourDistances
+    from perennial.learning.cohort_training import Member
 
 
 def measured(
