@@ -244,7 +244,7 @@ class Trial:
 
     def __init__(self, folder: Path, width: int) -> None:
         self.now: list[Row] = []
-        self.held_out = set[str]()
+        self.held_out = set[int]()
         self.fails = False
         policy = SimpleNamespace(limit=None)
         self.identity: Any = SimpleNamespace(
@@ -366,11 +366,11 @@ def test_a_row_is_in_one_task_of_a_run_however_often_its_label_changes(tmp_path:
 def test_a_row_that_went_to_the_test_part_has_not_left_its_task(tmp_path: Path) -> None:
     """Another program spelled its number anew, and parts go by the text."""
     trial = Trial(tmp_path, width=1)
-    trial.now = [("x", "40", 0), ("y", "40", 1)]
+    trial.now = [(0, "40", 0), (1, "40", 1)]
     assert trial.released(1) == {("40", 0): 1}
-    trial.held_out = {"x"}
+    trial.held_out = {0}
     assert trial.released(2) == {("40", 1): 1}
     assert trial.released(1) == {}
     # one that is labelled anew has left it, whichever part its copies are in
-    trial.now, trial.held_out = [("x", "40", 1), ("y", "40", 1)], set()
+    trial.now, trial.held_out = [(0, "40", 1), (1, "40", 1)], set()
     assert trial.released(2) == {("40", 1): 1}
