@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-flower test-containers bench peers docs lint clean
+.PHONY: install demo test test-slow test-oracle test-flower test-containers bench peers docs lint clean
 
 # Compiled code is kept in one folder, also where the environment says to keep none: collecting the tests takes
 # less than half the time, and processes that tests start compile nothing.
@@ -25,6 +25,14 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# OpenDP, with which sensitivities and charges are compared, is large.
+.venv/installed-oracle: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracle]'
+	@touch $@
+
+test-oracle: .venv/installed-oracle
+	$(BIN)/python -m pytest -n 0 tests/privacy/test_opendp.py
 
 # Skips with a reason where no container engine can be had.
 test-containers: install

@@ -16,7 +16,7 @@ from benchmarks.table import RESULTS
 from perennial.foundation.files import replace_file
 from perennial.learning.analytic.compact import compact_statistics, read_compact
 from perennial.learning.analytic.statistics import Collector, SumsForm
-from perennial.models.feature_maps.ball import on_grid
+from perennial.models.feature_maps.projection import on_grid
 
 WIDTH, CLASSES = 2_560, range(10)
 RECORDS = (100, 300, 600, 1_200, 1_797)

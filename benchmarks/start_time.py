@@ -60,7 +60,7 @@ print(time.process_time() - begun)
 """
 NOTHING = "from contextlib import nullcontext\n"
 WITHOUT = {
-    "garbage": NOTHING + "import perennial.foundation.garbage as m; m.permanent = nullcontext\n",
+    "garbage": NOTHING + "import perennial.foundation.allocator as m; m.permanent = nullcontext\n",
     "allocator": "import perennial.foundation.allocator as m; m.keep_freed_memory = int\n",
 }
 

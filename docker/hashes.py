@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = {
     "site-cpu": (["dicom"], "+cpu"),
-    "operator-cpu": (["server", "dicom"], "+cpu"),
+    "operator-cpu": (["dicom"], "+cpu"),
     "site-cuda": (["dicom"], ""),
-    "operator-cuda": (["server", "dicom"], ""),
+    "operator-cuda": (["dicom"], ""),
 }
 """Targets of the Dockerfile -> (extras of pyproject.toml, local version of torch)."""
 TOOLS = {"build": ["setuptools>=77"], "sbom": ["cyclonedx-bom==7.5.0"]}

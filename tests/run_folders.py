@@ -165,7 +165,6 @@ def every_block(site: str) -> dict[str, Any]:
         },
         "map_choice": [tried],
         "head_choice": [tried],
-        "columns": {"counts": [5, 4], "explained": {"": 0.5, site: 0.2}},
         "bounds": {site: {"scaled": 2, "capped": 0}},
         "cross_site": {
             "features": 4,
@@ -176,7 +175,6 @@ def every_block(site: str) -> dict[str, Any]:
                     "given": 0.1,
                     "marked": site,
                     "benefit": {"other": 0.2},
-                    "classes": {"0": {"t": 2.0, "effect": 0.3}},
                 },
                 "other": {"benefit": {site: -0.1}},
             },

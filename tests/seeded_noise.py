@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perennial.client import app
 from perennial.privacy.noise import Noise
-from perennial.server.central_privacy import CentralPrivacy
+from perennial.server.preflight import CentralPrivacy
 
 
 class SeededNoise(Noise):

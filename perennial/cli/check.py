@@ -111,9 +111,8 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
     for note in [*facts.notes, *_enlarged(experiment)]:
         console.print(f"  note: {note}", soft_wrap=True)
     if not experiment.data.only_at_sites:
-        from perennial.cli.data_tables import print_data
+        from perennial.cli.data_tables import describe_data, print_data
         from perennial.config.simulation import simulated_federation
-        from perennial.data.description import describe_data
         from perennial.data.suspicion import suspicions
 
         federation, classes = simulated_federation(experiment), facts.registry.classes
@@ -218,9 +217,8 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         require_data(site, experiment)
         console.print("data not read: this site has a share of the experiment's")
     else:
-        from perennial.cli.data_tables import print_data
+        from perennial.cli.data_tables import describe_data, print_data
         from perennial.data.deployed import load_site, site_config
-        from perennial.data.description import describe_data
         from perennial.data.splits import simulation_key
         from perennial.data.suspicion import suspicions
         from perennial.server.continuation import registry_of
@@ -229,7 +227,8 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         config = site_config(experiment.data, site.data)
         # the key of a run is drawn when it starts; its parts will be about as large as these
         key = simulation_key(experiment.seed)
-        data = load_site(config, registry.classes, site.site, experiment.seed, key)
+        protected = site.policy.require_privacy != "none" or experiment.privacy.enabled
+        data = load_site(config, registry.classes, site.site, experiment.seed, key, protected=protected)
         print_data(console, describe_data({site.site: data}, registry.classes))
         for note in data.notes:
             console.print(f"  note: {note}", soft_wrap=True)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perennial.deploy.app_container import Half
+
 if TYPE_CHECKING:
     from perennial.deploy.federation import OperatorFolder
 
@@ -21,6 +23,7 @@ ExperimentFile = Annotated[Path, typer.Argument(help="experiment.yaml")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")]
 RunName = Annotated[str, typer.Option(help="of the run; default: the experiment's")]
 FolderHere = Annotated[Path, typer.Argument(help="the federation's folder")]
+Only = Annotated[Half | None, typer.Option(help="in containers: one half, with the keys or with the apps")]
 HERE = Path()
 
 
@@ -192,11 +195,11 @@ def rotate(
 
 
 @app.command()
-def start(folder: FolderHere = HERE) -> None:
-    """Run the SuperLink, in the foreground."""
+def start(folder: FolderHere = HERE, only: Only = None) -> None:
+    """Run the SuperLink and what runs ServerApps, in the foreground."""
     from perennial.deploy.superlink import start_superlink
 
-    start_superlink(_open(folder))
+    start_superlink(_open(folder), only)
 
 
 @app.command()

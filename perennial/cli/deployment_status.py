@@ -1,6 +1,7 @@
 """perennial deploy status."""
 
 import json
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from perennial.deploy.certificates import read_validity
 from perennial.deploy.control import FlowerRun, RunBook, list_runs
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.superlink import SuperLinkStatus, read_superlink_status
+from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
 from perennial.live.diagnosis import find_faults
 from perennial.live.run_state import RunState
@@ -52,7 +54,13 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
     said, served = read_superlink_status(runs), read_validity(folder.certificates / "server.pem")
     others = {name: site.state for name, site in sites.items() if site.state != "registered"}
     ends = min(certificate.ends for certificate in served).timestamp()
-    listed = list_runs(folder) if said is not None and said.alive else {}
+    listed: dict[str, FlowerRun] = {}
+    if said is not None and said.alive:
+        try:
+            listed = list_runs(folder)
+        except StateError as error:  # it died after its last heartbeat
+            typer.echo(str(error), err=True)
+            said = said.model_copy(update={"silent_for": math.inf})
     ids = book.owners(listed)
     superlink = SuperLinkStatus(certificate_ends=ends) if said is None else said
     superlink = superlink.model_copy(update={"others": others, "unknown": book.unknown(listed)})

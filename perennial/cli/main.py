@@ -10,13 +10,12 @@ import typer
 import perennial
 from perennial.cli.deploy import app as deploy
 from perennial.cli.evaluate import evaluate
-from perennial.cli.export import export_command
+from perennial.cli.export import export_command, weights
 from perennial.cli.pages import serve
 from perennial.cli.plugins_option import WithPlugins
 from perennial.cli.predict import predict_command
 from perennial.cli.privacy import attack_command, epsilon_command, ledger_command
 from perennial.cli.site import app as site
-from perennial.cli.weights import weights
 from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.foundation.installation import require_own_package
 

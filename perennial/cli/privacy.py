@@ -42,8 +42,7 @@ def ledger_command(
     from perennial.client.activity import run_names
     from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
-    from perennial.privacy.ledger import Ledger, Limit
-    from perennial.privacy.record_book import record_figures
+    from perennial.privacy.ledger import Ledger
 
     ledger = Ledger(state_dir)
     if not ledger.started:
@@ -79,10 +78,6 @@ def ledger_command(
             highlight=False,
             soft_wrap=True,
         )
-    limit = None if max_epsilon is None else Limit(max_epsilon, delta)
-    records = record_figures(state_dir, delta, limit)
-    if records is not None:
-        console.print(f"{records}; these figures depend on single records: keep them here", highlight=False)
     if max_epsilon is not None:
         console.print(f"left of {max_epsilon:g}: {max(0.0, max_epsilon - cost.epsilon):.4g}", highlight=False)
 

@@ -7,6 +7,7 @@ import typer
 
 from perennial.cli.pages import serve_site
 from perennial.cli.withdraw import withdraw
+from perennial.deploy.app_container import Half
 
 if TYPE_CHECKING:
     from perennial.config.site import SiteConfig
@@ -19,6 +20,7 @@ app = typer.Typer(
     help="At a hospital: keys, the operator's bundle, approvals, the SuperNode.",
 )
 SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
+Only = Annotated[Half | None, typer.Option(help="in containers: one half, with the keys or with the apps")]
 
 
 @app.command(name="open")
@@ -151,11 +153,11 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
 
 
 @app.command()
-def start(path: SiteFile = Path("site.yaml")) -> None:
-    """Run the SuperNode, in the foreground."""
+def start(path: SiteFile = Path("site.yaml"), only: Only = None) -> None:
+    """Run the SuperNode and what runs its apps, in the foreground."""
     from perennial.deploy.supernode import start_supernode
 
-    start_supernode(path)
+    start_supernode(path, only)
 
 
 @app.command()

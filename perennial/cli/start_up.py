@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from perennial.foundation.allocator import ask_for_large_pages
-from perennial.foundation.garbage import permanent
+from perennial.foundation.allocator import ask_for_large_pages, permanent
 
 
 def import_run() -> Callable[..., None]:

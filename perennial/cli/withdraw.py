@@ -8,11 +8,13 @@ import typer
 
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
+from perennial.foundation.files import replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from perennial.client.site import Site
+    from perennial.config.site import Answer
 
 OUTPUT = Path("records.safetensors")
 
@@ -61,7 +63,7 @@ def _of_run(path: Path, run: str) -> Iterator[str]:
 
 
 def _of_digests(path: Path) -> Iterator[str]:
-    from perennial.config.site_edit import stop_answering
+    from perennial.cli.withdraw import stop_answering
 
     stop_answering(path, "digest")
     yield f"{path}: policy.answers names digest no more; the server deletes its digests at the next reply"
@@ -135,3 +137,38 @@ def _at_a_site(path: Path, form: Path | None, experiment: Path | None) -> "tuple
         identity = Identity.of_site(config, loaded)
         run, split_key, current = key_of_form(form, identity.state_dir / "runs", loaded.digest)
         return open_site(identity, split_key=split_key), run, current
+
+
+def stop_answering(path: Path, answer: "Answer") -> None:
+    """Remove one kind of request from policy.answers of a site.yaml; comments and all else stay.
+
+    Raises ConfigError if the file does not list it under a key `answers` of its own.
+    """
+    import yaml
+
+    from perennial.config.site import load_site_config
+
+    before = load_site_config(path)
+    text = path.read_text(encoding="utf-8")
+    node = yaml.compose(text, yaml.SafeLoader)
+    for key in ("policy", "answers"):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in pairs if name.value == key), None)
+    listed = node if isinstance(node, yaml.SequenceNode) and node.value else None
+    if listed is None or answer not in before.policy.answers:
+        raise ConfigError(f"{path}: policy.answers: does not name {answer!r}")
+    left = [kind for kind in before.policy.answers if kind != answer]
+    # a list that is written in lines ends where the next key begins: its last item is its end
+    end = listed.end_mark.index if listed.flow_style else listed.value[-1].end_mark.index
+    changed = f"{text[: listed.start_mark.index]}[{', '.join(left)}]{text[end:]}"
+    if not listed.flow_style:
+        changed = text[: listed.start_mark.index].rstrip() + f" [{', '.join(left)}]{text[end:]}"
+    after = yaml.safe_load(changed)
+    if after != _without(yaml.safe_load(text), answer):
+        raise ConfigError(f"{path}: policy.answers: cannot be changed without changing more; edit it by hand")
+    replace_file(path, changed.encode(), mode=path.stat().st_mode & 0o777)
+
+
+def _without(content: dict[str, dict[str, list[str]]], answer: str) -> object:
+    kept = [kind for kind in content["policy"]["answers"] if kind != answer]
+    return content | {"policy": content["policy"] | {"answers": kept}}

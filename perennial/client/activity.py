@@ -23,8 +23,7 @@ LONGEST = 500
 def noted(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
     """Log a request, and how the block that answers it ended: answered, refused or failed with its error.
 
-    kind: of the request. facts: JSON-able, logged with it, such as site, run and round. Errors are raised
-    again.
+    kind: of the request. facts: JSON-able, logged with it, such as site and round. Errors are raised again.
     """
     request = f"{os.getpid()}-{time.time_ns()}"
     _write(state_dir, {"event": "asked", "request": request, "kind": kind, **facts})

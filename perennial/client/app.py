@@ -15,9 +15,9 @@ from flwr.clientapp import ClientApp
 
 import perennial
 from perennial.client.activity import noted
-from perennial.client.consent import require_consent
+from perennial.client.consent import remove_withdrawn, require_consent
 from perennial.client.identity import Identity, identify, using_plugins
-from perennial.client.release import begin_request, leave, refusal, serialise
+from perennial.client.release import as_it_leaves, begin_request, leave, refusal
 from perennial.client.time_limit import check_bytes
 from perennial.foundation.errors import PerennialError, PolicyRefusal, ProtocolError, shown
 from perennial.foundation.site_log import log, one_subject, speak_of
@@ -88,7 +88,7 @@ def _answer(
         facts = {"run": _run_name(identity, context), "round": getattr(request, "round", 0)}
         speak_of(site=identity.name, **facts)
         with _watched(identity, request, context):
-            return Message(serialise(handle(identity, request)), reply_to=message)
+            return Message(as_it_leaves(identity, request, handle(identity, request)), reply_to=message)
 
     return attempt(message, context, act)
 
@@ -135,7 +135,11 @@ def _watched(identity: Identity, request: WireMessage, context: Context) -> Iter
     facts = {"run": run, "name": _run_name(identity, context), "round": getattr(request, "round", 0)}
     with noted(identity.state_dir, type(request).__name__.removesuffix("Request").lower(), **facts):
         require_consent(identity.state_dir, run)
-        yield
+        try:
+            yield
+        finally:
+            # what a request in work wrote after the hospital withdrew
+            remove_withdrawn(identity.state_dir, run)
 
 
 def _run_name(identity: Identity, context: Context) -> str:
@@ -159,16 +163,21 @@ def _at_site(find: Callable[[Any, type], Callable[[Any, Any], WireMessage]]) -> 
     """Answer with the opened site. find: (site, kind of request) -> what answers, imported for it alone."""
 
     def handle(identity: Identity, request: Stamp) -> WireMessage:
+        from perennial.client.policy import check_demand
         from perennial.client.site import open_site
 
+        if not request.own_noise:
+            check_demand(identity.policy, identity.experiment)
         site = open_site(identity, request)
         if not (identity.deployed or site.experiment.privacy.enabled):
             return find(site, type(request))(site, request)
         from perennial.client.door import admitted
         from perennial.client.kept_reply import answered_once
+        from perennial.client.training_samples import require_exemplars
 
         def answered() -> WireMessage:
             with admitted(identity, request):
+                require_exemplars(site, request)
                 return find(site, type(request))(site, request)
 
         return answered_once(site, request, answered)

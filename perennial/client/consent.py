@@ -7,6 +7,8 @@ in the ledger; only the operator can say whether they can be taken out of a mode
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,12 +68,28 @@ def withdraw(state_dir: Path, run: str) -> int:
     with one_at_a_time(state_dir):
         said = read_consent(state_dir).withdrawn | {run: _now()}
         replace_file(state_dir / WITHDRAWN, json.dumps(said, indent=1).encode())
-    size = size_of(folder)
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        raise StateError(f"{folder}: cannot be removed ({error.strerror})") from error
+        size = size_of(folder)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise StateError(f"{folder}: cannot be removed ({error.strerror})") from error
     return size
+
+
+@contextmanager
+def not_withdrawn(state_dir: Path, run: str) -> Iterator[None]:
+    """A block in which no withdrawal from the run is said. Raises PolicyRefusal where one was."""
+    with one_at_a_time(state_dir):
+        if run in read_consent(state_dir).withdrawn:
+            raise PolicyRefusal(f"this site has withdrawn from run {run}")
+        yield
+
+
+def remove_withdrawn(state_dir: Path, run: str) -> None:
+    """Remove what was written of a run since the site withdrew from it; nothing where it did not."""
+    with one_at_a_time(state_dir):
+        if run and run in read_consent(state_dir).withdrawn:
+            shutil.rmtree(state_dir / "runs" / run, ignore_errors=True)
 
 
 def _read(path: Path) -> PlainObject:

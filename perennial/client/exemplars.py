@@ -4,7 +4,7 @@ What is stored is which samples, not the samples: their index in the data, their
 content, so that data that was moved or added to in between is noticed and followed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -46,36 +46,38 @@ class ExemplarStore:
             )
         return self._located(tensors["index"], facts["hashes"], facts.get("labels"))
 
-    def choose(
-        self,
-        memory: Memory,
-        quota: int,
-        features: dict[int, Tensor],
-        members: dict[int, Tensor],
-        version: int,
-    ) -> None:
-        """Choose exemplars of the task's classes and shorten the older lists to the quota, in one record.
+    def require(self, before_round: int) -> None:
+        """Raises RecordGone as indices() does, from the names of files alone; no record decides it.
 
-        features, members: for each new class, (n_c, d) features and the (n_c,) indices in the site's data.
-        version: the round after which this holds.
-        A class with fewer samples than the quota keeps them all, and the site's log says so.
+        Under a protection it is asked before the data are read: which versions there are follows from the
+        requests that the site answered.
         """
+        self._state.require(RECORD, before_round)
+
+    def missed(self, before_round: int, known: int) -> list[int]:
+        """Labels below `known` whose exemplars nobody has chosen yet, whether or not there are records."""
+        record = self._state.get(RECORD, before_round)
+        # a record of an earlier version does not say; its choices are taken to be made
+        made = set() if record is None else set(record[1].get("made", range(known)))
+        return [label for label in range(known) if label not in made]
+
+    def keep(
+        self, labels: Iterable[int], chosen: Mapping[int, Tensor], quota: int, known: int, version: int
+    ) -> None:
+        """Keep the exemplars that were chosen, and the older lists shortened to the quota, in one record.
+
+        labels: of the classes whose choice was made; those that are not in `chosen` keep their older list, if
+        they have one. chosen: by label, indices in the site's data. known: classes known in all. version: the
+        round after which this holds. A class with fewer samples than the quota keeps them all, and the
+        site's log says so.
+        """
+        made = {*range(known)} - {*self.missed(version + 1, known)}
         kept = self.indices(before_round=version + 1)
-        labels = self._data.y[kept]
-        lists: dict[int, Tensor] = {}
-        for label in labels.unique().tolist():
-            if label not in members:
-                lists[label] = kept[labels == label][:quota]
-        for label, indices in members.items():
-            if memory.selection == "random":
-                chosen = random_by_hash(self._data.keyed.values("exemplars", indices.numpy()), quota)
-            else:
-                select = herding if memory.selection == "herding" else nearest
-                chosen = select(features[label], quota)
-            lists[label] = indices[chosen]
+        older = self._data.y[kept]
+        lists = {label: kept[older == label][:quota] for label in older.unique().tolist()} | dict(chosen)
         short = [
             f"{self._classes[label]} {len(indices)}"
-            for label, indices in members.items()
+            for label, indices in chosen.items()
             if len(indices) < quota
         ]
         if short:
@@ -83,7 +85,12 @@ class ExemplarStore:
         order = [lists[label] for label in sorted(lists)]
         index = torch.cat(order) if order else torch.empty(0, dtype=torch.int64)
         contents = [self._data.sample_hash(int(i)) for i in index]
-        facts = {"classes": self._classes, "hashes": contents, "labels": self._data.y[index].tolist()}
+        facts = {
+            "classes": self._classes,
+            "hashes": contents,
+            "labels": self._data.y[index].tolist(),
+            "made": sorted(made.union(labels)),
+        }
         self._state.put(RECORD, version, {"index": index}, facts)
 
     def _located(self, index: Tensor, hashes: list[str], labels: list[int] | None) -> Tensor:
@@ -127,6 +134,23 @@ class ExemplarStore:
         for position, place in found.items():
             index[position] = place
         return index[index >= 0]
+
+
+def selected(memory: Memory, hashes: np.ndarray, features: Tensor | None, quota: int) -> Tensor:
+    """Indices, most important first, of the exemplars of one class, as the memory selects them.
+
+    hashes: (n,) uint64, keyed. features: (n, d), or None where the selection is random. A sample whose
+    features are not all finite counts as the farthest: a model can be made so that one sample's overflow.
+    """
+    if memory.selection == "random":
+        return random_by_hash(hashes, quota)
+    assert features is not None
+    select = herding if memory.selection == "herding" else nearest
+    finite = features.isfinite().all(dim=1).cpu()
+    usable, rest = finite.nonzero()[:, 0], (~finite).nonzero()[:, 0]
+    if len(usable) == 0:
+        return rest[:quota]
+    return torch.cat([usable[select(features[usable.to(features.device)], quota)], rest])[:quota]
 
 
 def _checked(features: Tensor, budget: int) -> int:

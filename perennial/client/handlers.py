@@ -19,7 +19,7 @@ from perennial.client.held_out_tables import (
     reported_tables,
     score_held_out,
 )
-from perennial.client.policy import check_answer, protects_records
+from perennial.client.policy import check_answer, check_evaluation, check_update, protects_records
 from perennial.client.release import Typed, leave, stays_here
 from perennial.client.secure_values import is_secure, masked_reply, update_words
 from perennial.client.site import Site
@@ -61,6 +61,7 @@ def answer_train(site: Site, request: TrainRequest) -> "TrainReply | MaskedReply
 def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
     """Keep the finished task's model, and choose exemplars with it; repeating it changes nothing."""
     check_answer(site.identity.policy, "train")
+    check_update(site.identity.policy, site.experiment)
     site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
@@ -70,8 +71,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     learner = site.experiment.learner
     if learner.memory is not None:
         new = site.task_range(request)
-        with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
-            choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
+        choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
     if not SiteMethods.of(site.experiment).owns_model(site.state(request.run), request.round + 1):
         with stays_here("the site's own model") if protects_records(site.identity) else nullcontext():
             means = own_class_means(site, request, model)
@@ -83,6 +83,8 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
 def answer_evaluate(site: Site, request: EvaluateRequest) -> "EvaluateReply | MaskedReply":
     """Count right answers on the samples that the site holds out from training."""
     check_answer(site.identity.policy, "evaluate")
+    # what may not leave is not scored either: what scoring meets would show in the refusal
+    check_evaluation(site.identity.policy, site.experiment)
     site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
@@ -119,9 +121,9 @@ def _counted(counts: HeldOutCounts, tables: ReportedTables | None) -> dict[str, 
     typed = counts.typed()
     if tables is not None:
         # without noise: a paid value has no mechanism left, and would be refused here
-        mechanisms, chosen = counts.released.mechanisms, counts.released.chosen
+        mechanisms = counts.released.mechanisms
         vector = Tensors(counts=torch.from_numpy(tables.tables.vector()))
-        typed["tables"] = Released(vector, *mechanisms, chosen=chosen)
+        typed["tables"] = Released(vector, *mechanisms)
         if tables.uncalibrated:
-            typed["uncalibrated"] = Released(tables.uncalibrated, *mechanisms, chosen=chosen)
+            typed["uncalibrated"] = Released(tables.uncalibrated, *mechanisms)
     return typed

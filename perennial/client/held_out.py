@@ -16,7 +16,7 @@ from torch import Tensor
 from perennial.client.policy import check_evaluation, check_floor, withheld
 from perennial.client.release import Typed, pay
 from perennial.client.site import Site
-from perennial.client.training_samples import Chosen, choose, exemplar_indices
+from perennial.client.training_samples import choose, exemplar_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.foundation.errors import ConfigError
@@ -86,17 +86,17 @@ def held_out_counts(
     """
     check_evaluation(site.identity.policy, site.experiment)
     noise = count_noise(site.experiment)
-    mechanism, chosen = _chosen(site, request, noise)
+    mechanism, rows = _chosen(site, request, noise)
     correct, total = (
-        _counted(site, request, model, chosen) if scored is None else (scored.correct, scored.total)
+        _counted(site, request, model, rows) if scored is None else (scored.correct, scored.total)
     )
-    released: Released[Any] = Released((correct, total), mechanism, chosen=chosen)
+    released: Released[Any] = Released((correct, total), mechanism)
     # noise covers each cell; exact counts must have enough right and enough wrong answers each
     asked, exact = total, [correct]
     if noise is not None:
         cells = _protected(site, noise, mechanism, correct, total)
         # before anything is decided by them: to keep back all of them tells something too
-        released = pay(site.identity, Released(cells, mechanism, chosen=chosen))
+        released = pay(site.identity, Released(cells, mechanism))
         trusts_server = site.experiment.privacy.mode == "client_central"
         correct, total = towards_zero(cells) if trusts_server else in_samples(cells)
         asked, exact = (asked, exact) if trusts_server else (total, [])
@@ -129,24 +129,24 @@ def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: Cou
     from perennial.config.secure_words import cell_words
 
     check_evaluation(site.identity.policy, site.experiment)
-    mechanism, chosen = _chosen(site, request, noise)
-    correct, total = _counted(site, request, model, chosen)
+    mechanism, rows = _chosen(site, request, noise)
+    correct, total = _counted(site, request, model, rows)
     words = cell_words(_protected(site, noise, mechanism, correct, total))
-    return Released(words, mechanism, chosen=chosen)
+    return Released(words, mechanism)
 
 
-def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> tuple[Mechanism, Chosen]:
+def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> tuple[Mechanism, Tensor]:
     """The mechanism of the counts, and the held-out samples that count."""
     mechanism = charges.evaluation(site.experiment, request.run)
     return mechanism, choose(site, mechanism, lambda: _rows(site, request, noise))
 
 
 def _counted(
-    site: Site, request: Stamp, model: IncrementalModel, chosen: Chosen
+    site: Site, request: Stamp, model: IncrementalModel, rows: Tensor
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Exact right answers and samples of each class, of the samples that count."""
     model.eval()
-    data = site.samples(chosen.rows)
+    data = site.samples(rows)
     with site.measuring():
         return _right(site, request, model, data)
 

@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+from perennial.client.consent import not_withdrawn
 from perennial.client.release import let_out
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
@@ -60,7 +61,8 @@ class KeptReply:
         self._folder = self._state.folder / FOLDER
         # outside the run's folder, where the door takes a turn within this one, and where nothing may lie
         # before the quota was asked; one of 256, so that a server's many runs leave no more
-        self._turns = site.identity.state_dir / TURNS / hashlib.sha256(request.run.encode()).hexdigest()[:2]
+        self._state_dir = site.identity.state_dir
+        self._turns = self._state_dir / TURNS / hashlib.sha256(request.run.encode()).hexdigest()[:2]
         policy = site.identity.policy.model_dump_json()
         self._key = hashlib.sha256(f"{_asked(request)}{policy}".encode()).hexdigest()
 
@@ -112,10 +114,11 @@ class KeptReply:
             # as it is read back: a tuple becomes a list
             content["sha256"] = _digest(tensors, json.loads(json.dumps(values)))
             data = list(pieces(tensors, {"facts": json.dumps(content)}))
-            if self._state.quota is not None:
-                self._state.quota.require(self._state.folder, sum(map(len, data)))
-            make_folder(self._folder)
-            replace_file(self.path, data, durable=False)
+            with not_withdrawn(self._state_dir, self._state.folder.name):
+                if self._state.quota is not None:
+                    self._state.quota.require(self._state.folder, sum(map(len, data)))
+                make_folder(self._folder)
+                replace_file(self.path, data, durable=False)
             for old in self._folder.glob("*.safetensors"):
                 if not old.name.startswith(f"{self._round:08d}-"):
                     old.unlink(missing_ok=True)

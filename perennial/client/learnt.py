@@ -1,11 +1,12 @@
 """Which of its records a site has learnt in a run, or had choose or judge something there, by keyed hashes.
 
-A record is known by its content, as the ledger knows it (data/splits.py), under the site's own key;
-simulated sites, among which records may move, share the run's. So the files say nothing of a record to
-whoever lacks the key. Each task has one file, written when the site first trains in it or adds it up; records
-that come while a task lasts are trained on and not in it.
+A record is known by its content and patient (data/splits.py) under the site's own key, and copies are
+counted; simulated sites, among which records may move, share the run's key. So the files say nothing of a
+record to whoever lacks the key. Each task has one file, written when the site first trains in it or adds it
+up; records that come while a task lasts are trained on and not in it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,7 @@ def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None)
     stop, key = site.process.registry.schedule.classes_of(number).stop, _key(site)
     parts = torch.cat([site.data.task_indices(part, 0, stop).cpu() for part in PARTS[1:]])
     beside, known = as_noted(site.data, key, parts), read_noted(_folders(site, stamp))
-    beside = beside.pick(~np.isin(beside.content, known.content))
+    beside = beside.pick(~were_noted(beside, known.pick(known.part > 0)))
     found = Noted.joined([as_noted(site.data, key, rows), beside])
     make_folder(path.parent)
     # lost with the machine, these records would be trained on once more when the run goes on
@@ -117,7 +118,23 @@ def not_learnt(site: Site, stamp: Stamp) -> Tensor:
     earlier = site.data.task_indices("train", 0, site.task_range(stamp).start)
     known = read_noted(_folders(site, stamp), before_task=stamp.task)
     now = as_noted(site.data, _key(site), earlier)
-    return earlier[torch.from_numpy(~np.isin(now.content, known.content[known.part == 0]))]
+    return earlier[torch.from_numpy(~were_noted(now, known.pick(known.part == 0)))]
+
+
+def were_noted(now: Noted, known: Noted) -> np.ndarray:
+    """(n,) bool: of the rows of one content and patient, as many as were noted; of their own label first.
+
+    So a row hangs on its own noting alone: a copy that comes later was not noted, whoever was.
+    """
+    found = np.zeros(len(now), dtype=bool)
+    for names in (("content", "patient", "label"), ("content", "patient")):
+        left = Counter(zip(*(vars(known)[name].tolist() for name in names), strict=True))
+        left.subtract(Counter(zip(*(vars(now)[name][found].tolist() for name in names), strict=True)))
+        for row, each in enumerate(zip(*(vars(now)[name].tolist() for name in names), strict=True)):
+            if not found[row] and left[each] > 0:
+                found[row] = True
+                left[each] -= 1
+    return found
 
 
 def read_noted(runs: Sequence[Path], before_task: int = 1 << 30) -> Noted:

@@ -35,10 +35,19 @@ def check_update(policy: SitePolicy, experiment: Experiment, **claim: Any) -> No
     """
     check_claim(experiment, **claim)
     check_secure(policy, experiment)
+    check_demand(policy, experiment)
+
+
+def check_demand(policy: SitePolicy, experiment: Experiment) -> None:
+    """Refuse to compute in an experiment without the protection that this site demands.
+
+    Asked of every request before any data are read: not even what stays here may be computed, because whether
+    it works can show later. Digests and sparsity vectors alone are judged by noise of their own.
+    """
     privacy = experiment.privacy
     unit = f" and unit {privacy.hidden_unit!r}" if privacy.mode == "sample" else ""
-    kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
-    _demand(policy, kind, f"the experiment has privacy.mode {privacy.mode!r}{unit}")
+    mode = "patient" if privacy.hidden_unit == "patient" else privacy.mode
+    _demand(policy, mode, f"the experiment has privacy.mode {privacy.mode!r}{unit}")
 
 
 def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
@@ -50,19 +59,12 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
         check_floor(policy, "digest", samples_of_digest(digests))
     if not digests.protects:
         _demand(policy, "none", f"digests.protection {digests.protection!r} proves nothing")
-    elif digests.labels_in_the_clear:
-        _demand(policy, "none", "digests without label_epsilon send labels in the clear")
-    else:
-        _demand(policy, "sample", "a digest hides one sample")
-        data = experiment.data
-        shares = data.test_fraction + data.validation_fraction + data.calibration_fraction
-        promised = experiment.privacy.enabled or policy.require_privacy != "none"
-        if shares and (promised or policy.max_epsilon is not None):
-            raise PrivacyError(
-                f"data.test_fraction, validation_fraction, calibration_fraction: found {shares:g} together, "
-                "allowed 0 with digests that hide a sample: one that is replaced could fall into another "
-                "part, and all others would be mixed anew, which the noise does not cover"
-            )
+    elif policy.require_privacy != "none" or policy.max_epsilon is not None:
+        raise PolicyRefusal(
+            f"policy.require_privacy, max_epsilon: digests.protection {digests.protection!r} hides a sample "
+            "that is replaced in its row, and rows that are ordered anew are mixed anew, which no noise "
+            "covers; a site that demands a protection, or has a budget, lends no digests"
+        )
 
 
 def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) -> None:
@@ -201,12 +203,15 @@ STRONGER: dict[Demand, tuple[Demand, ...]] = {
 
 
 def _demand(policy: SitePolicy, kind: Demand, why: str) -> None:
-    """Raises PolicyRefusal unless what hides a release is what the policy demands.
+    """Raises PolicyRefusal unless what hides a release is what the policy demands, and what a budget covers.
 
     kind: in the words of policy.require_privacy. why: what makes it so.
     """
     if policy.require_privacy not in {"none", kind, *STRONGER.get(kind, ())}:
         raise PolicyRefusal(f"policy.require_privacy: this site demands {policy.require_privacy!r}; {why}")
+    if kind == "none" and policy.max_epsilon is not None:
+        # said before the data are read: a refusal by the ledger would come after others that tell of records
+        raise PolicyRefusal(f"policy.max_epsilon: no budget covers what has no noise; {why}")
 
 
 RELEASES: dict[Release, str] = {

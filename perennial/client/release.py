@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from perennial.client.consent import require_consent
 from perennial.client.identity import Identity
 from perennial.client.time_limit import TIME_RULE
 from perennial.foundation.errors import (
@@ -26,9 +27,9 @@ from perennial.foundation.errors import (
     RecordGone,
     shown,
 )
-from perennial.foundation.record_key import record_key
+from perennial.foundation.files import one_at_a_time
 from perennial.foundation.site_log import log
-from perennial.privacy.record_book import RecordBook
+from perennial.privacy.entries import Entry
 from perennial.privacy.released import Mechanism, Public, Released
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import Refusal
@@ -56,7 +57,7 @@ class Paid(Released[T]):
     def __init__(self, value: T, by: object = None) -> None:
         if by is not _EXIT:
             raise PrivacyError("a value counts as paid only once the exit has charged for it")
-        self.value, self.mechanisms, self.chosen = value, (), None
+        self.value, self.mechanisms = value, ()
 
     def alike(self, value: U) -> "Paid[U]":
         """What was computed from this value alone, and not from the data again: it costs nothing more."""
@@ -171,13 +172,13 @@ def stays_here(what: str) -> Iterator[None]:
         log.exception("%s: failed; the reply does not depend on it", what)
 
 
-def charge_first(identity: Identity, mechanism: Mechanism, chosen: Any = None) -> None:
+def charge_first(identity: Identity, mechanism: Mechanism, noted: Entry | None = None) -> None:
     """Charge a deployed site for one release before it is computed. Errors as pay().
 
-    chosen: as in Released. An error later gives nothing back.
+    noted: the mechanism's entry, with the name of its set of records. An error later gives nothing back.
     """
     if identity.deployed and mechanism.entry.protected:
-        _record(identity, mechanism, chosen)
+        identity.ledger.charge(noted or mechanism.entry, identity.policy.limit)
         mechanism.paid.append(None)
 
 
@@ -219,6 +220,19 @@ def serialise(reply: WireMessage) -> RecordDict:
     return getattr(reply, _RECORD, None) or reply.to_record()
 
 
+def as_it_leaves(identity: Identity, request: WireMessage, reply: WireMessage) -> RecordDict:
+    """The record that travels, if the hospital still agrees: it may have withdrawn while the site worked.
+
+    Raises PolicyRefusal as require_consent() does, PrivacyError as check_left() does.
+    """
+    run = getattr(request, "run", "")
+    if not identity.deployed or not run:
+        return serialise(reply)
+    with one_at_a_time(identity.state_dir):
+        require_consent(identity.state_dir, run)
+        return serialise(reply)
+
+
 def refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:
     """A Refusal as it travels.
 
@@ -244,13 +258,13 @@ def _charge(identity: Identity, released: list[Released[Any]]) -> None:
     """
     private = identity.experiment.privacy.enabled
     demanded = private or identity.policy.require_privacy != "none"
-    owed: dict[int, tuple[Mechanism, Any]] = {}
+    owed: dict[int, Mechanism] = {}
     for each in released:
         if type(each) is not Paid and not each.mechanisms:
             raise PrivacyError("a released value has no mechanism; nothing left the site")
         for mechanism in each.mechanisms:
-            owed.setdefault(id(mechanism), (mechanism, each.chosen))
-    for mechanism, _ in owed.values():
+            owed.setdefault(id(mechanism), mechanism)
+    for mechanism in owed.values():
         if demanded and mechanism.in_the_clear:
             raise PrivacyError(
                 f"privacy.mode {identity.experiment.privacy.mode}, policy.require_privacy "
@@ -258,19 +272,9 @@ def _charge(identity: Identity, released: list[Released[Any]]) -> None:
                 "no accountant covers; nothing left the site"
             )
     if not private and not identity.deployed:
-        owed = {key: pair for key, pair in owed.items() if not pair[0].in_the_clear}
-    for mechanism, chosen in owed.values():
+        owed = {key: mechanism for key, mechanism in owed.items() if not mechanism.in_the_clear}
+    for mechanism in owed.values():
         if mechanism.paid:
             mechanism.paid.pop()
         else:
-            _record(identity, mechanism, chosen)
-
-
-def _record(identity: Identity, mechanism: Mechanism, chosen: Any) -> None:
-    """The one place that charges the ledger."""
-    limit, ledger = identity.policy.limit, identity.ledger
-    if chosen is None or chosen.ids is None:
-        ledger.charge(mechanism.entry, limit)
-    else:
-        book = RecordBook(identity.state_dir, record_key(identity.state_dir))
-        book.charge(ledger, mechanism.entry, limit, chosen.ids, chosen.version)
+            identity.ledger.charge(mechanism.entry, identity.policy.limit)

@@ -11,8 +11,8 @@ from perennial.client.release import Typed, leave, paid_before, pay
 from perennial.client.site import Site
 from perennial.foundation.errors import ProtocolError
 from perennial.models.sum_grid import LARGEST_NORM
-from perennial.privacy.clipping import clip_tensors
 from perennial.privacy.noise import Noise
+from perennial.privacy.protection import clip_tensors
 from perennial.privacy.released import Public, Released
 from perennial.privacy.secure.keys import Words
 from perennial.protocol.messages import TrainRequest

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
+from perennial.client.policy import protects_records
 from perennial.client.state import Quota, SiteState, kept_features
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import DataKey, data_key, simulated_federation
@@ -358,9 +359,9 @@ def _open_process(identity: Identity, device: torch.device, split_key: bytes) ->
 
         registry = registry_of_site(identity)
         config = site_config(experiment.data, identity.own_data)
-        cache = identity.state_dir / "decoded"
+        cache, protected = identity.state_dir / "decoded", protects_records(identity)
         split_key = split_key or simulation_key(experiment.seed)
-        own = load_site(config, registry.classes, identity.name, experiment.seed, split_key, cache)
+        own = load_site(config, registry.classes, identity.name, experiment.seed, split_key, cache, protected)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
         constants = own.mean, own.std
     return Process(registry, data, sites, SiteModels(experiment, shape, device, constants))

@@ -8,26 +8,23 @@ server has gone back, and they never were.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perennial.foundation.errors import RecordGone, StateError
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.config.site import StateLimits
+from perennial.foundation.cache import GIGABYTE, BoundedFolder
+from perennial.foundation.errors import PolicyRefusal, RecordGone, StateError
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file, size_of
 from perennial.foundation.plain import PlainObject
+from perennial.foundation.site_log import log
 from perennial.foundation.tensor_file import pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
-import shutil
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from perennial.config.site import StateLimits
-from perennial.foundation.cache import GIGABYTE, BoundedFolder
-from perennial.foundation.errors import PolicyRefusal
-from perennial.foundation.files import size_of
 
 DAY = 86_400.0
 
@@ -50,17 +47,20 @@ class Quota:
                 f"state.runs: this site keeps what it knows of {self.limits.runs} runs and no more; it can "
                 "remove old ones with `perennial site clean`"
             )
-        own = size_of(folder) + coming
-        if own > self.limits.gigabytes_per_run * GIGABYTE:
+        # what lies there follows from the site's records, so its size stays in the site's own log
+        own, most = size_of(folder) + coming, self.limits.gigabytes
+        if own > most / 4 * GIGABYTE:
+            log.warning("state.gigabytes: this run would need %.3g GB, allowed %g", own / GIGABYTE, most / 4)
             raise PolicyRefusal(
-                f"state.gigabytes_per_run: this run would need {own / GIGABYTE:.3g} GB on this site's disk, "
-                f"allowed {self.limits.gigabytes_per_run:g}"
+                f"state.gigabytes: this run would need more on this site's disk than {most / 4:g} GB, a "
+                "quarter of what all runs may keep"
             )
         total = own + sum(size_of(path) for path in others)
-        if total > self.limits.gigabytes * GIGABYTE:
+        if total > most * GIGABYTE:
+            log.warning("state.gigabytes: all runs would need %.3g GB, allowed %g", total / GIGABYTE, most)
             raise PolicyRefusal(
-                f"state.gigabytes: all runs together would need {total / GIGABYTE:.3g} GB on this site's "
-                f"disk, allowed {self.limits.gigabytes:g}; it can remove old ones with `perennial site clean`"
+                f"state.gigabytes: all runs together would need more on this site's disk than {most:g} GB; "
+                "it can remove old ones with `perennial site clean`"
             )
 
 
@@ -143,17 +143,10 @@ class SiteState:
         Raises RecordGone when there was one and it was not kept, StateError naming the file when it is
         damaged or belongs to another site.
         """
-        there = self._versions(name)
-        older = [version for version in there if version < before]
-        if not older:
-            if there and self._first(name, there[0]) < before:
-                raise RecordGone(
-                    f"record {name!r} of run {self.folder.name}: asked for as it was before round {before}, "
-                    f"this site keeps the one of round {there[0]} and later ones; resume from a newer "
-                    f"checkpoint, or have the site remove {name}-0*.safetensors of that run to go on without"
-                )
+        version = self.require(name, before)
+        if version is None:
             return None
-        path = self._path(name, older[-1])
+        path = self._path(name, version)
         tensors, metadata = read_safetensors(path)
         if metadata.get("site") != self.site:
             raise StateError(
@@ -161,6 +154,23 @@ class SiteState:
                 "give each site its own state_dir"
             )
         return tensors, _facts(path, metadata)
+
+    def require(self, name: str, before: int) -> int | None:
+        """The version that get() would read, from the names of files; None where there never was one.
+
+        Raises RecordGone as get() does.
+        """
+        there = self._versions(name)
+        older = [version for version in there if version < before]
+        if older:
+            return older[-1]
+        if there and self._first(name, there[0]) < before:
+            raise RecordGone(
+                f"record {name!r} of run {self.folder.name}: asked for as it was before round {before}, "
+                f"this site keeps the one of round {there[0]} and later ones; resume from a newer "
+                f"checkpoint, or have the site remove {name}-0*.safetensors of that run to go on without"
+            )
+        return None
 
     def forget(self, name: str, after: int, before: int) -> None:
         """Remove a record's versions above `after` and below `before`: rounds that did not count."""

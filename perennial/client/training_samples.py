@@ -1,99 +1,94 @@
 """Which samples a site trains on in a round, and which of them it keeps when a task ends."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.exemplars import ExemplarStore, share_by_hash
+from perennial.client.exemplars import ExemplarStore, selected, share_by_hash
 from perennial.client.learnt import not_learnt, note_learnt
 from perennial.client.policy import hides_count, protects_records
 from perennial.client.release import charge_first, data_are_read, stays_here
 from perennial.client.site import Site
-from perennial.data.splits import identities, record_contents
+from perennial.data.splits import identities
 from perennial.foundation.errors import DataError
 from perennial.foundation.record_key import record_key
 from perennial.foundation.streams import stream
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
-from perennial.privacy.record_book import Ids, RecordBook, as_ids
+from perennial.privacy.entries import Entry
+from perennial.privacy.record_book import NO_IDS, Ids, RecordBook, as_ids, times
 from perennial.privacy.released import Mechanism
+from perennial.protocol.messages import FinishTaskRequest, TrainRequest
 from perennial.protocol.stamp import Stamp
 
-# A record is a row of the site's data. Two rows of one content are two records, both in the release; they
-# share one line of payments (privacy/record_book.py), as a row does that was moved or labelled anew. To leave
-# one of them out would let a row decide whether another one counts, and one more row could then move a
-# release by the replacement of another.
+# A record is a row of the site's data, and two rows of one content are two records, both in the release.
+# Whether a row is in a release follows from the row, its own past and public settings: budgets are public
+# (privacy/ledger.py), and no row is left out because of what it or another one has paid.
 #
-# Under a protection of samples or patients a record whose line has paid all that the site's limit allows is
-# left out, in silence. What is left decides neither a refusal nor any number that leaves without noise:
-# floors, steps, rates and noise follow from all records and public settings.
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The records of one release. rows: (n,) int64 in the site's data.
-
-    ids: of the records or patients that are charged; None: all are. version: of the record book's payments,
-    by which they were chosen.
-    """
-
-    rows: Tensor
-    ids: Ids | None = None
-    version: int | None = None
+# One thing public facts cannot know: that a row was in another task of the run under another label. Rows are
+# known by content alone, so the site counts. A task held a content five times when it was released, and holds
+# it three times now: then two rows have left it, and two rows of that content stay out of the others. A row
+# that is there under one label throughout is counted both times, and keeps nobody out.
 
 
 def choose(
     site: Site, mechanism: Mechanism, find: Callable[[], Tensor], charged: Sequence[Mechanism] = ()
-) -> Chosen:
-    """The records from which a release may be computed, charged for before anything is computed from them.
+) -> Tensor:
+    """Rows, (n,) int64, from which a release may be computed, charged for before anything is computed.
 
-    mechanism: of the release. charged: what is charged in its place, if anything. find: their rows, (n,)
-    int64; it reads the data. Records that have spent the
-    site's limit are left out if the release hides a sample or patient. At a simulated site, and for a release
-    that hides the whole site, all rows stay and every record pays. Raises PrivacyError where public facts
-    alone refuse the release. If finding the rows fails, every record pays, so that no error is free.
+    mechanism: of the release. charged: what is charged in its place, if anything. find: the rows that are
+    asked for; it reads the data. Of a task of a run, rows that were in another task of it are left out, in
+    silence. Raises PrivacyError where public facts alone refuse the release, StateError where it is not known
+    which rows were in another task. An error while the rows are found is charged as a release.
     """
     identity, owed = site.identity, charged or (mechanism,)
-    protected = [each for each in owed if each.entry.protected]
-    for each in protected if identity.deployed else ():
+    protected = [each for each in owed if each.entry.protected] if site.identity.deployed else []
+    for each in protected:
         identity.ledger.require_within(each.entry, identity.policy.limit)
-    data_are_read(hidden=bool(protected) or site.experiment.privacy.enabled)
-    chosen: Chosen | None = None
+        _other_parts(site, each.entry)
+    hidden = any(each.entry.protected for each in owed)
+    data_are_read(hidden=hidden or site.experiment.privacy.enabled)
+    held = {each.entry: NO_IDS for each in protected if each.entry.scope}
     try:
-        chosen = found = _chosen(site, mechanism, find())
+        # not what was found: an error that hangs on one record must not decide which others were noted
+        held = {entry: _held(site, entry.part) for entry in held}
+        rows = find()
     finally:
         for each in protected:
-            charge_first(identity, each, chosen)
-    return found
+            entry = each.entry
+            if entry in held:
+                entry = book_of(identity.state_dir).note(entry, held[entry])
+            charge_first(identity, each, entry)
+    for each in protected:
+        if each.entry.scope:
+            rows = rows[~_left_another_part(site, each.entry, rows)]
+    return rows
 
 
-def _chosen(site: Site, mechanism: Mechanism, rows: Tensor) -> Chosen:
-    entry = mechanism.entry
-    if not site.identity.deployed or (entry.unit == "site" and entry.protected):
-        return Chosen(rows)
-    # no record is a set as well: a charge that names none is paid by every record
-    lines, patients = _identified(site, rows)
-    if not entry.protected:
-        return Chosen(rows, lines)
-    stays = np.ones(len(rows), dtype=bool)
-    limit, ledger = site.identity.policy.limit, site.identity.ledger
-    payments = book_of(site.identity.state_dir).payments(ledger)
-    if limit is not None:
-        stays &= payments.affordable(lines, limit, entry)
-    payers = lines
-    if patients is not None and entry.unit == "patient":
-        payers = patients
-        if limit is not None:
-            stays &= payments.affordable(patients, limit, entry)
-            # a patient takes part with all of their records or with none
-            stays &= ~np.isin(patients, patients[~payments.affordable(lines, limit, entry)])
-    kept = torch.from_numpy(stays)
-    return Chosen(rows[kept.to(rows.device)], payers[stays], payments.version)
+def _left_another_part(site: Site, entry: Entry, rows: Tensor) -> Tensor:
+    """(n,) bool: of each content the first rows, as many as have left some other part of the run."""
+    own, place = np.unique(_ids(site, rows), return_inverse=True)
+    gone = np.zeros(len(own), dtype=np.int64)
+    # the book is read after this release was noted: of two at a time, one finds the other
+    for part, sets in _other_parts(site, entry).items():
+        held = np.max([times(ids, own) for ids in sets], axis=0)
+        gone = np.maximum(gone, held - times(_held(site, part), own))
+    order = np.argsort(place, kind="stable")
+    first = np.searchsorted(place[order], np.arange(len(own)))
+    turn = np.empty(len(rows), dtype=np.int64)
+    turn[order] = np.arange(len(rows)) - first[place[order]]
+    return torch.from_numpy(turn < gone[place]).to(rows.device)
+
+
+def _other_parts(site: Site, entry: Entry) -> dict[str, list[Ids]]:
+    """The contents of the run's other tasks when they were released, by part."""
+    if not entry.scope:
+        return {}
+    return book_of(site.identity.state_dir).other_parts(entry, site.identity.ledger.totals())
 
 
 def book_of(state_dir: Path) -> RecordBook:
@@ -101,22 +96,21 @@ def book_of(state_dir: Path) -> RecordBook:
     return RecordBook(state_dir, record_key(state_dir))
 
 
-def _identified(site: Site, rows: Tensor) -> tuple[Ids, Ids | None]:
-    """(line of payments of each record, its patient where the data name patients)."""
-    data, key = site.data, record_key(site.identity.state_dir)
-    at = rows.cpu().numpy()
-    if data.contents is None:  # a share of the experiment's data, for a trial without data of its own
-        contents, places = record_contents(data.x[rows]), [f"share: {row}" for row in at.tolist()]
-    else:
-        assert data.places is not None
-        contents, places = data.contents[at], [data.places[row] for row in at.tolist()]
-    own = identities(key, "record", (content.tobytes() for content in contents))
-    lying = identities(key, "place", (place.encode() for place in places))
-    patients = None
-    if data.patients:
-        groups = data.keyed.groups[at]
-        patients = as_ids(identities(key, "patient", (group.tobytes() for group in groups)))
-    return book_of(site.identity.state_dir).lines_of(own, lying), patients
+def _held(site: Site, part: str) -> Ids:
+    """The contents of the classes of a part, "SCOPE/task NUMBER", of this run now, sorted.
+
+    Held-out rows too: a row whose text another program wrote anew may go from one of the site's parts to
+    another, and has not left its task.
+    """
+    classes = site.process.registry.schedule.classes_of(int(part.rpartition("/task ")[2]))
+    labels = site.data.y
+    return np.sort(_ids(site, torch.nonzero((labels >= classes.start) & (labels < classes.stop)).squeeze(1)))
+
+
+def _ids(site: Site, rows: Tensor) -> Ids:
+    """(n,) keyed hashes of the contents at rows."""
+    key = record_key(site.identity.state_dir)
+    return as_ids(identities(key, "record", (each.tobytes() for each in site.data.contents_of(rows))))
 
 
 Previous = tuple[str, dict[str, Tensor]] | None
@@ -136,8 +130,7 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     old = late = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         if site.experiment.learner.memory.share is None:
-            with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
-                _catch_up(site, site.exemplars(stamp.run), stamp, previous)
+            _catch_up(site, site.exemplars(stamp.run), stamp, previous)
         late = not_learnt(site, stamp)
         # a late record that is an exemplar by now trains once: two rows would move an update twice
         found = torch.cat([exemplar_indices(site, stamp, stamp.round, classes.start), late])
@@ -166,39 +159,58 @@ def exemplar_indices(site: Site, stamp: Stamp, before_round: int, known: int) ->
     ]
 
 
+def require_exemplars(site: Site, request: Stamp) -> None:
+    """Raises RecordGone where the exemplars that a request takes are kept no longer, before data are read."""
+    learner = site.experiment.learner
+    if learner.memory is None or learner.memory.share is not None:
+        return
+    judges = learner.classifier == "nearest_mean" and request.message_type.partition(".")[0] != "query"
+    if isinstance(request, TrainRequest):
+        site.exemplars(request.run).require(request.round)
+    elif isinstance(request, FinishTaskRequest) or judges:
+        site.exemplars(request.run).require(request.round + 1)
+
+
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
-    """Choose the exemplars of tasks that ended while the site was away, with the previous task's model."""
+    """Choose the exemplars of tasks that ended while the site was away, with the previous task's model.
+
+    Whether a version is written follows from the requests that the site answered, and from no record: not
+    from whether it has records or exemplars of a class.
+    """
     if previous is None:
         return
-    held = set(site.data.y[store.indices(before_round=request.round)].tolist())
     known = site.task_range(request).start
-    missed = [label for label in range(known) if label not in held]
-    missed = [label for label in missed if len(site.data.task_indices("train", label, label + 1))]
+    missed = store.missed(request.round, known)
     if missed:
         choose_exemplars(site, store, site.models.teacher(previous), missed, known, version=request.round - 1)
 
 
 def choose_exemplars(
-    site: Site, store: ExemplarStore, model: IncrementalModel, labels: Iterable[int], known: int, version: int
+    site: Site, store: ExemplarStore, model: IncrementalModel, labels: Sequence[int], known: int, version: int
 ) -> None:
     """Choose and store exemplars of the classes in labels, within the memory's budget.
 
     known: classes known in all, which share the budget. version: the round after which the choice holds.
+    Under a protection a choice that fails writes its version too, with the exemplars that there were: a
+    version that is missing would tell the server that one record made it fail.
     """
     memory = site.experiment.learner.memory
     assert memory is not None
     if memory.share is not None:
         return
     quota = memory.quota(known, site.process.sites)
-    members: dict[int, Tensor] = {}
-    features: dict[int, Tensor] = {}
-    for label in labels:
-        indices = site.data.task_indices("train", label, label + 1)
-        if len(indices):
-            members[label] = indices
+    chosen: dict[int, Tensor] = {}
+    with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
+        for label in labels:
+            indices = site.data.task_indices("train", label, label + 1)
+            if len(indices) == 0:
+                continue
+            features = None
             if memory.selection != "random":
-                features[label] = unit_features(model, site.samples(indices))
-    store.choose(memory, quota, features, members, version)
+                features = unit_features(model, site.samples(indices))
+            hashes = site.data.keyed.values("exemplars", indices.numpy())
+            chosen[label] = indices[selected(memory, hashes, features, quota)]
+    store.keep(labels, chosen, quota, known, version)
 
 
 def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:

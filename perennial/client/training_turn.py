@@ -4,7 +4,7 @@ One site does them one after the other. Sites of a cohort open theirs, train in 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,33 +12,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.policy import check_answer, check_floor, check_update, hides_count
+from perennial.client.policy import (
+    check_answer,
+    check_floor,
+    check_update,
+    exempt,
+    hides_count,
+    withheld,
+)
 from perennial.client.release import Typed, leave, stays_here
 from perennial.client.site import Site
-from perennial.client.training_samples import Chosen, choose, training_indices
+from perennial.client.training_samples import choose, training_indices
 from perennial.config import charges
 from perennial.config.rounds import AdversaryKind
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation import by_head, count_correct
 from perennial.learning.site_method import LocalTurn, SiteMethods, TurnStart
-from perennial.learning.training import TrainingResult, train
+from perennial.learning.training import TrainingResult, fewest_samples, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.models.layers import naming_what_did_not_grow
 from perennial.privacy.noise import Noise
 from perennial.privacy.protection import protect_update
 from perennial.privacy.released import Mechanism, Public, Released
-from perennial.protocol.messages import TrainReply, TrainRequest
-from perennial.protocol.tensors import Tensors
-
-if TYPE_CHECKING:
-    from perennial.learning.bayesian_estimate import NeighbourDistances
-    from perennial.learning.cohort_training import Member
-from collections.abc import Callable
-
-from perennial.client.policy import exempt, withheld
-from perennial.learning.evaluation import by_head, count_correct
 from perennial.protocol.measurements import (
     CLASS_COVERAGE,
     CLASSIFICATION_LOSS,
@@ -47,6 +45,12 @@ from perennial.protocol.measurements import (
     TRAIN_ACCURACY,
     asked,
 )
+from perennial.protocol.messages import TrainReply, TrainRequest
+from perennial.protocol.tensors import Tensors
+
+if TYPE_CHECKING:
+    from perennial.learning.bayesian_estimate import NeighbourDistances
+    from perennial.learning.cohort_training import Member
 
 
 def measured(
@@ -100,11 +104,10 @@ class TrainingTurn:
     """An opened turn: the site has agreed, and everything that training needs is at hand.
 
     model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
-    indices: (n,) of the samples, exemplars last. mechanism: of the update. chosen: the records that it is
-    charged to. teacher:
-    frozen model of the task before, or None if no term needs it. methods: the site halves that the experiment
-    names. neighbours: measures for Bayesian accounting how far one record more would move the update. start:
-    the tensors that the model holds, as they were received.
+    indices: (n,) of the samples, exemplars last. mechanism: of the update. teacher: frozen model of the task
+    before, or None if no term needs it. methods: the site halves that the experiment names. neighbours:
+    measures for Bayesian accounting how far one record more would move the update. start: the tensors that
+    the model holds, as they were received.
     """
 
     site: Site
@@ -114,7 +117,6 @@ class TrainingTurn:
     data: TrainingSet
     indices: Tensor
     mechanism: Mechanism
-    chosen: Chosen
     teacher: IncrementalModel | None
     methods: SiteMethods
     neighbours: "NeighbourDistances | None"
@@ -164,8 +166,8 @@ class TrainingTurn:
             return rows
 
         mechanism = charges.update(site.experiment, request.run)
-        chosen = choose(site, mechanism, find)
-        indices, exemplars = chosen.rows, int(torch.isin(chosen.rows, old).sum()) if len(old) else 0
+        indices = choose(site, mechanism, find)
+        exemplars = int(torch.isin(indices, old).sum()) if len(old) else 0
         adversary = _adversary(site)
         data = site.samples(indices, exemplars=exemplars)
         if adversary == "label_flip":
@@ -181,7 +183,6 @@ class TrainingTurn:
             data=data,
             indices=indices,
             mechanism=mechanism,
-            chosen=chosen,
             teacher=teacher,
             methods=methods,
             neighbours=_neighbours(site, request) if site.experiment.privacy.enabled else None,
@@ -228,7 +229,9 @@ class TrainingTurn:
     def _trained(self) -> TrainingResult:
         """Train the model in place, by the learner that the experiment names and under its privacy mode."""
         mode = self.site.experiment.privacy.mode
-        if len(self.data) == 0 and mode != "sample" and hides_count(self.site.identity):
+        few = len(self.data) < fewest_samples(self.model)
+        if few and mode != "sample" and hides_count(self.site.identity):
+            # a refusal would tell of one sample
             return TrainingResult(torch.zeros_like(self.flat.vector), 0.0, 0)
         with naming_what_did_not_grow(self.methods.methods, self.flat.shapes):
             if mode == "sample":
@@ -315,7 +318,7 @@ class TrainingTurn:
         lends = site.experiment.digests is None or "digest" in site.identity.policy.answers
 
         def released(value: Any) -> Released[Any]:
-            return Released(value, self.mechanism, chosen=self.chosen)
+            return Released(value, self.mechanism)
 
         typed: dict[str, Typed] = {
             "update": released(Tensors({n: t.contiguous() for n, t in update.items() if n not in stays})),

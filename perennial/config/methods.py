@@ -6,7 +6,7 @@ from typing import Any
 from perennial.config.learner import CLASSIFICATIONS
 from perennial.config.schema import ExperimentFields
 from perennial.config.strategies import STRATEGIES, Asks, asks_of, nested
-from perennial.data.source_kinds import SOURCES
+from perennial.data.config import SOURCES
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import NETWORKS

@@ -76,6 +76,8 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("contribution", "exact"): Removed(False, "Each sweep of a ring is one permutation of the sites."),
     ("contribution", "permutations"): Removed(None, "Each sweep of a ring is one permutation of the sites."),
     ("*", "max_update_norm"): Removed(None, "Use `bounds.norm_multiple`."),
+    ("multi_factor", "staleness"): Removed(2, "A reply may be 2 rounds late."),
+    ("analytic", "prior"): Removed(0.0, "Classes weigh equally in a Gaussian head."),
     ("multi_factor", "kappa"): Removed(0.5, "Recency is exp(-0.5 rounds late)."),
     ("clustered_personalisation", "sparsity_delta"): Removed(1e-5, "The noise has delta 1e-5."),
     ("pfa", "sparsity_delta"): Removed(1e-5, "The noise has delta 1e-5."),
@@ -112,6 +114,7 @@ SITE: dict[str, Removed] = {
     "policy.max_seconds": Removed(3600, _FIXED),
     "policy.max_bytes": Removed(2**30, _FIXED),
     "connection.flower_home": Removed("flower", "Flower's folder is `flower` beside site.yaml."),
+    "state.gigabytes_per_run": Removed(8, "A run takes at most a quarter of `state.gigabytes`."),
     "state.features_gigabytes": Removed(16, "Features take at most half of `state.gigabytes`."),
     "connection.any_app": Removed(False, "A site runs what it approved: `perennial site approve`."),
     "connection.trusted_entities": Removed(

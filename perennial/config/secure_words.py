@@ -121,8 +121,7 @@ def share_of_noise(experiment: Experiment, multiplier: float) -> float:
 def statistics_subject(features: str, class_order: str, task: int, weights: Sequence[int] | None) -> str:
     """SHA-256 that names one task's sums of features as the subject of a masked sum.
 
-    features, class_order: SHA-256 of the maps and of the order of the classes. weights: of the classes, if
-    any.
+    features, class_order: SHA-256 of the maps and of the order of classes. weights: of classes, if any.
     """
     return sha256(json.dumps([features, class_order, task, weights]).encode()).hexdigest()
 

@@ -28,8 +28,7 @@ _held = _Held()
 def data_key(experiment: ExperimentFields, own: DataConfig | None = None) -> DataKey:
     """Key under which this process holds an experiment's data; it changes once they are forgotten.
 
-    own: a site's own data in place of the experiment's. The path is part of the key, since a digest has no
-    paths.
+    own: a site's own data in place of the experiment's. A digest has no paths, so the key has one.
     """
     return experiment.digest, (own or experiment.data).path, _held.readings
 

@@ -106,10 +106,9 @@ class StateLimits(Block):
 
     runs: int = Field(default=20, ge=1)
     """Most runs of which the site keeps exemplars and models; `perennial site clean` removes old ones."""
-    gigabytes_per_run: float = Field(default=8.0, gt=0, allow_inf_nan=False)
-    """Most that one run keeps, in units of 10^9 bytes."""
     gigabytes: float = Field(default=32.0, gt=0, allow_inf_nan=False)
-    """Most that all runs keep together; features of samples may take half as much besides."""
+    """Most that all runs keep together, in units of 10^9 bytes, and one run a quarter of it; features of
+    samples may take half as much besides."""
 
 
 FLOWER_HOME = "flower"

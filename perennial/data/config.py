@@ -1,19 +1,99 @@
-"""The `data` block of an experiment: what it may say, checked before anything is read."""
+"""The `data` block of an experiment, checked before anything is read, and every kind of source."""
 
 import operator
 import re
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, Self, get_args
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
-from perennial.data.source_kinds import SOURCES, SourceKind, kind_of
 from perennial.data.tasks_config import Name, Names, PartitionConfig
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import nearest
 from perennial.foundation.plain import Plain
 from perennial.foundation.plugins import is_target, known
+
+IMAGES = ("image_size", "color", "resize")
+FILES = ("window", "frame", "unreadable")
+"""Of sources that read image files one by one."""
+TABLE = (
+    *("columns", "column_kinds", "label_column", "site_column"),
+    *("missing", "imputation", "decimal", "units", "limits", "unreadable"),
+)
+COLLECTED = ("path", "labels", "patient")
+APART = ("subgroup",)
+"""Of sources that are tables or manifests."""
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """How one kind of data source is read.
+
+    reader: `module:function`, called with the data block, and with `takes` by name.
+    options: keys that other kinds would ignore.
+    needs: keys without which nothing can be read.
+    collected: somebody's own data, which every site can bring for itself, and in which a class outside the
+    registry is a mistake; other kinds are benchmarks whose classes are known.
+    own_sites: whether the data says who holds each sample: it can, never, always, or
+    where site_column says so.
+    """
+
+    reader: str
+    options: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    takes: tuple[Literal["seed", "cache"], ...] = ()
+    collected: bool = False
+    own_sites: Literal["can", "never", "always", "by_column"] = "can"
+
+
+SOURCES: dict[str, SourceKind] = {
+    "digits": SourceKind("perennial.data.public_sets:load_digits", IMAGES, own_sites="never"),
+    "folder": SourceKind(
+        "perennial.data.folder:load_folder",
+        (*COLLECTED, *IMAGES, *FILES, *APART),
+        takes=("cache",),
+        collected=True,
+    ),
+    "csv": SourceKind(
+        "perennial.data.table:load_table",
+        (*COLLECTED, *TABLE, *APART),
+        collected=True,
+        own_sites="by_column",
+    ),
+    "npz": SourceKind(
+        "perennial.data.npz:load_npz", (*COLLECTED, "arrays", *IMAGES, "window"), collected=True
+    ),
+    "pack": SourceKind("perennial.data.pack:load_pack", ("path", "patient", *IMAGES), needs=("path",)),
+    "torchvision": SourceKind(
+        "perennial.data.public_sets:load_torchvision",
+        ("path", "dataset", "download", *IMAGES),
+        needs=("path",),
+        own_sites="never",
+    ),
+    "synth_groups": SourceKind(
+        "perennial.data.public_sets:load_synth_groups", takes=("seed",), own_sites="always"
+    ),
+}
+PLUGIN_OPTIONS = (
+    "path",
+    "labels",
+    "options",
+    "patient",
+    *IMAGES,
+    *FILES,
+    *TABLE,
+    "arrays",
+    "dataset",
+)
+"""Keys that a plug-in may read from the data block."""
+
+
+def kind_of(source: str) -> SourceKind:
+    """The SourceKind of a source's name; for a plug-in, one that reads by its `module:function`."""
+    return SOURCES.get(source) or SourceKind(source, PLUGIN_OPTIONS)
+
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]
 ArrayRole = Literal[

@@ -115,6 +115,29 @@ def read_csv(
     return CsvFile(path, columns, lines, found, notes).cleaned(units or {}, limits)
 
 
+def require_rows_apart(path: Path, decimal: Decimal | None) -> None:
+    """Raises DataError unless each row of a table is read by itself, so that none decides how another is.
+
+    For a site under a protection. Otherwise one cell may turn the file's encoding, decimal sign or types, and
+    one quotation mark take the rows below into its cell.
+    """
+    alone = "under a protection one row must not decide how the others are read"
+    if path.suffix.lower() in FRAMES:
+        raise DataError(
+            f"{path}: {alone}: in {path.suffix} the types of columns follow from all; save it as CSV"
+        )
+    text, notes = _decoded(path)
+    if notes:
+        raise DataError(f"{path}: not in UTF-8, and {alone}; save it as UTF-8")
+    lines = io.StringIO(text, newline="")
+    header = next(lines, "")
+    if decimal is None and max(SEPARATORS, key=header.count) != ",":
+        raise DataError(f"{path}: data.decimal: missing, allowed '.' or ',', because {alone}")
+    for number, line in enumerate(lines, 2):
+        if line.count('"') % 2:
+            raise DataError(f"{path}, line {number}: a quotation mark without its other one; {alone}")
+
+
 def _of_frame(path: Path) -> CsvFile:
     """The first sheet of a workbook, or a Parquet file, with its cells as texts."""
     try:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from perennial.data.config import DataConfig
+from perennial.data.csv_file import require_rows_apart
 from perennial.data.labels import without_samples
 from perennial.data.samples import Samples, constants, fill_missing, joined
 from perennial.data.site import SiteData
@@ -66,18 +67,24 @@ def load_site(
     seed: int,
     key: bytes,
     cache: Path | None = None,
+    protected: bool = False,
 ) -> SiteData:
     """The samples of one site and its parts.
 
     config: as site_config makes it. registry: class names in class order. Where the data says who holds each
     sample, only those of site_name count. seed: for data that is generated. key: of the run, by which every
-    record's part is decided. cache: a private folder for decoded images, or None.
+    record's part is decided. cache: a private folder for decoded images, or None. protected: whether no
+    record may decide how another one is read, or which part it is in: then the experiment's test fraction is
+    held out also where the data have a test part of their own.
     Raises ConfigError or DataError naming the key, file, row or label that is wrong.
     """
     if config.source == "csv" and config.columns is None:
         raise ConfigError(
             "data.columns: missing; sites that discovered columns for themselves would disagree"
         )
+    table = None if config.path is None else Path(config.path).expanduser()
+    if protected and table is not None and (config.source == "csv" or table.suffix.lower() == ".csv"):
+        require_rows_apart(table, config.decimal)
     whole = {"classes": tuple(registry), "partition": PartitionConfig(), "sites": None}
     alone = config.model_copy(update=whole)
     source = load(alone, seed, cache)
@@ -102,10 +109,10 @@ def load_site(
     contents = record_contents(x, source.columns)
     fill_missing(x, source.mean if source.fill is None else source.fill)
     rows = np.arange(len(y))
-    if len(parts) > 1:
-        rest, test = np.split(rows, [len(train)])
-    else:
-        test, rest = keyed.hold_out(rows, config.test_fraction, "test")
+    rest, test = np.split(rows, [len(train)])
+    if protected or len(parts) == 1:
+        held_out, rest = keyed.hold_out(rest, config.test_fraction, "test")
+        test = np.sort(np.concatenate([held_out, test]))
     validation, rest = keyed.hold_out(rest, config.validation_fraction, "validation")
     calibration, rest = keyed.hold_out(rest, config.calibration_fraction, "calibration")
     notes = list(source.notes)

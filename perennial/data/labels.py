@@ -17,8 +17,7 @@ def class_indices(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """(class index of each distinct label text, class names).
 
-    found: the texts. registry: the class names; None takes those found, numbers by value and then texts by
-    alphabet.
+    found: the texts. registry: the class names; None takes those found, numbers first, then texts.
     renamed: a site's own label -> class. where(i): the file, row or folder in which found[i] stands.
     Raises DataError on a label outside the registry, ConfigError on a renaming to outside of it.
     """

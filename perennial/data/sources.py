@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from perennial.data.config import DataConfig
+from perennial.data.config import SOURCES, DataConfig, kind_of
 from perennial.data.samples import Source, select_classes
-from perennial.data.source_kinds import SOURCES, kind_of
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError, DataError
 

@@ -53,8 +53,7 @@ PARTS: tuple[Part, ...] = ("train", "validation", "calibration", "test")
 class Suspicion:
     """A question about the data. text: what was found, and what it may mean.
 
-    key, value: the entry of the data block that answers it; key '': no key does, and the files have to be put
-    right.
+    key, value: the entry of the data block that answers it; key '': none does: put the files right.
     """
 
     text: str

@@ -40,8 +40,8 @@ def discover(
 ) -> Columns:
     """The kind of each of these columns, as far as the data show it: numeric, date, or the categories.
 
-    given: column -> numeric, date, category, or ignore, which leaves it out. missing: texts of missing
-    values.
+    given: column -> numeric, date, category, or ignore, which leaves it out. missing: texts of no value.
+
     A column is numeric if at least MOSTLY of its cells that hold something are numbers, and likewise for
     dates; reading then names the other cells. Otherwise its distinct texts are categories; of more than
     MOST_CATEGORIES, ICD codes are grouped by their first characters (`I21*`) and others by a hash (`#7/32`),

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 from types import FrameType
 
+from perennial.deploy.app_container import Partner
 from perennial.deploy.warm import RESTART, SOCKET, write_stand_in
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
@@ -55,33 +57,58 @@ def program(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def warm(
-    folder: Path, home: Path, script: str, *modules: str
-) -> tuple[dict[str, list[str]], dict[str, str], list[str]]:
-    """The process that forks apps, the environment of all processes, and the options for their secret.
+@dataclass(frozen=True)
+class Runtime:
+    """What Flower's processes of one side share.
 
-    folder: private to the user, for socket, stand-in and secret. home: Flower's. script: of the apps, such as
-    flwr-clientapp. modules: imported ahead of messages; none may start a thread, which a fork would lack.
+    folder: private to the user, for sockets, stand-in and secret. home: Flower's. port: of the Runtime API on
+    loopback. certificate: the options by which a client of that API trusts it.
     """
-    make_folder(folder)
-    folder.chmod(0o700)
-    secret, socket, binaries = folder / "superexec.secret", folder / "warm", folder / "bin"
-    replace_file(secret, secrets.token_bytes(32), mode=0o600)
-    write_stand_in(binaries, script)
-    own = str(Path(sys.executable).parent)
-    environment = os.environ | {
-        "FLWR_HOME": str(home),
-        # Flower would tell its makers of each start, and ask them whether there is a newer release
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": LOOK,
-        SOCKET: str(socket),
-        # the stand-in first, then this environment's own programs
-        "PATH": os.pathsep.join((str(binaries), own, os.environ.get("PATH", ""))),
-    }
-    command = [sys.executable, "-m", "perennial.deploy.warm", str(socket), script, *MODULES, *modules]
-    name = "the warm ServerApp" if "server" in script else "the warm ClientApp"
-    return {name: command}, environment, ["--superexec-auth-secret-file", str(secret)]
+
+    folder: Path
+    home: Path
+    port: int
+    certificate: tuple[str, ...]
+
+    @property
+    def secret(self) -> list[str]:
+        """The options for the secret without which the Runtime API gives no task to anybody."""
+        return ["--superexec-auth-secret-file", str(self.folder / "superexec.secret")]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of all processes."""
+        own = str(Path(sys.executable).parent)
+        return os.environ | {
+            "FLWR_HOME": str(self.home),
+            # Flower would tell its makers of each start, and ask them whether there is a newer release
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": LOOK,
+            SOCKET: str(self.folder / "warm"),
+            # the stand-in first, then this environment's own programs
+            "PATH": os.pathsep.join((str(self.folder / "bin"), own, os.environ.get("PATH", ""))),
+        }
+
+    def make_secret(self) -> None:
+        """Draw the secret, anew at each start of the side that has the keys."""
+        make_folder(self.folder)
+        self.folder.chmod(0o700)
+        replace_file(self.folder / "superexec.secret", secrets.token_bytes(32), mode=0o600)
+
+    def app(self, script: str, *modules: str) -> dict[str, list[str]]:
+        """The processes that run apps.
+
+        script: of the apps, such as flwr-clientapp. modules: imported ahead of messages; none may start a
+        thread, which a fork would lack.
+        """
+        write_stand_in(self.folder / "bin", script)
+        warm = [sys.executable, "-m", "perennial.deploy.warm", str(self.folder / "warm"), script]
+        address = ("--runtime-api-address", f"127.0.0.1:{self.port}", *self.certificate)
+        return {
+            "the warm ServerApp" if "server" in script else "the warm ClientApp": [*warm, *MODULES, *modules],
+            "the SuperExec": [*(program("flower-superexec"), *address), *self.secret],
+        }
 
 
 def supervise(
@@ -90,8 +117,9 @@ def supervise(
     explain: Callable[[], str],
     meanwhile: Callable[[], object] | None = None,
     read: Callable[[bytes], bool] = lambda line: False,
+    partner: Partner | None = None,
 ) -> int:
-    """Run processes until one of them ends or this one is asked to; then end them all.
+    """Run processes until one of them, or the partner, ends or this one is asked to; then end them all.
 
     Args:
         commands: command line of each process by name, in the order in which they start.
@@ -99,6 +127,7 @@ def supervise(
         explain: called when one ended by itself; returns why, in a sentence for the log, or ''.
         meanwhile: called in a thread of its own, every EVERY seconds.
         read: called with each line that they write; whether the process that wrote it is to be killed.
+        partner: the other half, where it is in a container of its own.
 
     Returns:
         The status for os._exit(), since a thread may wait: 0 after SIGTERM or SIGINT, else ENDED, although
@@ -121,8 +150,9 @@ def supervise(
 
         Thread(target=repeat, daemon=True).start()
     while True:
-        ended = _first_ended(running, asked)
-        if asked or running[ended].returncode != RESTART:
+        ended = _first_ended(running, asked, partner)
+        # a SuperNode in another container learns of it by the end of this one
+        if asked or not ended or partner is not None or running[ended].returncode != RESTART:
             break
         log.error("%s ended because an app was killed; all of it starts again", ended)
         _end(running.values())
@@ -130,6 +160,8 @@ def supervise(
     if ended and not asked:
         why = explain()
         log.error("%s ended with status %s%s", ended, running[ended].returncode, f": {why}" if why else "")
+    elif not asked:
+        log.error("the other container ended, so this one ends too; both start again")
     _end(running.values())
     logging.shutdown()
     return 0 if asked else ENDED
@@ -165,9 +197,11 @@ def _copy(process: "subprocess.Popen[bytes]", read: Callable[[bytes], bool]) -> 
             sys.stdout.buffer.flush()
 
 
-def _first_ended(running: Mapping[str, "subprocess.Popen[bytes]"], asked: list[int]) -> str:
-    """Name of the first process that ended; '' where somebody asked all to end before."""
-    while not asked:
+def _first_ended(
+    running: Mapping[str, "subprocess.Popen[bytes]"], asked: list[int], partner: Partner | None
+) -> str:
+    """Name of the first process that ended; '' where all were asked to end before, or the partner has."""
+    while not asked and (partner is None or not partner.gone):
         time.sleep(POLL)
         if ended := next((name for name, process in running.items() if process.poll() is not None), ""):
             time.sleep(2 * POLL)  # whoever stops a whole group asks all of it at once

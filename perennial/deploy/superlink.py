@@ -13,9 +13,10 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from perennial.deploy.app_container import Half, Partner
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.processes import program, require_flower, supervise, warm
+from perennial.deploy.processes import Runtime, program, require_flower, supervise
 from perennial.foundation.block import Block
 from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
@@ -62,17 +63,29 @@ def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
         return None
 
 
-def start_superlink(folder: OperatorFolder) -> None:
-    """Become the SuperLink. Raises StateError when the server certificate has expired."""
+def start_superlink(folder: OperatorFolder, half: Half | None = None) -> None:
+    """Become the SuperLink, its gateway and what runs ServerApps; or one half of them, in its own container.
+
+    Raises StateError when the server certificate has expired, or the half that runs apps can read its key.
+    """
     require_flower()
-    for certificate in read_validity(folder.certificates / "server.pem"):
+    certificates, port = folder.certificates, folder.federation.control_port
+    authority = str(certificates / "ca.crt")
+    runtime = Runtime(
+        folder.state / "process", folder.state / "flower", port, ("--root-certificates", authority)
+    )
+    apps = runtime.app("flwr-serverapp", "perennial.server.app") if half != Half.KEYS else {}
+    if half == Half.APP:
+        if (certificates / "server.key").exists():
+            raise StateError(
+                f"{certificates}/server.key: is in the container that runs apps, and must not be"
+            )
+        partner = Partner.join(runtime.folder, port)
+        os._exit(supervise(apps, runtime.environment, lambda: "", partner=partner))
+    for certificate in read_validity(certificates / "server.pem"):
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
-    certificates, federation = folder.certificates, folder.federation
-    authority = str(certificates / "ca.crt")
-    apps, environment, secret = warm(
-        folder.state / "process", folder.state / "flower", "flwr-serverapp", "perennial.server.app"
-    )
+    runtime.make_secret()
     commands = {
         # Control, Runtime and Fleet API share a port, and the first asks nobody who he is: loopback alone
         "the SuperLink": [
@@ -81,14 +94,11 @@ def start_superlink(folder: OperatorFolder) -> None:
             *("--ssl-keyfile", str(certificates / "server.key")),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
             *("--database", str(folder.state / "superlink.db")),
-            *("--host", "127.0.0.1", "--port", str(federation.control_port)),
-            *("--isolation", "process", *secret),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--isolation", "process", *runtime.secret),
         ],
         **apps,
-        "the SuperExec": [
-            *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{federation.control_port}"),
-            *("--root-certificates", authority, *secret),
-        ],
         "the gateway": [sys.executable, "-m", "perennial.deploy.gateway", str(folder.path)],
     }
-    os._exit(supervise(commands, environment, lambda: ""))
+    lent = None if half is None else Partner.let_in(runtime.folder, port)
+    os._exit(supervise(commands, runtime.environment, lambda: "", partner=lent))

@@ -6,8 +6,10 @@ import re
 import socket
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
@@ -15,10 +17,11 @@ from perennial.client.activity import note_unapproved
 from perennial.client.secure_state import certify_own_key
 from perennial.config.approval import Approval
 from perennial.config.site import FLOWER_HOME, Connection, SiteConfig, load_site_config
+from perennial.deploy.app_container import Half, Partner
 from perennial.deploy.application import approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_node_key, read_validity
 from perennial.deploy.handshake import Unreachable, check_admission
-from perennial.deploy.processes import program, require_flower, supervise, warm
+from perennial.deploy.processes import Runtime, program, require_flower, supervise
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating, renew
@@ -116,13 +119,15 @@ def check_superlink(setup: SiteSetup) -> None:
     check_admission(setup.connection.superlink, setup.authority, setup.key, connected=runs)
 
 
-def start_supernode(path: Path) -> None:
-    """Become the SuperNode of this site.
+def start_supernode(path: Path, half: Half | None = None) -> None:
+    """Become the SuperNode of this site, and what runs its apps; or one half of them, in its own container.
 
     Certificates and keys that cannot work are errors; a SuperLink that cannot be reached now is tried again
-    by the SuperNode for as long as it takes.
+    by the SuperNode for as long as it takes. Raises StateError where the half with the apps can read the key.
     """
     require_flower()
+    if half == Half.APP:
+        _run_apps(path)
     setup = read_setup(path)
     for authority in setup.authorities:
         if authority.days_left < SOON:
@@ -143,33 +148,60 @@ def start_supernode(path: Path) -> None:
         renew(state / ANSWERED)
         return ""
 
-    def read(line: bytes) -> bool:
-        if found := NOT_UNPACKED.search(line):
-            note_unapproved(state, found[1].decode())
-        return GIVEN_UP in line
-
-    apps, environment, secret = warm(
-        state / "process",
-        setup.folder / FLOWER_HOME,
-        "flwr-clientapp",
-        *(f"perennial.client.{module}" for module in ("app", "door", "handlers", "secure_answers", "site")),
-        "perennial.learning.private_training",
-    )
-    port = str(setup.connection.runtime_port)
+    runtime = _runtime(setup.folder, setup.config, setup.connection)
+    runtime.make_secret()
+    port = str(runtime.port)
     commands = {
         "the SuperNode": [
             *(program("flower-supernode"), "--superlink", setup.connection.superlink),
             *("--root-certificates", str(setup.authority)),
             *("--auth-supernode-private-key", str(setup.folder / setup.connection.key)),
             *("--host", "127.0.0.1", "--port", port, "--node-config", f'site="{path.absolute()}"'),
-            *("--isolation", "process", *secret),
+            *("--isolation", "process", *runtime.secret),
         ],
-        **apps,
-        "the SuperExec": [
-            *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{port}", "--insecure"),
-            *secret,
-        ],
+        **(_apps(runtime) if half is None else {}),
     }
     with sole_owner(state / "supernode", "the SuperNode"), beating(state / ALIVE):
-        status = supervise(commands, environment, explain, explain, read)
+        partner = None if half is None else Partner.let_in(runtime.folder, runtime.port)
+        status = supervise(commands, runtime.environment, explain, explain, _reader(state), partner)
     os._exit(status)
+
+
+def _run_apps(path: Path) -> NoReturn:
+    """Run the apps of a SuperNode that is in another container."""
+    config, connection, folder = load_site_config(path), read_connection(path), path.absolute().parent
+    with suppress(OSError):
+        if (folder / connection.key).read_bytes():
+            raise StateError(
+                f"{folder / connection.key}: can be read where apps run, and must not be; see "
+                "`superexec-clientapp` in compose.yaml"
+            )
+    require_read_only(folder / FLOWER_HOME, config.approvals)
+    runtime = _runtime(folder, config, connection)
+    with sole_owner(config.state_dir / "app", "the apps' process"):
+        partner = Partner.join(runtime.folder, runtime.port)
+        commands, read = _apps(runtime), _reader(config.state_dir)
+        status = supervise(commands, runtime.environment, lambda: "", read=read, partner=partner)
+    os._exit(status)
+
+
+def _runtime(folder: Path, config: SiteConfig, connection: Connection) -> Runtime:
+    private, home = config.state_dir / "process", folder / FLOWER_HOME
+    return Runtime(private, home, connection.runtime_port, ("--insecure",))
+
+
+def _apps(runtime: Runtime) -> dict[str, list[str]]:
+    handlers = ("app", "door", "handlers", "secure_answers", "site")
+    modules = (f"perennial.client.{module}" for module in handlers)
+    return runtime.app("flwr-clientapp", *modules, "perennial.learning.private_training")
+
+
+def _reader(state: Path) -> Callable[[bytes], bool]:
+    """What supervise() calls with each line of Flower's processes."""
+
+    def read(line: bytes) -> bool:
+        if found := NOT_UNPACKED.search(line):
+            note_unapproved(state, found[1].decode())
+        return GIVEN_UP in line
+
+    return read

@@ -73,7 +73,7 @@ def content_of(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> R
         if isinstance(part, dict):
             content[name] = filled(ConfigRecord(), part)
         else:
-            content[name] = pack({key: next(tensors) for key in part}, lasting=True)
+            content[name] = pack({key: next(tensors) for key in part})
     return content
 
 

@@ -1,8 +1,11 @@
-"""How the C library's allocator treats the memory of freed tensors."""
+"""How a run's process treats memory: freed tensors, large pages, and what never becomes garbage."""
 
 import ctypes
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's malloc.h."""
@@ -38,3 +41,21 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "gnu_get_libc_version"):
         libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+@contextmanager
+def permanent() -> Iterator[None]:
+    """Context manager: exclude from garbage collection all that exists at the end of the block.
+
+    For the imports of a command: they make hundreds of thousands of objects that stay, and the collector
+    would look at all of them several times on the way, again during the run, and once more when the process
+    ends. Processes that are forked afterwards share their memory undisturbed.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()

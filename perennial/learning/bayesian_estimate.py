@@ -30,7 +30,7 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.training import TrainingResult
 from perennial.models.flat import FlatParameters
 from perennial.privacy.bayesian import PAIRS, BayesianAccountant
-from perennial.privacy.clipping import clip
+from perennial.privacy.protection import clip
 
 FILE = "typical.json"
 """The name on disk from earlier versions, so that a run in progress keeps what it has counted."""

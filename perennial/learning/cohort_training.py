@@ -20,8 +20,7 @@ from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import torch_seed
 from perennial.learning.batches import TrainingSet
-from perennial.learning.cohort_batches import CohortBatch, CohortBatches
-from perennial.learning.cohort_objective import CohortObjective
+from perennial.learning.cohort_objective import CohortBatch, CohortBatches, CohortObjective
 from perennial.learning.device import autocast
 from perennial.learning.objective import Extra
 from perennial.learning.optimizers import FlatOptimizer

@@ -39,6 +39,8 @@ def check_claim(
         memory_displaces=memory is not None and memory.share is None,
         balanced_replay=memory is not None and memory.balanced,
         coupled_terms=coupled_terms(learner),
+        needs_every_class=learner.classification.name == "balanced_softmax"
+        and learner.classification.sign < 0,
         segments=segments,
         weights_use_metrics=weights_use_metrics,
         clear_uploads=clear_uploads,

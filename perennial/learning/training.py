@@ -67,10 +67,8 @@ def train(
     """
     if len(data) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
-    normalises_batches = any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
-    )
-    if normalises_batches and len(data) == 1:
+    normalises_batches = fewest_samples(model) > 1
+    if len(data) < fewest_samples(model):
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
     device = flat.vector.device
     before = flat.vector.clone() if start is None or correction is not None else None
@@ -125,6 +123,11 @@ def train(
         assert start is not None
         before = flat.flatten(start)
     return TrainingResult(torch.sub(flat.vector, before, out=before), loss / seen, taken, over_labels / seen)
+
+
+def fewest_samples(model: nn.Module) -> int:
+    """The fewest samples that train() takes: 2 where the model has batch normalisation, frozen or not."""
+    return 1 + any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 @contextmanager

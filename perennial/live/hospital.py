@@ -128,20 +128,13 @@ def _status(state: HospitalState) -> tuple[str, str]:
 
 
 def _figures(state: HospitalState) -> list[tuple[str, str, str]]:
-    """The most important numbers: epsilon spent and left, the record that paid most, requests of a day."""
+    """The most important numbers: epsilon spent and left, requests of a day."""
     unit = state.config.policy.unit or "the largest unit that every release hides"
     answered = sum(one.ended == "answered" and time.time() - one.began < DAY for one in state.asked)
     left = None if state.limit is None or state.epsilon is None else max(0.0, state.limit - state.epsilon)
-    # only this page and `perennial ledger` tell what single records have paid
-    dearest, note = MISSING, "no release has named its records"
-    if (records := state.records) is not None:
-        spent = "" if records.spent is None else f", {records.spent:,} are spent"
-        dearest = _number(records.dearest.epsilon)
-        note = f"median {_number(records.median.epsilon)} of {records.records:,} records{spent}"
     return [
         ("epsilon spent", _number(state.epsilon), f"in this site's life, for one {unit}"),
         ("left", _number(left), MISSING if state.limit is None else f"of {state.limit:g}"),
-        ("dearest record", dearest, note),
         ("releases", f"{len(state.releases):,}", "lines of the ledger"),
         ("answered", f"{answered:,}", "requests in a day"),
         ("waiting", f"{len(state.offered):,}", "offers to decide on"),

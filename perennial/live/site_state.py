@@ -18,7 +18,6 @@ from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import size_of
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain
-from perennial.privacy.record_book import RecordFigures, record_figures
 
 KEPT = 500
 """Newest requests that the page knows."""
@@ -92,7 +91,6 @@ class HospitalState:
         self.unreachable = False
         """Whether that is because nothing gets through."""
         self.epsilon: float | None = None
-        self.records: RecordFigures | None = None
         self._by_request: dict[str, Asked] = {}
         self._counted = self._asked_why = -ASK_AGAIN
         folder = self.config.state_dir
@@ -180,7 +178,6 @@ class HospitalState:
         ledger, self.ledger_problem = self.config.ledger, ""
         try:
             self.epsilon = ledger.cost(policy.delta, "rdp", policy.unit).epsilon if ledger.started else 0.0
-            self.records = record_figures(self.config.state_dir, policy.delta, policy.limit, policy.unit)
         except PerennialError as error:
             self.epsilon = None
             self.ledger_problem = plain(f"ledger: {error}")

@@ -17,6 +17,7 @@ def refuse_false_claims(
     memory_displaces: bool = False,
     balanced_replay: bool = False,
     coupled_terms: Sequence[str] = (),
+    needs_every_class: bool = False,
     segments: int = 1,
     normalisation_from_data: bool = False,
     weights_use_metrics: bool = False,
@@ -31,6 +32,7 @@ def refuse_false_claims(
     samples, so that one more displaces another; balanced_replay: batches drawn by class.
     normalisation_from_data: inputs are scaled by figures of the training data, such as its mean.
     coupled_terms: names of the terms of the loss in which a sample's value depends on other samples.
+    needs_every_class: the loss refuses a site that lacks a class.
     segments: of a site's data, one a turn of a ring.
     weights_use_metrics: aggregation weights depend on loss or accuracy that sites report.
     clear_uploads: names of arrays or figures that a reply carries beside the protected update.
@@ -86,6 +88,11 @@ def refuse_false_claims(
             "use memory.balanced: false",
         ),
         (of_samples and coupled_terms, coupled_reason(coupled_terms)),
+        (
+            needs_every_class,
+            "learner.classification.sign -1 needs samples of every class, so that whether a site answers "
+            "tells whether it lacks one; use sign: 1",
+        ),
         (
             of_samples and memory_displaces and memory_selection == "random",
             "with a budget of per_class or fixed_total one more sample displaces another exemplar, so it "

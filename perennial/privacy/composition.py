@@ -98,10 +98,10 @@ def of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
     found: Counter[Entry] = Counter()
     parts: dict[tuple[Entry, str], Counter[str]] = {}
     for entry, count in counts.items():
-        scope, _, name = entry.part.rpartition("/")
         whole = replace(entry, part="", records="", note="", time="") if entry.part else entry
-        if scope and entry.unit == "sample":
-            parts.setdefault((replace(whole, run="", experiment=""), scope), Counter())[name] += count
+        if entry.scope:
+            alike = replace(whole, run="", experiment=""), entry.scope
+            parts.setdefault(alike, Counter())[entry.part] += count
         else:
             found[whole] += count
     for (whole, _), times in parts.items():

@@ -3,9 +3,13 @@
 Symbols: n samples, S samples in a digest, D = floor(n / S) digests, l numbers in the features of one sample,
 M classes known in the task.
 
-A sample is in one digest at most, so replacing it by another changes one row, by its weight times the change
-of its features. That, and not the mean over a whole data set for which the paper sizes its noise, is what the
-guarantees here are computed from. Hsu, Chang and Chen 2022 (arXiv 2210.00737), sections IV-B and IV-C.
+A sample is in one digest at most, so replacing it by another in its row changes one digest, by its weight
+times the change of its features. That, and not the mean over a whole data set for which the paper sizes its
+noise, is what the guarantees here are computed from. Rows are mixed by their number, so that a sample that
+lies at another row, or is more or less, mixes the others anew, which no noise here covers: sites that demand
+a protection or have a budget send none (client/policy.py).
+
+Hsu, Chang and Chen 2022 (arXiv 2210.00737), sections IV-B and IV-C.
 """
 
 import math
@@ -24,6 +28,7 @@ from perennial.privacy.entries import Entry
 from perennial.privacy.noise import Noise, add_laplace, add_noise
 
 EULER = 0.5772156649015329
+IN_ITS_ROW = "for a sample that is replaced in its row"
 SAMPLE_CONSTANT = 20000
 """S of the published scale: samples that the paper takes to be in one mean."""
 
@@ -254,7 +259,7 @@ def digest_entries(
         if guarantee is not None and guarantee.nominal is not None:
             note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
         return [Entry(**common, mechanism="unprotected", note=note)]
-    note = "labels are public" if config.labels_in_the_clear else ""
+    note = IN_ITS_ROW + ("; labels are public" if config.labels_in_the_clear else "")
     assert config.epsilon is not None
     numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": config.epsilon, "delta": 0.0}
     if config.protection == "gauss":
@@ -263,5 +268,7 @@ def digest_entries(
     entries = [Entry(**common, **numbers, note=note)]
     if config.label_epsilon is not None:
         labels = {"mechanism": "stated", "epsilon": config.label_epsilon, "delta": 0.0}
-        entries.append(Entry(**common, **labels, note="labels of the digests, by randomised response"))
+        entries.append(
+            Entry(**common, **labels, note=f"labels of the digests, by randomised response; {IN_ITS_ROW}")
+        )
     return entries

@@ -37,8 +37,7 @@ class Entry:
     part: "SCOPE/NAME": a part of the data, such as one task's, that shares no sample with the other parts of
     the same scope, which is one run of one experiment; of a scope's entries that differ in it alone, a sample
     is in one, and pays for the dearest. Parts of different scopes may hold the same samples. '' is all data.
-    records: keyed hash of the set of records that it was computed from (privacy/record_book.py); '' is all
-    records that there are.
+    records: keyed hash of the set of records of that part (privacy/record_book.py).
     Raises PrivacyError when the numbers do not fit the mechanism.
     """
 
@@ -124,6 +123,11 @@ class Entry:
         entry = cls.of_update(privacy, run=run, experiment=experiment, recipient=recipient)
         part = "" if entry.mechanism == "unprotected" else f"{experiment[:32]}.{run}/task {task}"
         return replace(entry, kind="statistics", part=part)
+
+    @property
+    def scope(self) -> str:
+        """The run of whose parts a sample is in one; '' for a release that every sample pays."""
+        return self.part.rpartition("/")[0] if self.unit == "sample" else ""
 
     @property
     def protected(self) -> bool:

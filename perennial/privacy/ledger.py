@@ -177,10 +177,6 @@ class Ledger:
         """The privacy cost of all releases so far. unit: what it shall hide; None: the largest all hide."""
         return compose(self.totals(), delta, accountant, unit)
 
-    def would_cost(self, entry: Entry, delta: float) -> Cost:
-        """The privacy cost of all releases and of one more, which is not recorded."""
-        return compose(with_one_more(self.totals(), entry), delta)
-
     @property
     def started(self) -> bool:
         """Whether there is a ledger, or a tip that says that there was one."""

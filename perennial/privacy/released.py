@@ -78,17 +78,14 @@ class Public(Generic[T]):
 
 
 class Released(Generic[T]):
-    """A value as it may leave, and the mechanisms that hide a unit in it.
+    """A value as it may leave, and the mechanisms that hide a unit in it."""
 
-    chosen: the records that it was computed from (client/training_samples.py); None: every record pays.
-    """
-
-    def __init__(self, value: T, *mechanisms: Mechanism, chosen: Any = None) -> None:
+    def __init__(self, value: T, *mechanisms: Mechanism) -> None:
         """Raises PrivacyError without a mechanism: `Public` is for what depends on no data."""
         if not mechanisms:
             raise PrivacyError("a released value has no mechanism, so that nothing would be charged for it")
-        self.value, self.mechanisms, self.chosen = value, mechanisms, chosen
+        self.value, self.mechanisms = value, mechanisms
 
     def alike(self, value: U) -> "Released[U]":
         """Another form of the same value, or one that leaves with it, for the same charge."""
-        return Released(value, *self.mechanisms, chosen=self.chosen)
+        return Released(value, *self.mechanisms)

@@ -11,7 +11,7 @@ Abadi et al. 2016 (arXiv 1607.00133).
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -24,12 +24,15 @@ from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise, add_noise
+from perennial.privacy.protection import ROUNDING_MARGIN
 
 BLOCK = 32
 """Samples that a model sees at once under a protection, neither more nor fewer. A Poisson batch of this size
 takes about four blocks, and twice the time of one batch as it is."""
 Losses = Callable[[Tensor], Tensor]
 """(indices,) int64 in a batch -> (indices,) losses."""
+LARGEST_NORM = 2.0**63
+"""Of a gradient that counts: its square is still a float32 number."""
 
 
 def blocks_of(places: Tensor, size: int | None = None) -> Tensor:
@@ -143,7 +146,8 @@ class PrivateGradient:
             raise PrivacyError("the model is in evaluation mode, in which Opacus sees no per-sample gradient")
         sizes = [parameter.numel() for parameter in self._parameters]
         homes = [parameter.grad for parameter in self._parameters]
-        vector = torch.zeros(sum(sizes), device=self._parameters[0].device)
+        # float32 rounds a large sum by another amount when one sample is added to it
+        vector = torch.zeros(sum(sizes), dtype=torch.float64, device=self._parameters[0].device)
         try:
             self._forget_gradients()
             with _without_remarks():
@@ -153,7 +157,7 @@ class PrivateGradient:
                     else self._add_patients(vector, losses, patients)
                 )
             add_noise(vector, self._noise_multiplier * self._clip_norm, self._source)
-            vector /= self._expected_batch
+            vector = vector.float() / self._expected_batch
         finally:
             self._forget_gradients()
             for parameter, home in zip(self._parameters, homes, strict=True):
@@ -178,7 +182,7 @@ class PrivateGradient:
                 for block in blocks_of(places):
                     there = (block >= 0).nonzero()[:, 0]
                     norms = self._gradients(block, losses)[1][to_device(there, found.device)]
-                    norms = torch.where(norms.isfinite(), norms.clamp(max=self._clip_norm), 0.0)
+                    norms = torch.where(norms.isfinite(), norms.clamp(max=self._clip_norm), 0.0).float()
                     found[to_device(block[there], found.device)] = norms
                     self._forget_gradients()
         finally:
@@ -209,16 +213,21 @@ class PrivateGradient:
                 block = torch.nn.functional.pad(rows, (0, BLOCK - len(rows)), value=-1)
                 loss, norms = self._gradients(block, losses)
                 counts = to_device(block >= 0, vector.device) & norms.isfinite()
-                own += self._sum(counts.to(vector.dtype))
+                own += self._sum(counts.float())
                 total += torch.where(counts, loss, 0.0).sum()
                 self._forget_gradients()
-            norm = own.norm()
+            norm = _norms_of([own[None]])[0]
             vector += torch.where(norm.isfinite(), own * self._factors(norm), 0.0)
         return total
 
     def _factors(self, norms: Tensor) -> Tensor:
-        """What shortens gradients of these norms to the clip norm."""
-        return (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
+        """Float32 factors that shorten gradients of these float64 norms to the clip norm, never above it.
+
+        Rounding the factor and each scaled coordinate to float32 is allowed for.
+        """
+        longer = norms > self._clip_norm
+        factors = torch.where(longer, self._clip_norm / norms * ROUNDING_MARGIN, 1.0).float()
+        return torch.where(factors < torch.finfo(torch.float32).tiny, 0.0, factors)
 
     def _gradients(self, block: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
         """((BLOCK,) losses, (BLOCK,) norms) of one block's samples, after backward().
@@ -250,8 +259,7 @@ class PrivateGradient:
     def _norms(self) -> Tensor:
         """(B,) of the gradients that the hooks have just seen, over all parameters together."""
         seen = [vars(parameter).get("grad_sample") for parameter in self._parameters]
-        norms = [part.flatten(1).norm(dim=1) if part.ndim > 1 else part for part in seen if part is not None]
-        return torch.stack(norms).norm(dim=0)
+        return _norms_of([part.reshape(len(part), -1) for part in seen if part is not None])
 
     def _losses_of(self, indices: Tensor, losses: Losses) -> Tensor:
         """(indices,) losses with their graph."""
@@ -267,6 +275,23 @@ class PrivateGradient:
         for parameter in self._parameters:
             vars(parameter).update(grad_sample=None)
             parameter.grad = None
+
+
+def _norms_of(parts: Sequence[Tensor]) -> Tensor:
+    """(B,) float64 norms of rows (B, ...) over all parts together; infinite from LARGEST_NORM on.
+
+    Float32 measures the gradient of a large layer too short, so that one sample could move the sum by more
+    than the clip norm.
+    """
+    # a whole layer in float64 would leave the processor's cache, and take six times as long
+    pieces = [
+        piece
+        for part in parts
+        for piece in (part.split(1 << 13, dim=1) if part.device.type == "cpu" else [part])
+    ]
+    norms = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in pieces])
+    norms = torch.linalg.vector_norm(norms, dim=0)
+    return torch.where(norms < LARGEST_NORM, norms, torch.inf)
 
 
 @contextmanager

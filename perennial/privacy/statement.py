@@ -49,7 +49,8 @@ UNCOVERED = (
     Uncovered(
         r"DigestReply\.digests (shape|regrouped)",
         "how many digests a site lends, and which samples they mix, which follow the number of samples of "
-        "the task: noise on digests hides a sample that is replaced by another one of its task",
+        "the task: noise on digests hides a sample that is replaced in its row alone, and a site with a "
+        "demand or a budget sends none",
     ),
     Uncovered("time", "how long the site takes, and whether it answers in time"),
     Uncovered("log", "what the site's own log, ledger and pages say, which stay at the hospital"),
@@ -195,10 +196,11 @@ def describe(
     secure = [replace(entry, seeded=False) for entry in releases]
     cost = compose(secure, privacy.delta, privacy.accountant, unit)
     replaced = privacy.mode == "sample" and cost.relation == "replace"
+    in_its_row = any(entry.kind == "digest" for entry in releases)
     return Statement(
         unit=UNIT[kind],
         adversary=_ADVERSARY[kind],
-        relation=_REPLACED[kind] if replaced else _RELATION[kind],
+        relation=_REPLACED[kind] + " in its row" * in_its_row if replaced else _RELATION[kind],
         mechanism=_mechanism(privacy, kind, releases),
         accountant=privacy.accountant,
         epsilon=math.inf if privacy.mode == "none" else cost.epsilon,

@@ -173,7 +173,7 @@ class DigestRequest(Stamp):
     """Server to site: lend digests of your new data of this task."""
 
     message_type = "query.digest"
-    own_record = True
+    own_record = own_noise = True
     encoder: str = hexadecimal(SHA256)
     """SHA-256 of the fixed encoder that the server's model reads digests with."""
 
@@ -204,6 +204,7 @@ class SparsityRequest(NeedsPrevious):
     """Server to site: how often is each channel of this model silent on your samples?"""
 
     message_type = "query.sparsity"
+    own_noise = True
     arrays: Tensors
     """The global model, whose first ReLU layers are looked at."""
 

@@ -4,23 +4,18 @@ It moves inside this machine alone. The engine makes it, and nobody else can: wh
 RecordDict of Flower's own making.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from flwr.app import Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from perennial.foundation.errors import ProtocolError
 from perennial.protocol.messages import TrainReply
+from perennial.protocol.tensors import described, filled
 
 if TYPE_CHECKING:
     from torch import Tensor
-from collections.abc import Mapping
-from typing import Any, cast
-
-from flwr.app import Array, ArrayRecord, ConfigRecord
-
-from perennial.foundation.errors import ProtocolError
-from perennial.protocol.tensors import described, filled
 
 
 class Stack(RecordDict):

@@ -35,9 +35,11 @@ class Stamp(WireMessage):
     """Fields that every request and reply about training repeats: run, experiment, task and round.
 
     own_record: the site answers from a record of its own, once for a task.
+    own_noise: noise of its own hides the reply, and not the experiment's privacy.mode.
     """
 
     own_record = False
+    own_noise = False
     run: str = hexadecimal(RUN_TOKEN)
     """Token of the run, drawn when it was first started; a resumed run keeps it."""
     experiment: str = hexadecimal(SHA256)

@@ -36,13 +36,7 @@ it is, because a stranger's expression can exhaust whoever reads it."""
 
 
 class Tensors(dict[str, "Tensor"]):
-    """Named tensors; the type of a message field that carries arrays. Not to be changed once it is filled.
-
-    lasting: whether they lie in the bytes of a message, which nobody writes to. What a sender in this process
-    shares may be written to as soon as the reply is dealt with.
-    """
-
-    lasting = False
+    """Named tensors; the type of a message field that carries arrays. Not to be changed once it is filled."""
 
     @cached_property
     def norm(self) -> float:
@@ -62,8 +56,6 @@ class TensorArray(Array):
     """
 
     tensor: "Tensor"
-    lasting = False
-    """Whether it lies in the bytes of a message, as in Tensors."""
     known_finite = False
     """Whether a receiver in this process has looked already; all sites of a round are
     sent the same arrays."""
@@ -142,12 +134,9 @@ def filled(record: Record, entries: Mapping[str, Any]) -> Record:
     return record
 
 
-def pack(tensors: Mapping[str, "Tensor"], lasting: bool = False) -> ArrayRecord:
-    """An ArrayRecord that shares the tensors' memory. lasting: whether nobody will write to that memory."""
-    entries = {name: TensorArray(tensor) for name, tensor in tensors.items()}
-    for array in entries.values() if lasting else ():
-        array.lasting = True
-    return filled(ArrayRecord(), entries)
+def pack(tensors: Mapping[str, "Tensor"]) -> ArrayRecord:
+    """An ArrayRecord that shares the tensors' memory."""
+    return filled(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
 
 
 def unpack(record: ArrayRecord, where: str) -> Tensors:
@@ -188,7 +177,6 @@ def unpack(record: ArrayRecord, where: str) -> Tensors:
     norm = _require_finite(unseen, where)
     if len(unseen) == len(tensors):
         tensors.norm = norm
-    tensors.lasting = all(array.lasting for array in record.values() if isinstance(array, TensorArray))
     for array in shared:
         array.known_finite = True
     return tensors

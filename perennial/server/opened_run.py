@@ -12,8 +12,7 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.simulation import simulated_federation
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
 from perennial.foundation.files import replace_file
-from perennial.learning.analytic.files import PARTS
-from perennial.learning.analytic.statistics import Statistics
+from perennial.learning.analytic.statistics import PARTS, Statistics
 from perennial.models.incremental import complete_state
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, SavedModel, load_saved, save_model
 from perennial.privacy.signed_sums import Statement

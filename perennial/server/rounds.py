@@ -7,11 +7,11 @@ from perennial.config import charges
 from perennial.foundation.errors import StateError
 from perennial.models.layers import naming_what_did_not_grow
 from perennial.protocol.tensors import content_sha256
-from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.evaluation import Counts
 from perennial.server.live_status import ObservedGrid
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.position import Position
+from perennial.server.preflight import CentralPrivacy
 from perennial.server.releases import Releases
 from perennial.server.roster import Attendance
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible

@@ -42,10 +42,6 @@ def write_results(
     folder, position = curriculum.folder.path, curriculum.position
     measures = read_measures(folder)
     summary = summarise(curriculum, engine) | {"measured_on": measured_on, "measures": _outline(measures)}
-    if inputs.columns is not None:
-        from perennial.data.table_columns import feature_ranges
-
-        summary |= curriculum.strategy.worth_of_columns(feature_ranges(inputs.columns))
     curriculum.journal.write(
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
     )

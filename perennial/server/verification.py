@@ -18,7 +18,7 @@ from perennial.config.strategies import solved_by
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
-from perennial.learning.analytic.files import read_statistics_file
+from perennial.learning.analytic.statistics import read_statistics_file
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import GLOBAL_MODEL, load_saved
 from perennial.privacy.secure.keys import fingerprint

@@ -14,8 +14,7 @@ from typing import Any
 from perennial.client.consent import withdraw as leave
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file, sole_owner
-from perennial.learning.analytic.files import read_by_task
-from perennial.learning.analytic.statistics import Statistics
+from perennial.learning.analytic.statistics import Statistics, read_by_task
 from perennial.models.saved import GLOBAL_MODEL
 from perennial.privacy.signed_sums import Statement
 from perennial.server.opened_run import OpenedRun, forget_own_heads, write_own_heads

@@ -6,7 +6,7 @@ and under the curriculum, which calls `attach`, `begin_task`, `train_round`, `st
 `load_state_dict`. A strategy with others inside it passes these on to them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -156,13 +156,6 @@ class IncrementalStrategy(FlowerRounds):
     def summary_blocks(self) -> dict[str, Any]:
         """Blocks of summary.json that this method fills, by name; see server/report/method_blocks.py."""
         return {name: block for each in self.inner for name, block in each.summary_blocks().items()}
-
-    def worth_of_columns(self, columns: Mapping[str, range]) -> dict[str, Any]:
-        """What the model loses without each column of a table, if the server can tell; {} if not.
-
-        columns: name -> its places among the inputs.
-        """
-        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed server needs: tensors and JSON-able values by name."""

@@ -33,6 +33,8 @@ MAX_WEIGHT = 0.5
 """Cap on a site's weight in rounds of three sites or more, because all factors are the sites' own words."""
 KAPPA = 0.5
 """Recency is exp(-KAPPA * rounds late)."""
+STALENESS = 2
+"""Rounds by which a reply may be late and still count."""
 LOSS_FLOOR = 1e-3
 """Added to a loss before it is inverted."""
 
@@ -45,8 +47,7 @@ class MultiFactor(IncrementalStrategy):
     alpha, beta, gamma, delta: of size, recency, quality and inverse loss; only their proportions count. By
     default size counts alone, which is FedAvg with a cap: the others gained nothing. Accuracy and inverse
     loss favour sites with few classes, so keep them small.
-    staleness: rounds by which a reply may be late and still
-    count. timeliness: "coverage" weighs the share of seen classes that a site holds in the place of recency.
+    timeliness: "coverage" weighs the share of seen classes that a site holds in the place of recency.
     quality: accuracy on samples held out from training, or "train" as the paper's abstract has it.
 
     Aggregates as replies come, in one accumulator for each factor. The few updates that may yet be capped are
@@ -63,7 +64,6 @@ class MultiFactor(IncrementalStrategy):
         delta: float = 0.0,
         timeliness: Literal["recency", "coverage"] = "recency",
         quality: Literal["held_out", "train"] = "held_out",
-        staleness: int = 2,
         **flower: Any,
     ) -> None:
         super().__init__(**flower)
@@ -73,13 +73,11 @@ class MultiFactor(IncrementalStrategy):
                 f"alpha, beta, gamma, delta: found {alpha}, {beta}, {gamma}, {delta}; "
                 "allowed: finite numbers, none negative and not all 0"
             )
-        if staleness < 0:
-            raise ValueError(f"staleness: found {staleness}, allowed 0 and more")
         self.coefficients = {name: value for name, value in given.items() if value}
         self.timeliness, self.quality = timeliness, quality
         measured = ", ".join(sorted(self.measurements)).replace("_", " ")
         requires = f"{measured}, measured at the sites" if measured else ""
-        self.traits = Traits(staleness=staleness, requires=requires)
+        self.traits = Traits(staleness=STALENESS, requires=requires)
 
     def disclosures(self) -> Disclosures:
         """Whether weights depend on what sites report beside samples, which no claim covers."""

@@ -92,7 +92,7 @@ def test_every_protection_is_charged_at_what_it_is_worth(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("policy", "digests", "error", "reason"),
     [
-        ({"max_epsilon": 4.0}, {}, PrivacyError, "8"),
+        ({"max_epsilon": 400.0}, {}, PolicyRefusal, "lends no digests"),
         ({"min_samples": 1000}, {}, PolicyRefusal, "min_samples"),
         (
             {"require_privacy": "sample", "max_epsilon": 8.0},

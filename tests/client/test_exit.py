@@ -280,7 +280,7 @@ def test_replies_are_built_and_serialised_in_one_file() -> None:
     assert len(kinds) == 15 and all(issubclass(kind, WireMessage) for kind in REPLIES)
     package, found = ROOT / "perennial", dict[str, set[str]]()
     strategies = package / "strategies"
-    halves = [*strategies.glob("*/site.py"), *strategies.glob("*/compared_heads.py")]
+    halves = [*strategies.glob("*/site.py"), *strategies.glob("*/personal_head.py")]
     for path in [*(package / "client").glob("*.py"), *halves]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

@@ -1,32 +1,31 @@
 """A hospital with a table of its own: which of its records are in a release, and who pays."""
 
+import hashlib
 import json
 import math
+import random
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from perennial.cli.privacy import ledger_command
-from perennial.client.training_samples import (
-    _identified,  # pyright: ignore[reportPrivateUsage]
-    book_of,
-    choose,
-)
+from perennial.client.training_samples import choose
 from perennial.config import charges
-from perennial.foundation.record_key import record_key
-from perennial.models.feature_maps.ball import RADIUS_SQUARED
+from perennial.foundation.errors import DataError
+from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.privacy.composition import compose
-from perennial.privacy.ledger import Ledger, Limit
+from perennial.privacy.ledger import Ledger
 from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
-from perennial.privacy.record_book import RecordBook, record_figures
+from perennial.privacy.released import Mechanism
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic.site import collected
 from tests.privacy.budgets import budget_for
-from tests.privacy.test_record_book import DELTA, gaussian, ids
+from tests.privacy.test_record_book import release
 from tests.redteam.attacked_hospital import SUMS, TABLE, Hospital, rows, write_table
 
 SPLIT_KEY = "0" * 64
@@ -67,8 +66,8 @@ def one_release() -> float:
     return 1.1 * budget_for([entry], 1e-5).epsilon
 
 
-def paid_by(folder: Path) -> list[int]:
-    """How many releases each record has paid, of those that paid any; sorted."""
+def times_noted(folder: Path) -> list[int]:
+    """In how many sets of released tasks each record is, of those that are in any; sorted."""
     place = Ledger(folder / "state")
     names = [entry.records for entry in place.entries()]
     sets = [(folder / "state" / "records" / "sets" / name).read_bytes() for name in names]
@@ -81,10 +80,10 @@ def test_every_release_names_its_records(tmp_path: Path) -> None:
     place = hospital(tmp_path, one_release())
     for task in (1, 2):
         assert isinstance(ask(place, task), StatisticsReply), place.refusal
-    assert paid_by(tmp_path) == [1] * 40
+    assert times_noted(tmp_path) == [1] * 40
     # tasks of one run are disjoint, by public facts; the same records in another run are not
     assert ask(place, 1, run="1" * 16) is None and "policy.max_epsilon" in place.refusal
-    assert paid_by(tmp_path) == [1] * 40
+    assert times_noted(tmp_path) == [1] * 40
 
 
 def test_a_record_that_changed_its_label_is_left_out_in_silence(tmp_path: Path) -> None:
@@ -98,20 +97,18 @@ def test_a_record_that_changed_its_label_is_left_out_in_silence(tmp_path: Path) 
     for row in wrong:
         row[2] = "well"
     write_table(tmp_path, [row for row in table])
-    second = ask(hospital(tmp_path, one_release()), 2)
+    place = hospital(tmp_path, 3 * one_release())
+    second = ask(place, 2)
     assert isinstance(second, StatisticsReply)
     assert set(second.statistics) == set(first.statistics)
     assert [second.statistics[name].shape for name in second.statistics] == [
         first.statistics[name].shape for name in first.statistics
     ]
-    counts = paid_by(tmp_path)
-    assert len(counts) == 40 and set(counts) == {1}, "who was in task 1 is in no other release"
-    names = [entry.records for entry in Ledger(tmp_path / "state").entries()]
-    sizes = [len((tmp_path / "state" / "records" / "sets" / name).read_bytes()) // 16 for name in names]
-    assert sizes == [20, 20]
+    assert int(clear_sums(place, 2)["counts"].sum()) == 20, "who was in task 1 is in no other task of the run"
+    assert times_noted(tmp_path) == [1] * 17 + [2] * 20 + [3] * 3, "a set holds all rows of its task"
 
 
-def test_that_all_records_are_spent_does_not_show(tmp_path: Path) -> None:
+def test_that_all_records_are_left_out_does_not_show(tmp_path: Path) -> None:
     table = [row for row in rows() if row[2] == "ill"]
     write_table(tmp_path, table)
     first = ask(hospital(tmp_path, one_release()), 1)
@@ -119,7 +116,7 @@ def test_that_all_records_are_spent_does_not_show(tmp_path: Path) -> None:
     second = ask(hospital(tmp_path, one_release()), 2)
     assert isinstance(first, StatisticsReply) and isinstance(second, StatisticsReply)
     assert second.statistics["counts"].abs().sum() > 0, "there is noise where nobody is"
-    assert paid_by(tmp_path) == [1] * 20
+    assert int(clear_sums(hospital(tmp_path, 3 * one_release()), 2)["counts"].sum()) == 0
 
 
 def test_a_task_without_a_record_is_charged_to_nobody(tmp_path: Path) -> None:
@@ -137,8 +134,8 @@ def clear_sums(place: Hospital, task: int) -> dict[str, torch.Tensor]:
     site = place.site
     classes = site.process.registry.schedule.classes_of(task)
     mechanism = charges.sums(site.experiment, "0" * 16, task)
-    chosen = choose(site, mechanism, lambda: site.data.task_indices("train", classes.start, classes.stop))
-    sums = collected(site, site.models.fixed_features(), classes, chosen.rows)
+    kept = choose(site, mechanism, lambda: site.data.task_indices("train", classes.start, classes.stop))
+    sums = collected(site, site.models.fixed_features(), classes, kept)
     return {"gram": sums.gram, "sums": sums.sums, "counts": sums.counts}
 
 
@@ -169,39 +166,33 @@ def test_one_more_row_of_a_known_content_moves_the_sums_by_what_is_charged(tmp_p
 
 @pytest.mark.parametrize("name", ["visits.csv", "export of march.csv"])
 def test_an_export_made_anew_gives_no_budget_back(tmp_path: Path, name: str) -> None:
-    """Sorted otherwise, renamed, labelled anew and longer: who paid is in no further release."""
+    """Sorted otherwise, renamed, labelled anew and longer: who was in task 1 is in no other task."""
     table = [*rows(), *rows()[:5]]
     write_table(tmp_path, table)
     assert isinstance(ask(hospital(tmp_path, one_release()), 1), StatisticsReply)
-    assert isinstance(ask(hospital(tmp_path, one_release()), 2), StatisticsReply)
-    before = sum(paid_by(tmp_path))
     draw = np.random.default_rng(1)
-    again = [[*row[:2], "well" if row[2] == "ill" else "ill"] for row in draw.permutation(table).tolist()]
+    ill = [row for row in table if row[2] == "ill"]
+    again = [*([*row[:2], "well"] for row in ill), *(row for row in table if row[2] == "well")]
     fresh = [[f"{draw.normal():.6f}", f"{draw.normal():.6f}", "well"] for _ in range(7)]
-    write_table(tmp_path, [*again, *fresh])
+    write_table(tmp_path, [*draw.permutation(again).tolist(), *fresh])
     (tmp_path / "visits.csv").rename(tmp_path / name)
-    policy = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 2.2 * one_release()}
-    own = {"source": "csv", "path": str(tmp_path / name)}
-    wider = Hospital(tmp_path, policy, own, **EXPERIMENT)
-    spent_limit = Limit(one_release(), 1e-5, "sample")
-    payments = book_of(wider.site.identity.state_dir).payments(wider.site.identity.ledger)
-    entry = charges.sums(wider.site.experiment, "1" * 16, 1).entry
-    lines, _ = _identified(wider.site, torch.arange(len(again) + len(fresh)))
-    paid = ~payments.affordable(lines, spent_limit, entry)
-    assert paid[: len(again)].all() and not paid[len(again) :].any()
-    assert before == 40
+    policy = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": one_release()}
+    wider = Hospital(tmp_path, policy, {"source": "csv", "path": str(tmp_path / name)}, **EXPERIMENT)
+    assert int(clear_sums(wider, 2)["counts"].sum()) == len(table) - len(ill) + len(fresh)
 
 
-def test_without_a_budget_everybody_is_in_and_the_ledger_says_what_it_cost(tmp_path: Path) -> None:
+def test_without_a_budget_too_the_ledger_says_what_each_record_cost(tmp_path: Path) -> None:
+    """Tasks of one run count once, because no record is in two of them; another run counts again."""
     write_table(tmp_path, rows())
-    open_site = {"answers": ["statistics"]}
+    policy = {"answers": ["statistics"]}
     own = {"source": "csv", "path": str(tmp_path / "visits.csv")}
-    place = Hospital(tmp_path, open_site, own, **EXPERIMENT)
     for run in ("0" * 16, "1" * 16):
-        assert isinstance(ask(place, 1, run), StatisticsReply), place.refusal
+        assert isinstance(ask(Hospital(tmp_path, policy, own, **EXPERIMENT), 1, run), StatisticsReply)
+    write_table(tmp_path, [[*row[:2], "well"] for row in rows()])
+    assert int(clear_sums(Hospital(tmp_path, policy, own, **EXPERIMENT), 2)["counts"].sum()) == 20
     ledger = Ledger(tmp_path / "state")
-    assert paid_by(tmp_path) == [2] * 20
-    assert ledger.cost(1e-5).epsilon == compose([*ledger.entries()], 1e-5).epsilon
+    first = ledger.entries()[0]
+    assert ledger.cost(1e-5).epsilon == compose([first, first], 1e-5).epsilon
 
 
 def test_nothing_of_the_records_is_in_what_leaves_or_in_the_log(
@@ -212,14 +203,15 @@ def test_nothing_of_the_records_is_in_what_leaves_or_in_the_log(
     reply = ask(place, 1)
     key = (tmp_path / "state" / "records" / "key").read_bytes()
     line = json.loads((tmp_path / "state" / "ledger.jsonl").read_text().splitlines()[-1])
-    name, ids = line["records"], book_of(place.site.identity.state_dir).every_line()
+    name = line["records"]
+    held = np.frombuffer((tmp_path / "state" / "records" / "sets" / name).read_bytes(), dtype="S16")
     told = repr(reply.to_record()).encode() + caplog.text.encode()
-    for secret in (key, key.hex().encode(), name.encode(), *(i.hex().encode() for i in ids.tolist())):
+    for secret in (key, key.hex().encode(), name.encode(), *(i.hex().encode() for i in held.tolist())):
         assert secret not in told
 
 
-def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_path: Path) -> None:
-    """Two rounds over the same records: one set, stored once, and two charges that name it."""
+def test_a_release_of_all_data_names_no_set(tmp_path: Path) -> None:
+    """Every record pays for it, whoever was in it."""
     training = {
         "model": {"name": "mlp", "hidden": [4], "norm": "none"},
         "tasks": {"count": 1, "rounds": 2},
@@ -227,44 +219,158 @@ def test_each_step_of_training_is_charged_to_the_records_that_it_draws_from(tmp_
         "strategy": "fedavg",
         "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.1},
     }
-    write_table(tmp_path, [*rows(), rows()[0]])  # a copy shares the line of its content
+    write_table(tmp_path, rows())
     policy = {"answers": ["train"], "require_privacy": "sample", "max_epsilon": 8}
-    own = {"source": "csv", "path": str(tmp_path / "visits.csv")}
-    place = Hospital(tmp_path, policy, own, **EXPERIMENT | training)
-    for number in (1, 2):
-        stamp: dict[str, Any] = place.stamp(number) | {"split_key": SPLIT_KEY}
-        reply = place.ask(TrainRequest(**stamp, arrays=Tensors(place.arrays())))
-        assert isinstance(reply, TrainReply), place.refusal
-    first, second = Ledger(tmp_path / "state").entries()
-    assert first.records == second.records != ""
-    stored = list((tmp_path / "state" / "records" / "sets").iterdir())
-    assert [path.stat().st_size for path in stored] == [40 * 16], "one line for a content"
-    figures = record_figures(tmp_path / "state", 1e-5)
-    assert figures is not None and figures.records == 40
-    assert figures.dearest.epsilon == compose([first, second], 1e-5).epsilon
+    place = Hospital(
+        tmp_path, policy, {"source": "csv", "path": str(tmp_path / "visits.csv")}, **EXPERIMENT | training
+    )
+    stamp: dict[str, Any] = place.stamp(1) | {"split_key": SPLIT_KEY}
+    assert isinstance(place.ask(TrainRequest(**stamp, arrays=Tensors(place.arrays()))), TrainReply), (
+        place.refusal
+    )
+    assert [entry.records for entry in Ledger(tmp_path / "state").entries()] == [""]
+    assert not (tmp_path / "state" / "records" / "sets").exists()
 
 
-def site(folder: Path) -> None:
-    """a, b and c: 0.6, 0.5 and 0.1 of loss; x has 0.1."""
-    ledger, book = Ledger(folder), RecordBook(folder, record_key(folder))
-    for cost, names in ((0.1, "abcx"), (0.4, "ab"), (0.1, "a")):
-        book.charge(ledger, gaussian(cost), None, ids(names))
+# One record more or less, now or in the past, moves a later release by one row. The histories have three
+# tasks and few contents, so that most rows have twins.
+
+Row = tuple[int, str, int]
+"""Who it is, its content, its label."""
 
 
-def test_dearest_median_and_spent(tmp_path: Path) -> None:
-    assert record_figures(tmp_path, DELTA) is None
-    site(tmp_path)
-    limit = budget_for([gaussian(0.65)], DELTA)
-    found = record_figures(tmp_path, DELTA, limit)
-    assert found is not None and (found.records, found.spent) == (4, 1)
-    dearest = compose([gaussian(0.1), gaussian(0.4), gaussian(0.1)], DELTA)
-    assert found.dearest.epsilon == pytest.approx(dearest.epsilon)
-    assert found.median.epsilon == pytest.approx(compose([gaussian(0.1), gaussian(0.4)], DELTA).epsilon)
+class Trial:
+    """As much of a site as choose() sees: rows in a list, and classes in tasks of `width`."""
+
+    def __init__(self, folder: Path, width: int) -> None:
+        self.now: list[Row] = []
+        self.held_out = set[int]()
+        self.fails = False
+        policy = SimpleNamespace(limit=None)
+        self.identity: Any = SimpleNamespace(
+            deployed=True, state_dir=folder, ledger=Ledger(folder), policy=policy
+        )
+        self.experiment: Any = SimpleNamespace(privacy=SimpleNamespace(enabled=True))
+        schedule = SimpleNamespace(classes_of=lambda task: range(width * (task - 1), width * task))
+        self.process: Any = SimpleNamespace(registry=SimpleNamespace(schedule=schedule))
+        self.data, self.classes_of = self, schedule.classes_of
+
+    def contents_of(self, at: torch.Tensor) -> np.ndarray:
+        content = [hashlib.sha256(self.now[row][1].encode()).digest() for row in at.tolist()]
+        return np.frombuffer(b"".join(content), dtype=np.uint8).reshape(-1, 32)
+
+    @property
+    def y(self) -> torch.Tensor:
+        return torch.tensor([row[2] for row in self.now], dtype=torch.int64)
+
+    def task_indices(self, part: str, low: int, high: int) -> torch.Tensor:
+        return torch.tensor(
+            [at for at, row in enumerate(self.now) if low <= row[2] < high and row[0] not in self.held_out],
+            dtype=torch.int64,
+        )
+
+    def released(self, task: int) -> Counter[tuple[str, int]]:
+        """Contents and labels that a release of the task is computed from."""
+        classes = self.classes_of(task)
+
+        def find() -> torch.Tensor:
+            if self.fails:
+                raise DataError("these rows cannot be read")
+            return self.task_indices("train", classes.start, classes.stop)
+
+        try:
+            kept = choose(self, Mechanism(release(task)), find)  # pyright: ignore[reportArgumentType]
+        except DataError:
+            return Counter()
+        return Counter(self.now[row][1:] for row in kept.tolist())
 
 
-def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    site(tmp_path)
-    limit = budget_for([gaussian(0.65)], DELTA)
-    ledger_command(tmp_path, DELTA, limit.epsilon)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "4 records were in releases; 1 have spent their budget; epsilon of the dearest" in said
+def history(seed: int, width: int) -> list[tuple[int, list[Row], bool]]:
+    """(task, all rows, whether an error comes): rows come, go, change their label, and are sorted anew."""
+    draw = random.Random(seed)
+    labels, count = 3 * width, draw.randint(2, 8)
+    now: list[Row] = [(who, draw.choice("ab"), draw.randrange(labels)) for who in range(count)]
+    found = []
+    for task in [1, 2, 3, *draw.choices([1, 2, 3], k=2)]:
+        found.append((task, list(now), draw.random() < 0.1))
+        for _ in range(draw.randint(0, 4)):
+            at = draw.randrange(len(now)) if now else 0
+            change = draw.random()
+            if now and change < 0.5:
+                now[at] = (*now[at][:2], draw.randrange(labels))
+            elif now and change < 0.7:
+                del now[at]
+            else:
+                count += 1
+                now.insert(at, (count, draw.choice("ab"), draw.randrange(labels)))
+        draw.shuffle(now)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("width", [1, 2])
+def test_one_record_more_or_less_moves_each_release_by_one_row(seed: int, width: int, tmp_path: Path) -> None:
+    steps = history(seed, width)
+    draw = random.Random(seed)
+    whoever = sorted({row for _, every, _ in steps for row in every})
+    target = draw.choice(whoever)[0]
+    its = [row for _, every, _ in steps for row in every if row[0] == target]
+    steady = len(its) == len(steps) and len({*its}) == 1
+    fails_with_it = draw.random() < 0.2
+    both = Trial(tmp_path / "with", width), Trial(tmp_path / "without", width)
+    for task, every, fails in steps:
+        both[0].now, both[1].now = every, [row for row in every if row[0] != target]
+        both[0].fails = fails or (fails_with_it and task == 1)
+        both[1].fails = fails
+        there, absent = (place.released(task) for place in both)
+        if both[0].fails != both[1].fails:
+            continue  # an error is an answer of its own; what it must not do is move the releases after it
+        more, less = (there - absent).total(), (absent - there).total()
+        if steady:
+            own = its[0][2] in both[0].classes_of(task)
+            assert less == 0 and more <= own, (task, there, absent)
+        # which of two twins of two classes of a task came from another task, nobody can tell
+        assert more + less <= 1 or (width > 1 and more == less == 1), (task, there, absent)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # labelled anew twice and erased: it is one row in the sets of two tasks
+        [(1, [(0, "a", 0)]), (2, [(0, "a", 1)]), (3, [(1, "a", 2), (2, "a", 2)])],
+        # it kept a twin out of task 2 and comes back: who was left out there must not decide who is in task 3
+        [
+            (1, [(0, "a", 0)]),
+            (2, [(1, "a", 1), (2, "a", 1)]),
+            (3, [(0, "a", 2), (1, "a", 2), (2, "a", 2)]),
+        ],
+    ],
+)
+def test_what_one_record_did_does_not_add_up(steps: list[tuple[int, list[Row]]], tmp_path: Path) -> None:
+    both = Trial(tmp_path / "with", 1), Trial(tmp_path / "without", 1)
+    for task, every in steps:
+        both[0].now, both[1].now = every, [row for row in every if row[0] != 0]
+        there, absent = (place.released(task) for place in both)
+        assert ((there - absent) + (absent - there)).total() <= 1
+
+
+def test_a_row_is_in_one_task_of_a_run_however_often_its_label_changes(tmp_path: Path) -> None:
+    place, found = Trial(tmp_path, 1), Counter[int]()
+    for task in (1, 2, 3):
+        place.now = [(0, "a", task - 1), (1, "b", 1), (2, "b", 2)]
+        for _, label in place.released(task).elements():
+            found[label] += 1
+    assert found == {0: 1, 1: 1, 2: 1}, "a in task 1 alone, each b under its own label"
+
+
+def test_a_row_that_went_to_the_test_part_has_not_left_its_task(tmp_path: Path) -> None:
+    """Another program spelled its number anew, and parts go by the text."""
+    trial = Trial(tmp_path, width=1)
+    trial.now = [(0, "40", 0), (1, "40", 1)]
+    assert trial.released(1) == {("40", 0): 1}
+    trial.held_out = {0}
+    assert trial.released(2) == {("40", 1): 1}
+    assert trial.released(1) == {}
+    # one that is labelled anew has left it, whichever part its copies are in
+    trial.now, trial.held_out = [(0, "40", 1), (1, "40", 1)], set()
+    assert trial.released(2) == {("40", 1): 1}

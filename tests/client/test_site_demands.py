@@ -173,22 +173,23 @@ def test_segments_of_a_ring_turn_that_no_account_covers_are_refused(tmp_path: Pa
     train(site, settings=json.dumps({"turn": TURN}))
 
 
-@pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
-def test_digests_have_the_protection_demanded(tmp_path: Path, kind: str) -> None:
-    site = hospital(tmp_path / "public", demanding(kind), **READS_DIGESTS, digests=DIGESTS)
-    refused(digest, site, PolicyRefusal, "labels in the clear")
-    asked: dict[str, Any] = READS_DIGESTS | {"digests": DIGESTS | HIDDEN_LABELS}
-    if kind == "sample":
-        refused(
-            digest, hospital(tmp_path / "shares", demanding(kind), **asked), PrivacyError, "test_fraction"
-        )
-        asked |= {"data": EXPERIMENT["data"] | {"test_fraction": 0, "validation_fraction": 0}}
-    hidden = hospital(tmp_path / "hidden", demanding(kind), **asked)
-    if kind == "sample":
-        assert digest(hidden).digests is not None
-        assert Ledger(hidden.identity.state_dir).cost(1e-5).epsilon == pytest.approx(3.0)
-    else:
-        refused(digest, hidden, PolicyRefusal, "hides one sample")
+@pytest.mark.parametrize("hidden", [HIDDEN_LABELS, {}], ids=["labels hidden", "labels in the clear"])
+@pytest.mark.parametrize(
+    "policy",
+    [*map(demanding, ["client_local", "client_central", "sample"]), {"max_epsilon": 60.0}],
+    ids=["client_local", "client_central", "sample", "budget"],
+)
+def test_a_site_with_a_demand_or_a_budget_lends_no_digests(
+    tmp_path: Path, policy: dict[str, Any], hidden: dict[str, Any]
+) -> None:
+    """Rows are mixed by their number, and no site can know that a sample is replaced in its row."""
+    data = EXPERIMENT["data"] | {"test_fraction": 0, "validation_fraction": 0}
+    asked: dict[str, Any] = READS_DIGESTS | {"data": data, "digests": DIGESTS | hidden}
+    refused(digest, hospital(tmp_path / "demands", policy, **asked), PolicyRefusal, "lends no digests")
+    lends = hospital(tmp_path / "lends", {}, **asked)
+    assert digest(lends).digests is not None
+    assert all("replaced in its row" in entry.note for entry in entries(lends))
+    assert Ledger(lends.identity.state_dir).cost(1e-5).epsilon == pytest.approx(3.0 if hidden else 2.0)
 
 
 @pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
@@ -245,9 +246,10 @@ def test_perennial_check_says_what_a_site_would_refuse(
     site.write_text(yaml.safe_dump(content | {"policy": {"answers": ALL} | demanding("sample")}))
     with pytest.raises(PolicyRefusal, match="site site-0 would take no part in experiment"):
         check_command(site, experiment)
-    refusals = re.findall(r"would refuse to answer '(\w+)': .*'sample'; (.*)", capsys.readouterr().out)
+    told = capsys.readouterr().out
+    assert "would refuse to answer 'digest': policy.require_privacy, max_epsilon:" in told
+    refusals = re.findall(r"would refuse to answer '(\w+)': .*'sample'; (.*)", told)
     assert refusals == [
         ("train", "the experiment has privacy.mode 'none'"),
         ("evaluate", "counts of right answers leave without noise"),
-        ("digest", "digests without label_epsilon send labels in the clear"),
     ]

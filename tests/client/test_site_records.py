@@ -122,7 +122,7 @@ def test_what_is_chosen_twice_after_one_round_is_kept_together(tmp_path: Path) -
     )
     store = ExemplarStore(SiteState(tmp_path, "graz"), data, ["cat", "dog"])
     for label, indices in ((1, rows[3:]), (0, rows[:3])):
-        store.choose(Memory(selection="random", per_class=3), 3, {}, {label: indices}, version=4)
+        store.keep([label], {label: indices}, 3, known=2, version=4)
     assert sorted(store.indices(before_round=5).tolist()) == list(range(6))
 
 

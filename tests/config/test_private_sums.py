@@ -2,8 +2,8 @@
 
 import pytest
 
+from perennial.cli.init_private import MEANS_ALONE, private_sums
 from perennial.config.experiment import Experiment
-from perennial.config.private_sums import MEANS_ALONE, private_sums
 from perennial.privacy.accountants import make_accountant
 
 

@@ -13,10 +13,10 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
+from perennial.cli.data_tables import describe_data
 from perennial.cli.init import init_command
 from perennial.cli.main import app
 from perennial.config.experiment import load_experiment
-from perennial.data.description import describe_data
 from perennial.data.federation import build
 from perennial.data.suspicion import suspicions
 from perennial.foundation.errors import PerennialError

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from perennial.data.config import DataConfig
 from perennial.data.deployed import load_site, site_config
+from perennial.data.site import SiteData
 from perennial.data.splits import identities
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import DataError, StateError
 from perennial.foundation.record_key import BOOK, record_key
 
 
@@ -65,3 +67,69 @@ def test_a_lost_key_is_no_fresh_start(tmp_path: Path) -> None:
     (folder / "key").write_bytes(b"short")
     with pytest.raises(StateError, match="found 5 bytes"):
         record_key(tmp_path)
+
+
+TABLE = "age;sex;remark;label\n" + "".join(
+    f"{20 + row}.5;{'fm'[row % 2]};äß {row};{('ill', 'well')[row % 3 > 0]}\n" for row in range(30)
+)
+COLUMNS = {"age": "numeric", "sex": ["f", "m"]}
+
+
+def read(folder: Path, content: bytes, name: str = "visits.csv", **own: Any) -> SiteData:
+    """The data of a site under a protection."""
+    (folder / name).write_bytes(content)
+    constants = {"mean": {"age": 0.0}, "std": {"age": 1.0}}
+    common = {"columns": COLUMNS, "classes": ("ill", "well"), "normalise": constants, "test_fraction": 0.3}
+    experiment = DataConfig.model_validate({"source": "csv", "imputation": "mean", **common})
+    block = DataConfig.model_validate({"source": "csv", "path": str(folder / name), **own})
+    config = site_config(experiment, block)
+    return load_site(config, ("ill", "well"), "north", 0, bytes(32), protected=True)
+
+
+@pytest.mark.parametrize(
+    ("cell", "encoding", "said"),
+    [
+        ('99;f;"never closed;ill', "utf-8", "line 32: a quotation mark without its other one"),
+        ("99;f;Müller;ill", "cp1252", "not in UTF-8"),
+    ],
+)
+def test_under_a_protection_no_row_decides_how_others_are_read(
+    tmp_path: Path, cell: str, encoding: str, said: str
+) -> None:
+    before = read(tmp_path, TABLE.encode(), decimal=".")
+    with pytest.raises(DataError, match=f"{said}.*under a protection one row"):
+        read(tmp_path, TABLE.encode() + f"{cell}\n".encode(encoding), decimal=".")
+    after = read(tmp_path, TABLE.encode() + b'99;f;"never; closed";ill\n', decimal=".")
+    assert before.contents is not None and after.contents is not None
+    assert all(same(before.contents, after.contents[:30]))
+    # and its part follows from its own texts
+    assert set(before.train.tolist()) <= set(after.train.tolist())
+
+
+def test_under_a_protection_the_decimal_sign_is_stated_and_types_are_of_each_cell(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.decimal: missing, allowed '\.' or ','"):
+        read(tmp_path, TABLE.encode())
+    with pytest.raises(DataError, match="types of columns follow from all; save it as CSV"):
+        read(tmp_path, b"", name="visits.parquet", decimal=".")
+
+
+def test_under_a_protection_one_test_row_decides_nothing_about_training_rows(tmp_path: Path) -> None:
+    def parts(rows: int) -> list[str]:
+        lines = "".join(
+            f"{row}.png,{('ill', 'well')[row % 2]},{'test' if row >= 20 else 'train'}\n"
+            for row in range(rows)
+        )
+        (tmp_path / "manifest.csv").write_text(f"path,label,split\n{lines}")
+        own = DataConfig.model_validate({"source": "folder", "path": str(tmp_path / "manifest.csv")})
+        experiment = DataConfig.model_validate(
+            {"source": "folder", "classes": ("ill", "well"), "image_size": 4, "color": "gray"}
+            | {"normalise": {"mean": 0.5, "std": 0.5}, "test_fraction": 0.3}
+        )
+        data = load_site(site_config(experiment, own), ("ill", "well"), "a", 0, bytes(32), protected=True)
+        assert data.places is not None
+        assert all(row in data.test for row in range(20, rows))
+        return [data.places[row].rpartition(" ")[2] for row in data.train.tolist()]
+
+    for row in range(21):
+        Image.fromarray(np.full((4, 4), 10 * row, dtype=np.uint8)).save(tmp_path / f"{row}.png")
+    assert parts(20) == parts(21) != []

@@ -175,8 +175,14 @@ def test_compose_files_are_hardened(operator: OperatorFolder, tmp_path: Path) ->
             assert service["security_opt"] == ["no-new-privileges:true"], name
             assert service["user"] == "${PERENNIAL_USER}" and service["logging"]["options"], name
         assert "PERENNIAL_USER=0" not in (folder / ".env").read_text()
-    site = yaml.safe_load((tmp_path / "graz" / "compose.yaml").read_text())["services"]["supernode"]
-    assert "ports" not in site and "./:/site:ro" in site["volumes"]
+        for name, service in services.items():
+            if name.startswith("superexec-"):  # runs apps
+                assert service["network_mode"] == "none" and "networks" not in service, name
+                assert not any(volume.endswith((".key", "certificates:ro")) for volume in service["volumes"])
+    site = yaml.safe_load((tmp_path / "graz" / "compose.yaml").read_text())["services"]
+    assert "ports" not in site["supernode"] and "./:/site:ro" in site["supernode"]["volumes"]
+    assert "/dev/null:/site/node.key:ro" in site["superexec-clientapp"]["volumes"]
+    assert not any("DATA" in volume for volume in site["supernode"]["volumes"])
 
 
 COMPOSE_PROJECT = re.compile(r"[a-z0-9][a-z0-9_-]*")

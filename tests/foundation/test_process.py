@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perennial.foundation.garbage import permanent
+from perennial.foundation.allocator import permanent
 
 MAPPED = """
 import ctypes, sys, torch

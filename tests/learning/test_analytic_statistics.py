@@ -13,12 +13,6 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError, ProtocolError, StateError
 from perennial.learning.analytic.compact import compact_statistics, read_compact
-from perennial.learning.analytic.files import (
-    read_by_task,
-    read_statistics_file,
-    write_by_task,
-    write_statistics,
-)
 from perennial.learning.analytic.solve import Sums, gaussian, gcv, ridge
 from perennial.learning.analytic.statistics import (
     PRODUCT,
@@ -27,10 +21,14 @@ from perennial.learning.analytic.statistics import (
     SumsForm,
     add_all_products,
     packed,
+    read_by_task,
+    read_statistics_file,
     weighted,
     with_constant,
+    write_by_task,
+    write_statistics,
 )
-from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID, on_grid
+from perennial.models.feature_maps.projection import CONSTANT_STEPS, GRID, on_grid
 
 SAMPLES, WIDTH, CLASSES = 300, 7, range(2, 6)
 

@@ -14,7 +14,7 @@ from perennial.learning.analytic.statistics import (
     unpacked,
     weighted,
 )
-from perennial.models.feature_maps.ball import CONSTANT_STEPS, RADIUS_SQUARED, on_grid
+from perennial.models.feature_maps.projection import CONSTANT_STEPS, RADIUS_SQUARED, on_grid
 from perennial.privacy.noised_sums import SumsNoise, add_noise_to_sums
 from perennial.strategies.analytic.checks import MOST_NOISED, check_exact, check_noised, check_range
 from tests.seeded_noise import SeededNoise

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -260,6 +261,22 @@ def test_where_nothing_is_wrong_every_page_says_so(world: World) -> None:
     assert not calm.faults and not calm.labels()
 
 
+def test_a_superlink_that_died_since_its_last_heartbeat_is_a_fault_and_no_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    with socket.socket() as nobody:  # its port is taken, and nothing answers there
+        nobody.bind(("127.0.0.1", 0))
+        settings = world.operator.path / "deploy.yaml"
+        settings.write_text(
+            re.sub("control_port: .*", f"control_port: {nobody.getsockname()[1]}", settings.read_text())
+        )
+        said = CliRunner().invoke(app, ["deploy", "status", "--folder", str(world.operator.path), "--json"])
+    assert said.exit_code == 0, said.output
+    assert "does not answer list-runs" in said.stderr
+    assert json.loads(said.stdout)["faults"][0]["kind"] == "superlink"
+
+
 @pytest.mark.parametrize("kind", STATES)
 def test_all_surfaces_name_one_cause_owner_and_command(world: World, kind: str) -> None:
     state = STATES[kind]
@@ -302,7 +319,7 @@ def test_every_kind_is_scripted_by_its_side() -> None:
     assert {facts.owner for facts in KINDS.values()} == {"operator", "hospital", "network", "nobody"}
 
 
-@pytest.mark.parametrize("rule", [*SitePolicy.model_fields, "runs", "gigabytes", "gigabytes_per_run"])
+@pytest.mark.parametrize("rule", [*SitePolicy.model_fields, "runs", "gigabytes"])
 def test_a_refusal_by_each_rule_of_a_hospital_names_the_rule(rule: str) -> None:
     block = "policy" if rule in SitePolicy.model_fields else "state"
     fault = of_answer("linz", "trial", f"policy: {block}.{rule}: found 9, allowed 3")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from perennial.cli.withdraw import stop_answering
 from perennial.client.activity import noted
 from perennial.client.consent import pause, read_consent, require_consent, resume, withdraw
 from perennial.config.site import load_site_config
-from perennial.config.site_edit import stop_answering
 from perennial.deploy.certificates import make_authority, make_node_key, write_node_key
 from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError

@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError
-from perennial.learning.analytic.files import read_statistics_file
 from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
 from perennial.learning.analytic.solve import ridge
-from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, unpacked
-from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED, on_grid, within_radius
+from perennial.learning.analytic.statistics import (
+    PRODUCT,
+    Collector,
+    Statistics,
+    read_statistics_file,
+    unpacked,
+)
+from perennial.models.feature_maps.projection import GRID, RADIUS_SQUARED, on_grid, within_radius
 from perennial.privacy.composition import compose
 from perennial.privacy.config import BLOCKS, Blocks, PrivacyConfig
 from perennial.privacy.entries import RECIPIENT, Entry

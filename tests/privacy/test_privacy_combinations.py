@@ -42,6 +42,7 @@ def settings(**changes: Any) -> dict[str, Any]:
             {"clear_uploads": ["control variate", "label histogram"]},
             "control variate, label histogram",
         ),
+        (LOCAL, {"needs_every_class": True}, "sign: 1"),
         (LOCAL, {"digest": "none"}, "digest would leave without"),
         (SAMPLE, {"sparsity": "none"}, "sparsity vector would leave without"),
         (LOCAL, {"digest": "sample"}, "hides one sample"),
@@ -51,6 +52,32 @@ def settings(**changes: Any) -> dict[str, Any]:
 def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(PrivacyError, match=reason):
         refuse_false_claims(privacy, **settings(**changes))
+
+
+@pytest.mark.parametrize("privacy", [LOCAL, CENTRAL])
+def test_a_loss_that_refuses_a_site_without_a_class_goes_with_no_protection(privacy: PrivacyConfig) -> None:
+    """Whether the site answers would tell, for one charge, whether it has a record of the class."""
+    for sign in (1, -1):
+        experiment = Experiment.model_validate(
+            {
+                "name": "prior",
+                "data": {"source": "digits", "sites": 3, "partition": {"kind": "iid"}},
+                "model": {"name": "mlp", "norm": "none"},
+                "tasks": {"count": 2, "rounds": 1},
+                "learner": {
+                    "preset": "none",
+                    "optimizer": {"lr": 0.1},
+                    "classification": {"name": "balanced_softmax", "sign": sign},
+                },
+                "privacy": privacy.model_dump(),
+                "evaluation": {"federated": False},
+            }
+        )
+        if sign == 1:
+            check_claim(experiment)
+        else:
+            with pytest.raises(PrivacyError, match="samples of every class"):
+                check_claim(experiment)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +163,7 @@ def test_a_sample_that_digests_hide_from_replacement_is_claimed_so_at_their_cost
     assert both.epsilon > alone.epsilon + 8.0
     assert (alone.relation, both.relation) == (
         "one training sample is added or removed",
-        "one training sample is replaced by another",
+        "one training sample is replaced by another in its row",
     )
     assert "beside updates, with noise of their own: digest" in both.mechanism
 

@@ -20,8 +20,7 @@ from perennial.privacy.accountants import make_accountant
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from perennial.server.central_privacy import CentralPrivacy
-from perennial.server.preflight import check_privacy
+from perennial.server.preflight import CentralPrivacy, check_privacy
 from perennial.server.releases import Releases
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import RoundOutcome

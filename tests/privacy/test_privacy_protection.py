@@ -11,9 +11,14 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
-from perennial.privacy.clipping import clip, clip_tensors
 from perennial.privacy.noise import Noise
-from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
+from perennial.privacy.protection import (
+    central_noise_std,
+    clip,
+    clip_tensors,
+    effective_multiplier,
+    protect_update,
+)
 from tests.seeded_noise import SeededNoise
 
 vectors = st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50).map(torch.tensor)

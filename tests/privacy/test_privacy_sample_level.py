@@ -114,6 +114,41 @@ def test_a_sample_without_a_finite_gradient_counts_as_zero(
     assert not flat(model).any()
 
 
+@pytest.mark.parametrize("patients", [None, torch.zeros(1, dtype=torch.int64)], ids=["sample", "patient"])
+@pytest.mark.parametrize("value", [1.875, 3e-4])
+def test_a_large_layer_of_equal_gradients_moves_the_sum_by_no_more_than_the_clip_norm(
+    patients: Tensor | None, value: float
+) -> None:
+    """Float32 adds a million equal squares to less than there is."""
+    model, side = nn.Linear(1024, 1024, bias=False), 1024
+    x = torch.full((1, side), value)
+    with PrivateGradient(model.train(), config(clip_norm=0.3), 1.0, Noise()) as private:
+        private.compute(torch.zeros(1, dtype=torch.int64), lambda rows: model(x[rows]).sum(dim=1), patients)
+    moved = flat(model).double().norm().item()
+    assert moved <= 0.3
+    assert moved == pytest.approx(min(0.3, value * side), rel=1e-5)
+
+
+def test_a_sample_more_does_not_round_a_large_sum_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 the last of 2,000 samples, all alike, moved the sum by 1.000018 clip norms."""
+    sums: list[Tensor] = []
+    monkeypatch.setattr(sample_level, "add_noise", lambda vector, *_: sums.append(vector.double()))
+    model, x = nn.Linear(211, 307, bias=False), torch.full((2000, 211), 0.7)
+    for count in (1999, 2000):
+        with PrivateGradient(model.train(), config(), 1.0, Noise()) as private:
+            private.compute(torch.arange(count), lambda rows: model(x[rows]).sum(dim=1))
+    assert (sums[1] - sums[0]).norm() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_gradients_whose_squares_are_no_float32_numbers_count_as_zero() -> None:
+    model = nn.Linear(4, 1, bias=False)
+    for size, counts in ((1e18, True), (1e25, False)):
+        x = torch.full((1, 4), size)
+        with PrivateGradient(model.train(), config(clip_norm=1e-3), 1.0, Noise()) as private:
+            private.compute(torch.zeros(1, dtype=torch.int64), lambda rows, x=x: model(x[rows])[:, 0])
+        assert (flat(model).double().norm() <= 1e-3) and bool(flat(model).any()) == counts
+
+
 def test_noise_is_added_once_however_the_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = samples(16)
     gradients = []

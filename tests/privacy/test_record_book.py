@@ -1,32 +1,22 @@
-"""Each record pays for the releases that it was in: a hand case, and a slow accountant written apart."""
+"""The sets of records that a run's tasks held, and which releases of a run count as disjoint."""
 
-import math
-import random
 import shutil
-import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.integrate import quad
 
 from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger import Ledger, Limit
-from perennial.privacy.ledger_tip import guarantee
-from perennial.privacy.record_book import BOOK, ChargedSet, Ids, Payments, RecordBook, as_ids
-from perennial.privacy.spending import order_of
+from perennial.privacy.ledger import Ledger
+from perennial.privacy.record_book import Ids, RecordBook, as_ids, times
 from tests.privacy.budgets import budget_for
 
-KEY, DELTA = bytes(32), 1e-5
+KEY = bytes(32)
 
 
 def ids(names: str) -> Ids:
@@ -35,7 +25,7 @@ def ids(names: str) -> Ids:
     return as_ids(np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, 16))
 
 
-def gaussian(zcdp: float, **changes: Any) -> Entry:
+def release(task: int, scope: str = "one", **changes: Any) -> Entry:
     values: dict[str, Any] = {
         "run": "r",
         "experiment": "e",
@@ -44,185 +34,43 @@ def gaussian(zcdp: float, **changes: Any) -> Entry:
         "unit": "sample",
         "relation": "add_remove",
         "mechanism": "gaussian",
-        "noise_multiplier": math.sqrt(1 / (2 * zcdp)) if zcdp else None,
+        "noise_multiplier": 2.0,
         "sample_rate": 1.0,
         "steps": 1,
+        "part": f"{scope}/task {task}",
     }
     return Entry(**values | changes)
 
 
-def limit_in_zcdp(most: float) -> Limit:
-    """The limit that holds so much zero-concentrated privacy loss, and nothing more."""
-    return budget_for([gaussian(most)], DELTA)
+def charge(folder: Path, entry: Entry, names: str) -> Entry:
+    noted = RecordBook(folder, KEY).note(entry, ids(names))
+    Ledger(folder).charge(noted)
+    return noted
 
 
-def released(book: RecordBook, ledger: Ledger, entry: Entry, names: str, limit: Limit | None = None) -> str:
-    """Release from these records, as a site does; which of them were in it."""
-    payments = book.payments(ledger)
-    stays = np.ones(len(names), dtype=bool)
-    if limit is not None:
-        stays = payments.affordable(ids(names), limit, entry)
-    kept = "".join(name for name, stay in zip(names, stays, strict=True) if stay)
-    book.charge(ledger, entry, limit, ids(kept), payments.version)
-    return kept
+def held(folder: Path, task: int, names: str, scope: str = "one") -> dict[str, list[list[int]]]:
+    """How often the sets of the run's other tasks hold each of these."""
+    found = RecordBook(folder, KEY).other_parts(release(task, scope), Ledger(folder).totals())
+    return {part: [times(each, ids(names)).tolist() for each in sets] for part, sets in found.items()}
 
 
-def paid(book: RecordBook, ledger: Ledger, limit: Limit, names: str) -> list[float]:
-    """Zero-concentrated loss that each record has paid."""
-    found, _ = book.payments(ledger).of(ids(names), limit, gaussian(1e-9))
-    return [round(float(renyi) / order_of(limit.epsilon, limit.delta), 9) for renyi in found[:, 0]]
-
-
-def test_the_hand_case(tmp_path: Path) -> None:
-    """Costs 0.5 over {a, b}, 0.3 over {b, c}, 0.1 over all; then 0.5 over {a, b} in another experiment."""
-    for folder, limit, last, costs in (
-        ("limited", limit_in_zcdp(1.2), "a", [1.1, 0.9, 0.4]),
-        ("free", None, "ab", [1.1, 1.4, 0.4]),
-    ):
-        ledger, book = Ledger(tmp_path / folder), RecordBook(tmp_path / folder, KEY)
-        # the parts are those of one run each, so that no record that could exist is refused by public facts
-        for place, (cost, names) in enumerate([(0.5, "ab"), (0.3, "bc"), (0.1, "abc")]):
-            assert released(book, ledger, gaussian(cost, part=f"one/task {place}"), names, limit) == names
-        another = gaussian(0.5, experiment="other", run="s", part="one/task 4")
-        assert released(book, ledger, another, "ab", limit) == last
-        assert len(ledger.entries()) == 4, "the server sees a release as always"
-        assert paid(book, ledger, limit or limit_in_zcdp(5.0), "abc") == costs
-
-
-# the slow accountant: everything from definitions, one record and one release at a time
-
-
-@dataclass(frozen=True)
-class Release:
-    noise: float
-    rate: float
-    steps: int
-    members: str
-
-
-@cache
-def divergence(order: float, noise: float, rate: float) -> float:
-    """Renyi divergence of a Poisson-sampled Gaussian, integrated, the larger of both directions."""
-
-    def log_density(at: float, mean: float) -> float:
-        return -((at - mean) ** 2) / (2 * noise**2) - math.log(noise * math.sqrt(2 * math.pi))
-
-    def plain(at: float) -> float:
-        return log_density(at, 0)
-
-    def mixed(at: float) -> float:
-        if rate == 1:
-            return log_density(at, 1)
-        return float(np.logaddexp(math.log(1 - rate) + plain(at), math.log(rate) + log_density(at, 1)))
-
-    found = []
-    for over, under in ((mixed, plain), (plain, mixed)):
-        value, _ = quad(
-            lambda at, over=over, under=under: math.exp(order * over(at) + (1 - order) * under(at)),
-            -15 * noise - 2 * order,
-            15 * noise + 2 * order,
-            limit=500,
-        )
-        found.append(math.log(value) / (order - 1))
-    return max(found)
-
-
-def slow_epsilon(history: Sequence[Release], order: float) -> float:
-    total = sum(release.steps * divergence(order, release.noise, release.rate) for release in history)
-    if not history:
-        return 0.0
-    return max(0.0, total + math.log((order - 1) / order) - (math.log(DELTA) + math.log(order)) / (order - 1))
-
-
-MECHANISMS = [(noise, rate) for noise in (1.5, 3.0, 6.0) for rate in (0.2, 1.0)]
-
-
-def history_of(seed: int) -> tuple[float, list[Release]]:
-    """A limit, and releases over random sets of six records, drawn from a few mechanisms."""
-    draw = random.Random(seed)
-    limit = draw.choice([1.0, 3.0, 8.0])
-    releases = []
-    for _ in range(draw.randint(1, 9)):
-        members = "".join(name for name in "abcxyz" if draw.random() < 0.6)
-        noise, rate = draw.choice(MECHANISMS)
-        releases.append(Release(noise, rate, draw.randint(1, 4), members))
-    return limit, releases
-
-
-def slowly(limit: float, releases: Sequence[Release]) -> list[str]:
-    """Who is in each release when each record may pay no more than the limit."""
-    order = order_of(limit, DELTA)
-    taken: dict[str, list[Release]] = {name: [] for name in "abcxyz"}
-    found = []
-    for release in releases:
-        kept = [n for n in release.members if slow_epsilon([*taken[n], release], order) <= limit]
-        for name in kept:
-            taken[name].append(release)
-        found.append("".join(kept))
-    return found
-
-
-def entry_of(release: Release, place: int) -> Entry:
-    return gaussian(
-        0,
-        noise_multiplier=release.noise,
-        sample_rate=release.rate,
-        steps=release.steps,
-        part=f"run/{place}",
-        experiment=str(place % 3),
-    )
-
-
-def test_hundreds_of_histories_agree_with_the_slow_accountant() -> None:
-    left_out = 0
-    for seed in range(300):
-        epsilon, releases = history_of(seed)
-        limit, sets, found = Limit(epsilon, DELTA, "sample"), [], []
-        for place, release in enumerate(releases):
-            entry = guarantee(entry_of(release, place))
-            payments = Payments({}, tuple(sets), place)
-            stays = payments.affordable(ids(release.members), limit, entry) if release.members else []
-            found.append("".join(n for n, stay in zip(release.members, stays, strict=True) if stay))
-            if found[-1]:
-                sets.append(ChargedSet(ids(found[-1]), {entry: 1}))
-        assert found == slowly(epsilon, releases), f"seed {seed}"
-        left_out += sum(len(release.members) for release in releases) - sum(map(len, found))
-    assert left_out > 150, "the histories must reach their limits"
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_histories_on_disk_agree_with_it_too_over_restarts(seed: int, tmp_path: Path) -> None:
-    epsilon, releases = history_of(seed)
-    limit, found = Limit(epsilon, DELTA, "sample"), []
-    for place, release in enumerate(releases):
-        ledger, book = Ledger(tmp_path), RecordBook(tmp_path, KEY)
-        entry, payments = entry_of(release, place), book.payments(ledger)
-        members = ids(release.members) if release.members else np.empty(0, dtype="S16")
-        stays = payments.affordable(members, limit, entry) if release.members else []
-        found.append("".join(n for n, stay in zip(release.members, stays, strict=True) if stay))
-        book.charge(ledger, entry, None, members[np.array(stays, dtype=bool)], payments.version)
-    assert found == slowly(epsilon, releases)
-    assert len(Ledger(tmp_path).entries()) == len(releases)
-
-
-def test_lines_of_earlier_versions_are_paid_by_every_record(tmp_path: Path) -> None:
-    """They name no set; two tasks of one run counted as disjoint there, and nothing proves it."""
-    ledger, book, limit = Ledger(tmp_path), RecordBook(tmp_path, KEY), limit_in_zcdp(5.0)
-    for task in (1, 2):
-        ledger.charge(gaussian(0.5, part=f"task {task}"))
-    released(book, ledger, gaussian(0.25), "a")
-    assert paid(book, ledger, limit, "ab") == [1.25, 1.0]
+def test_a_set_says_how_often_each_content_was_there(tmp_path: Path) -> None:
+    charge(tmp_path, release(1), "abxaa")
+    charge(tmp_path, release(1, noise_multiplier=3.0), "b")
+    charge(tmp_path, release(2), "c")
+    charge(tmp_path, release(3), "")
+    charge(tmp_path, release(1, "other run"), "abc")
+    assert held(tmp_path, 2, "abcx") == {"one/task 1": [[3, 1, 0, 1], [0, 1, 0, 0]], "one/task 3": [[0] * 4]}
+    assert held(tmp_path, 1, "ac", "other run") == {}
+    assert RecordBook(tmp_path, KEY).other_parts(release(1, part=""), Ledger(tmp_path).totals()) == {}
 
 
 @pytest.mark.parametrize("lost", ["book", "set", "changed set", "older book"])
-def test_what_the_book_lacks_is_paid_by_every_record(lost: str, tmp_path: Path) -> None:
-    ledger, book, limit = Ledger(tmp_path), RecordBook(tmp_path, KEY), limit_in_zcdp(5.0)
-    released(book, ledger, gaussian(0.5), "ab")
-    older = tmp_path / "older"
-    shutil.copy(tmp_path / "records" / "book.sqlite", older)
-    released(book, ledger, gaussian(0.3), "bc")
-    assert paid(book, ledger, limit, "abcx") == [0.5, 0.8, 0.3, 0.0]
-    (last,) = [tmp_path / "records" / "sets" / ledger.entries()[1].records]
+def test_a_task_whose_records_are_not_known_keeps_the_others_back(lost: str, tmp_path: Path) -> None:
+    charge(tmp_path, release(1), "ab")
+    shutil.copy(tmp_path / "records" / "book.sqlite", tmp_path / "older")
+    last = tmp_path / "records" / "sets" / charge(tmp_path, release(1), "bc").records
+    assert held(tmp_path, 2, "abc")
     if lost == "book":
         (tmp_path / "records" / "book.sqlite").unlink()
     elif lost == "set":
@@ -230,99 +78,28 @@ def test_what_the_book_lacks_is_paid_by_every_record(lost: str, tmp_path: Path) 
     elif lost == "changed set":
         last.write_bytes(ids("x").tobytes())
     else:
-        shutil.copy(older, tmp_path / "records" / "book.sqlite")
-    expected = [0.8, 0.8, 0.8, 0.8] if lost == "book" else [0.8, 0.8, 0.3, 0.3]
-    assert paid(book, ledger, limit, "abcx") == expected
+        shutil.copy(tmp_path / "older", tmp_path / "records" / "book.sqlite")
+    with pytest.raises(StateError, match="take part in a new run"):
+        held(tmp_path, 2, "abc")
+    assert held(tmp_path, 1, "abc") == {} == held(tmp_path, 2, "abc", "other run")
 
 
-def test_a_kill_between_ledger_and_book_forgets_no_payment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger, book, limit = Ledger(tmp_path), RecordBook(tmp_path, KEY), limit_in_zcdp(5.0)
-    note = Ledger.charge
-
-    def killed(self: Ledger, *arguments: Any) -> None:
-        note(self, *arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Ledger, "charge", killed)
-    with pytest.raises(KeyboardInterrupt):
-        released(book, ledger, gaussian(0.5), "a")
-    monkeypatch.undo()
-    assert len(ledger.entries()) == 1
-    assert paid(RecordBook(tmp_path, KEY), Ledger(tmp_path), limit, "ab") == [0.5, 0.5]
+def test_a_kill_before_the_ledger_s_line_leaves_a_set_and_no_charge(tmp_path: Path) -> None:
+    RecordBook(tmp_path, KEY).note(release(1), ids("a"))
+    assert Ledger(tmp_path).entries() == () and held(tmp_path, 2, "a") == {"one/task 1": [[1]]}
 
 
-def test_records_chosen_before_another_charge_are_not_released(tmp_path: Path) -> None:
-    """The choice would be of payments that are no longer true. Whoever was charged decides nothing."""
-    ledger, book, limit = Ledger(tmp_path), RecordBook(tmp_path, KEY), limit_in_zcdp(1.0)
-    payments = book.payments(ledger)
-    released(book, ledger, gaussian(0.4), "xyz", limit)
-    with pytest.raises(StateError, match="another release was charged"):
-        book.charge(ledger, gaussian(0.4), limit, ids("a"), payments.version)
-    assert len(ledger.entries()) == 1 and paid(book, ledger, limit, "a") == [0.0]
-
-
-def test_no_charge_comes_between_the_totals_and_the_sets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A charge that the sets have and the totals lack would be taken off what each record has paid."""
-    book, ledger, totals = RecordBook(tmp_path, KEY), Ledger(tmp_path), Ledger.totals
-    released(book, ledger, gaussian(0.1), "ab")
-
-    def while_another_process_charges(self: Ledger) -> Any:
-        other = sqlite3.connect(book.folder / BOOK, timeout=0)
-        with closing(other), pytest.raises(sqlite3.OperationalError, match="locked"):
-            other.execute("UPDATE charged SET count = count + 1")
-        return totals(self)
-
-    monkeypatch.setattr(Ledger, "totals", while_another_process_charges)
-    assert book.payments(ledger).version == 1
-
-
-def test_a_refusal_follows_from_public_facts_and_leaves_nothing(tmp_path: Path) -> None:
-    ledger, book, limit = Ledger(tmp_path), RecordBook(tmp_path, KEY), limit_in_zcdp(1.0)
-    released(book, ledger, gaussian(0.8), "ab", limit)
-    # c has paid nothing; but a record that could exist would have paid 1.6
-    with pytest.raises(PrivacyError, match="max_epsilon"):
-        released(book, ledger, gaussian(0.8), "c", limit)
-    assert paid(book, ledger, limit, "abc") == [0.8, 0.8, 0.0]
-
-
-def test_a_set_that_cannot_be_stored_releases_nothing(tmp_path: Path) -> None:
-    ledger, book = Ledger(tmp_path), RecordBook(tmp_path, KEY)
-    book.lines_of(*(np.zeros((1, 16), dtype=np.uint8) + place for place in (1, 2)))
+def test_a_set_that_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
     (tmp_path / "records" / "sets").write_text("in the way")
     with pytest.raises(StateError):
-        released(book, ledger, gaussian(0.5), "a")
-    assert ledger.entries() == () and book.payments(ledger).version == 0
+        RecordBook(tmp_path, KEY).note(release(1), ids("a"))
+    assert held(tmp_path, 2, "a") == {}
 
 
 def test_nothing_of_a_set_stands_in_the_ledger_without_the_site_s_key(tmp_path: Path) -> None:
-    names = []
-    for key in (KEY, bytes([1]) * 32):
-        ledger, book = Ledger(tmp_path / key.hex()[:2]), RecordBook(tmp_path / key.hex()[:2], key)
-        released(book, ledger, gaussian(0.5), "ab")
-        names.append(ledger.entries()[0].records)
+    names = [RecordBook(tmp_path, key).note(release(1), ids("ab")).records for key in (KEY, bytes([1]) * 32)]
     assert len(names[0]) == 64 and names[0] != names[1]
-
-
-def test_a_record_at_a_known_place_goes_on_with_what_was_paid_there(tmp_path: Path) -> None:
-    ledger, book, limit = Ledger(tmp_path), RecordBook(tmp_path, KEY), limit_in_zcdp(5.0)
-
-    def known(*pairs: tuple[int, int]) -> Ids:
-        rows = np.array([[value] * 16 for pair in pairs for value in pair], dtype=np.uint8)
-        return book.lines_of(rows[0::2], rows[1::2])
-
-    def loss(lines: Ids) -> list[float]:
-        found, _ = book.payments(ledger).of(lines, limit, gaussian(1e-9))
-        return [round(float(value) / order_of(limit.epsilon, DELTA), 9) for value in found[:, 0]]
-
-    first = known((1, 101), (2, 102))
-    book.charge(ledger, gaussian(0.5), None, first[:1])
-    assert loss(known((1, 102), (2, 101))) == [0.5, 0.0], "files that changed places are known by content"
-    assert loss(known((3, 102), (4, 101), (5, 105))) == [0.5, 0.0, 0.0], "the last one that lay there counts"
-    assert loss(known((1, 106))) == [0.5], "a copy elsewhere is the same record"
 
 
 DISJOINT_PARTS_DELTA = 1e-5

@@ -22,7 +22,7 @@ from perennial.privacy.entries import Entry
 from perennial.privacy.noise import Noise
 from perennial.privacy.shared_noise import SharedNoise
 from perennial.privacy.shared_noise_cost import shared_multiplier, tau
-from perennial.server import central_privacy
+from perennial.server import preflight
 from perennial.strategies.fedavg import FedAvg
 from tests.seeded_noise import SeededNoise
 
@@ -116,7 +116,7 @@ def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
     """Shares for m = 3 of n = 4 sites, of which all answer, beside a trusted server's noise at multiplier
     sigma sqrt(n/m). Training at a rate of next to nothing leaves the noise of the round alone."""
     found: list[torch.Tensor] = []
-    take_sum, noised = FedAvg.take_sum, central_privacy.noised
+    take_sum, noised = FedAvg.take_sum, preflight.noised
 
     def flat(tensors: Any) -> torch.Tensor:
         return torch.cat([tensors[name].reshape(-1).double() for name in sorted(tensors)])
@@ -131,7 +131,7 @@ def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
         return result
 
     monkeypatch.setattr(FedAvg, "take_sum", opened)
-    monkeypatch.setattr(central_privacy, "noised", released)
+    monkeypatch.setattr(preflight, "noised", released)
     changes: dict[str, Any] = {
         "model": {"name": "mlp", "hidden": [64]},
         "learner": {"preset": "none", "optimizer": {"lr": 1e-9}},
@@ -171,7 +171,7 @@ def test_run_is_client_central_s_once_both_have_the_same_noise(
         }
 
     monkeypatch.setattr(SharedNoise, "add", noted)
-    monkeypatch.setattr(central_privacy, "noised", same)
+    monkeypatch.setattr(preflight, "noised", same)
     trusted = SMALL["privacy"] | {"mode": "client_central", "noise_multiplier": math.sqrt(4 / 3)}
     run_in_process(RunSettings(write(tmp_path, secure={"least": 3, "quorum": 3}), runs=str(tmp_path / "a")))
     assert len(drawn) == 8

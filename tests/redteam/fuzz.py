@@ -20,7 +20,7 @@ RUNS = {"decode": 92_000, "yaml": 5_000, "site": 3_000}
 LONGEST_INPUT = 600
 """Bytes, which decide on a few hundred changes."""
 SECONDS_FOR_ONE = 60
-STATE_LIMITS = {"runs": 5, "gigabytes": 0.05, "gigabytes_per_run": 0.05}
+STATE_LIMITS = {"runs": 5, "gigabytes": 0.05}
 UNBOUNDED = {"max_runs": 10**9, "max_evaluations": 10**9}
 """Counts would refuse most of a campaign at the door, where it would see nothing of what is behind."""
 EXPERIMENTS: tuple[dict[str, Any], ...] = (

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from perennial.client import request_count
-from perennial.client.state import SiteState, clean
+from perennial.client.state import Quota, SiteState, clean
+from perennial.config.site import StateLimits
+from perennial.foundation.errors import PolicyRefusal
 from perennial.foundation.files import make_folder, one_at_a_time, size_of, sole_owner
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import FinishTaskRequest, Refusal, TrainRequest
@@ -77,14 +79,23 @@ def test_new_run_tokens_do_not_fill_the_disk(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "state" / "runs").iterdir()) == ["1" * 16, "2" * 16]
 
 
-@pytest.mark.parametrize("key", ["gigabytes_per_run", "gigabytes"])
 def test_a_run_that_needs_more_than_the_site_gives_is_refused_before_anything_is_written(
-    tmp_path: Path, key: str
+    tmp_path: Path,
 ) -> None:
-    site = DeployedSite(tmp_path, state={key: 1e-6})
+    site = DeployedSite(tmp_path, state={"gigabytes": 1e-6})
     refusal = finish(site)
-    assert refusal is not None and refusal.kind == "policy" and refusal.reason.startswith(f"state.{key}: ")
+    assert refusal is not None and refusal.kind == "policy" and refusal.reason.startswith("state.gigabytes: ")
     assert not (tmp_path / "state" / "runs").exists()
+
+
+def test_runs_that_need_more_together_than_the_site_gives_are_refused(tmp_path: Path) -> None:
+    for run in "1234":
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "model").write_bytes(bytes(24))
+    quota = Quota(tmp_path, StateLimits(gigabytes=100e-9))
+    quota.require(tmp_path / "5", 2)
+    with pytest.raises(PolicyRefusal, match=r"^state\.gigabytes: all runs together"):
+        quota.require(tmp_path / "5", 20)
 
 
 def test_cleaning_removes_old_runs_and_keeps_the_ledger(tmp_path: Path) -> None:

@@ -18,11 +18,9 @@ from perennial.client.release import AFTER_DATA
 from perennial.client.training_samples import training_indices
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
-from perennial.models.digest_networks import FeatureEncoder, encoder_hash
 from perennial.privacy.accountants import gaussian_multiplier
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import (
-    DigestRequest,
     EvaluateReply,
     EvaluateRequest,
     FinishTaskRequest,
@@ -158,8 +156,6 @@ COUNTED: dict[str, Any] = SUMS | {"data": TABLE | {"test_fraction": 0.3}}
         (update, rows(60, "well"), "sample", {"tasks": NATURAL, "privacy": SAMPLE | {"bayesian": True}}),
         (sparsity, rows(19), "sample", {"strategy": CLUSTERS}),
         (finish, rows(120), "client_local", HERDING),
-        # the policy demands what the experiment does not do
-        (finish, rows(120), "sample", HERDING | {"privacy": {"mode": "none"}}),
         (update, rows(39), "client_local", {"privacy": LOCAL, "pretraining": {"samples": 40, "rounds": 1}}),
         (evaluation, rows(160, "well"), "sample", COUNTED),
     ],
@@ -173,28 +169,6 @@ def test_one_record_decides_neither_reply_nor_text_nor_charge(
         found.append(told(place, request_of(place)))
     assert found[0] == found[1]
     assert found[0][0] != "NoneType", found[0][1]
-
-
-def test_a_replaced_record_moves_digests_by_its_own_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("perennial.privacy.digests.add_noise", lambda *_: None)
-    monkeypatch.setattr("perennial.privacy.digests.randomised_labels", lambda labels, *_: labels)
-    mixed = {"per_digest": 4, "protection": "gauss", "epsilon": 1.0, "norm": 1.0, "label_epsilon": 1.0}
-    strategy: dict[str, Any] = {"strategy": {"name": "digest_synthesis"}, "digests": mixed}
-    strategy["model"] = {"name": "mlp", "hidden": [4], "norm": "none"}
-    known, found = rows(80), []
-    for place, first in enumerate(([], ["11.5", "1.0", known[0][2]], ["-3.0", "7.0", known[0][2]])):
-        table = [first or known[0], *known[1:]]
-        site = hospital(tmp_path / str(place), table, answers=["digest"], **strategy)
-        ours = encoder_hash(FeatureEncoder(site.site.data.input_shape, site.experiment.seed))
-        reply: Any = site.ask(DigestRequest(**stamp(site), encoder=ours))
-        assert reply is not None, site.refusal
-        found.append(reply.digests)
-    for other in found[1:]:
-        moved = (found[0]["features"].double() - other["features"].double()).norm()
-        assert 0 < moved <= 2**0.5 / 4 + 1e-6
-        assert torch.equal(found[0]["labels"], other["labels"])
 
 
 def test_a_zero_head_is_answered_and_a_failing_own_head_stays_here(tmp_path: Path) -> None:

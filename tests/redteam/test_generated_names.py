@@ -26,7 +26,7 @@ from perennial.cli.check import check_command
 from perennial.client.app import app as client_app
 from perennial.config.document import read_document
 from perennial.config.experiment import load_experiment
-from perennial.data.source_kinds import SOURCES
+from perennial.data.config import SOURCES
 from perennial.data.sources import load
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import PerennialError

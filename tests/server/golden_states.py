@@ -103,7 +103,7 @@ def write_site(archive: Path) -> None:
         ids = as_ids(np.arange(3 * 16, dtype=np.uint8).reshape(3, 16))
         for first in (0, 1):
             entry = Entry(**RELEASE, part=f"run/task {first + 1}")
-            book.charge(ledger, entry, Limit(**BUDGET), ids[first:], book.payments(ledger).version)
+            ledger.charge(book.note(entry, ids[first:]), Limit(**BUDGET))
         _pack(Path(scratch), archive)
 
 

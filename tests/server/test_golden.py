@@ -4,6 +4,7 @@ import json
 import re
 import zipfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.privacy.ledger import Ledger, Limit
-from perennial.privacy.record_book import RecordBook, as_ids
+from perennial.privacy.record_book import RecordBook, as_ids, times
 from perennial.server.releases import Releases
 from perennial.server.run_record import read_events, read_run, read_summary
 from perennial.server.verification import verify
@@ -117,12 +118,16 @@ def test_a_model_whose_sums_were_signed_without_settings_is_left_to_its_release(
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
-def test_records_go_on_paying_for_what_an_earlier_release_charged(release: Path, tmp_path: Path) -> None:
+def test_records_that_an_earlier_release_charged_are_known(release: Path, tmp_path: Path) -> None:
     ledger, book = Ledger(unpacked(release, "site", tmp_path)), RecordBook(tmp_path, bytes(32))
     assert len(ledger.entries()) == 2
+    ledger.require_within(ledger.entries()[0], Limit(**BUDGET))
     ids = as_ids(np.arange(3 * 16, dtype=np.uint8).reshape(3, 16))
-    paid, _ = book.payments(ledger).of(ids, Limit(**BUDGET), ledger.entries()[0])
-    assert 0 < paid[0, 0] < paid[1, 0] == paid[2, 0]
+    found = book.other_parts(replace(ledger.entries()[0], part="run/task 3"), ledger.totals())
+    assert {part: [times(each, ids).tolist() for each in sets] for part, sets in found.items()} == {
+        "run/task 1": [[1, 1, 1]],
+        "run/task 2": [[0, 1, 1]],
+    }
 
 
 def test_messages_keep_their_fields_until_the_protocol_gets_another_version() -> None:

@@ -22,7 +22,7 @@ from perennial.learning.evaluation_tables import (
 from perennial.learning.scored import Scored, bin_logits, likelihoods, score_logits
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
-from perennial.models.feature_maps.ball import on_grid
+from perennial.models.feature_maps.projection import on_grid
 from perennial.models.prediction import log_odds
 from perennial.server.evaluation import Judge
 from perennial.server.measures.assemble import (

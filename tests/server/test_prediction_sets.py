@@ -14,7 +14,7 @@ from perennial.learning.analytic.solve import Sums, gaussian
 from perennial.learning.analytic.statistics import Collector
 from perennial.learning.evaluation_tables import least_score_bin
 from perennial.learning.scored import Scored, bin_logits
-from perennial.models.feature_maps.ball import on_grid
+from perennial.models.feature_maps.projection import on_grid
 from perennial.server.measures.calibration import thresholds
 from perennial.server.measures.record import read_measures
 from perennial.server.report.card import write_card

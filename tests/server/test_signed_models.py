@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perennial.foundation.errors import PerennialError, StateError
-from perennial.learning.analytic.files import read_statistics_file, write_statistics
+from perennial.learning.analytic.statistics import read_statistics_file, write_statistics
 from perennial.models.saved import GLOBAL_MODEL
 from perennial.privacy.secure.keys import new_secret, sign, signing_key
 from perennial.privacy.signed_sums import Statement

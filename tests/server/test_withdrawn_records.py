@@ -17,7 +17,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal, ProtocolError, StateError
-from perennial.learning.analytic.files import read_by_task, write_by_task
+from perennial.learning.analytic.statistics import read_by_task, write_by_task
 from perennial.models.saved import load_saved
 from perennial.server.checkpoint import load_checkpoint
 from perennial.server.opened_run import OpenedRun

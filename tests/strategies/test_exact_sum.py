@@ -1,7 +1,5 @@
 """The order of arrival changes no bit of the aggregate."""
 
-import logging
-import sys
 from fractions import Fraction
 
 import numpy as np
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perennial.models.sum_grid import SumGrid
-from perennial.protocol.tensors import pack, unpack
+from perennial.protocol.tensors import unpack
 from perennial.strategies.sums import exact_loops, exact_sum
 from perennial.strategies.sums.exact_sum import ExactSum
 
@@ -105,7 +103,7 @@ def test_integers_of_the_sites_add_up_to_the_sum_modulo_the_width() -> None:
         SumGrid(4, 8.0, 4.0).integers({"a": torch.full((7,), 1e18)}, 8.0)
 
 
-def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_is_summed_as_small_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(3)
     # one tensor larger than a group, and small neighbours that share one
     shapes = {"large": (70_000,), "matrix": (11, 7), "scalar": ()}
@@ -128,107 +126,27 @@ def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.Monke
         return result.added_to(reference)
 
     plain_mean = mean()
-    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
+    monkeypatch.setattr(exact_sum, "LARGE_FROM", 1)
     monkeypatch.delattr(ExactSum, "_add_in_pieces")
     monkeypatch.setattr(exact_loops, "PIECE", 20_000)
-    compiled_mean = mean()
-    assert list(compiled_mean) == list(reference)
+    large_mean = mean()
+    assert list(large_mean) == list(reference)
     for name in reference:
-        assert torch.allclose(compiled_mean[name], plain_mean[name], rtol=1e-7, atol=1e-9)
-    compiled, shuffled = total([0, 1, 2, 3, 4]), total([3, 1, 4, 0, 2])
+        assert torch.allclose(large_mean[name], plain_mean[name], rtol=1e-7, atol=1e-9)
+    large, shuffled = total([0, 1, 2, 3, 4]), total([3, 1, 4, 0, 2])
     for name in shapes:
-        assert torch.equal(compiled[name], shuffled[name])
+        assert torch.equal(large[name], shuffled[name])
         exact = sum(w * u[name].double() for w, u in zip(weights, updates, strict=True))
-        assert torch.allclose(
-            compiled[name], torch.as_tensor(exact), rtol=0, atol=5 * COUNTS.step / 2 + 1e-12
-        )
-        assert torch.allclose(compiled[name], plain[name], rtol=0, atol=5 * COUNTS.step)
+        assert torch.allclose(large[name], torch.as_tensor(exact), rtol=0, atol=5 * COUNTS.step / 2 + 1e-12)
+        assert torch.allclose(large[name], plain[name], rtol=0, atol=5 * COUNTS.step)
 
 
-def test_what_arrives_from_the_wire_can_be_summed_by_the_compiled_loop(
+def test_what_arrives_from_the_wire_can_be_summed_as_a_large_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
+    monkeypatch.setattr(exact_sum, "LARGE_FROM", 1)
     arrived = unpack(ArrayRecord({"a": Array(np.ones((300, 300), dtype=np.float32))}), "update")
     result = ExactSum(arrived, COUNTS)
     result.add(arrived, 2.0, arrived.norm)
     assert arrived.norm == pytest.approx(300.0)
     assert torch.equal(result.value()["a"], torch.full((300, 300), 2.0, dtype=torch.float64))
-
-
-def test_updates_of_messages_are_added_together_to_the_same_bits_and_those_of_this_process_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
-    draw = np.random.default_rng(3)
-    arrays = [draw.standard_normal((200, 300), dtype=np.float32) for _ in range(7)]
-    arrived = [unpack(ArrayRecord({"a": Array(values)}), "update") for values in arrays]
-    assert all(update.lasting for update in arrived)
-    together, one_by_one = ExactSum(arrived[0], COUNTS), ExactSum(arrived[0], COUNTS)
-    for number, update in enumerate(arrived, start=1):
-        together.add(update, float(number), update.norm)
-        # a dictionary of its own, as of a sender in this process, who goes on with the memory
-        own = {"a": update["a"].clone()}
-        one_by_one.add(own, float(number), update.norm)
-        own["a"].fill_(float("nan"))
-    shared = unpack(pack(arrived[0]), "update")
-    assert not shared.lasting
-    assert torch.equal(together.value()["a"], one_by_one.value()["a"])
-    # what was read goes on
-    for total in (together, one_by_one):
-        total.add(arrived[0], 2.0, arrived[0].norm)
-    assert torch.equal(together.added_to(arrived[1])["a"], one_by_one.added_to(arrived[1])["a"])
-
-
-@pytest.mark.parametrize("count", [1, 7, exact_loops.CHUNK - 1, 2 * exact_loops.CHUNK + 5])
-def test_updates_that_come_before_the_loops_are_compiled_are_added_to_the_same_bits(count: int) -> None:
-    from perennial.strategies.sums.exact_kernel import compiled_loops
-
-    compiled = compiled_loops()
-    anchor = exact_sum._ANCHOR_STEPS * COUNTS.step
-    found = []
-    for passes in (exact_loops.NUMPY, compiled):
-        draw = np.random.default_rng(count)
-        steps = np.zeros(count, dtype=np.int64)
-        weights = (1.0, 37.0, 1 / 3, 1e-9, 5.0, 6.0)
-        rows = draw.standard_normal((len(weights), count), dtype=np.float32)
-        rows[:, 0] = 0.1
-        passes.add_steps(steps, list(rows), weights, anchor)
-        passes.add_steps(steps, [rows[0]], [2.0], anchor)
-        offset = exact_sum._wrapped(7 * int(np.float64(anchor).view(np.int64)))
-        mean = np.empty(count, dtype=np.float32)
-        passes.add_mean(draw.standard_normal(count, dtype=np.float32), steps, offset, COUNTS.step / 3, mean)
-        found.append((steps, mean))
-    assert np.array_equal(found[0][0], found[1][0])
-    assert np.array_equal(found[0][1], found[1][1])
-    assert found[0][0].any() and found[0][1].any()
-
-
-def test_a_large_model_is_summed_to_the_same_bits_without_numba(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
-    update = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(1))}
-
-    def summed() -> torch.Tensor:
-        exact_loops._compiled.cache_clear()
-        total = exact_sum.ExactSum(update, COUNTS)
-        exact_loops._compiled().exception()
-        for weight in (3.0, 0.5):
-            total.add(update, weight, float(update["w"].norm()))
-        return total.added_to(update)["w"]
-
-    compiled = summed()
-    # what an import finds where the extra `server` is not installed
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "perennial.strategies.sums.exact_kernel", raising=False)
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    try:
-        with caplog.at_level(logging.INFO, "flwr"):
-            plain = summed()
-    finally:
-        logger.removeHandler(caplog.handler)
-        exact_loops._compiled.cache_clear()
-    assert torch.equal(plain, compiled)
-    assert "perennial-fl[server]" in caplog.text

@@ -138,21 +138,21 @@ def test_distances_that_would_overflow_and_saturation() -> None:
 
 
 @pytest.mark.parametrize("scale", ["none", "mean"])
-def test_the_layers_of_a_large_model_are_summed_by_the_compiled_loop(
+def test_the_layers_of_a_large_model_are_summed_on_threads(
     monkeypatch: pytest.MonkeyPatch, scale: Literal["none", "mean"]
 ) -> None:
     reference, updates = random_updates(11, 5)
     plain = aggregate(LayerAttention(scale=scale), reference, updates)
     size = sum(tensor.numel() for tensor in reference.values())
-    monkeypatch.setattr(exact_sum, "COMPILED_FROM", size)
+    monkeypatch.setattr(exact_sum, "LARGE_FROM", size)
     monkeypatch.setattr(bundle_module, "WORTH_THREADS", size)
     # every layer alone is smaller than that: the whole model decides
     monkeypatch.delattr(exact_sum.ExactSum, "_add_in_pieces")
-    compiled = aggregate(LayerAttention(scale=scale), reference, updates)
+    large = aggregate(LayerAttention(scale=scale), reference, updates)
     shuffled = aggregate(LayerAttention(scale=scale), reference, updates[::-1])
     for name in reference:
-        assert torch.allclose(compiled[name], plain[name], rtol=0, atol=1e-6)
-        assert torch.equal(compiled[name], shuffled[name])
+        assert torch.allclose(large[name], plain[name], rtol=0, atol=1e-6)
+        assert torch.equal(large[name], shuffled[name])
 
 
 def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:

@@ -17,7 +17,7 @@ from perennial.config.secure_words import share_of_noise
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import ConfigError, PolicyRefusal
 from perennial.learning.analytic.statistics import PRODUCT
-from perennial.models.feature_maps.ball import GRID
+from perennial.models.feature_maps.projection import GRID
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
 from perennial.privacy.released import Released

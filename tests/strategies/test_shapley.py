@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perennial.foundation.streams import stream
-from perennial.strategies.valuation.shapley import shares, sweep_marginals
+from perennial.strategies.contribution import shares, sweep_marginals
 
 
 def test_shares_of_equal_sweeps_have_no_width_and_sum_to_one() -> None:

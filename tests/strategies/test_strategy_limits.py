@@ -31,7 +31,6 @@ BASES: dict[str, dict[str, Any]] = {
 LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("adabest", "mu", [0.0], [-0.1, math.nan]),
     ("adabest", "beta", [0.0, 0.99], [-0.1, 1.0]),
-    ("analytic", "prior", [0.0, 1.0], [-0.1, 1.1]),
     ("analytic", "shrinkage", [0.5, 1.0], ["mean"]),
     ("clustered_personalisation", "global_rounds", [0, [0, 1]], [-1, [1, -1]]),
     ("clustered_personalisation", "channels", [1], [0]),
@@ -47,7 +46,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("fedper", "personal", [["head"]], [[]]),
     ("layer_attention", "alpha", [0.0, 2.0], [-0.1, 2.1]),
     ("multi_factor", "alpha", [1e-9], [-0.1, math.inf]),
-    ("multi_factor", "staleness", [0], [-1]),
     ("pfa", "layer", [1], [0]),
     ("scaffold", "server_lr", [1e-9], [0.0, math.nan]),
     ("serial_ring", "segments", [1], [0]),
@@ -85,14 +83,12 @@ def test_multi_factor_needs_one_factor_at_least() -> None:
         built("multi_factor", none)
 
 
-def test_shares_as_shrinkage_and_a_prior_go_with_a_gaussian_head_alone() -> None:
+def test_shares_as_shrinkage_go_with_a_gaussian_head_alone() -> None:
     for changes in ({"shrinkage": 30.0}, {"shrinkage": "gcv"}, {"shrinkage": "validation"}):
         built("analytic", {"head": "ridge"} | changes)
     for changes in ({"shrinkage": 1.1}, {"shrinkage": "gcv"}):
         with pytest.raises(ConfigError, match="shrinkage"):
             built("analytic", {"head": "gaussian"} | changes)
-    with pytest.raises(ConfigError, match="allowed with head gaussian"):
-        built("analytic", {"head": "ridge", "prior": 0.5})
 
 
 @pytest.mark.parametrize(("optimizer", "momentum", "pull"), [("sgd", 0.9, 0.05), ("adam", 0.0, 0.0)])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.analytic.statistics import PRODUCT, Statistics, SumsForm, unpacked
-from perennial.models.feature_maps.ball import CONSTANT_STEPS
+from perennial.models.feature_maps.projection import CONSTANT_STEPS
 
 ROUNDING = 2.0**-53
 EXACT_STEPS = 1 << 53

@@ -6,7 +6,6 @@ sites can be judged out of sample with no further exchange. docs/methods/cross_s
 Shapes: K sites, C classes, D features with the constant, d = D - 1.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, mode
@@ -94,12 +93,6 @@ def error_on(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
     if records <= 0:
         return None
     return (_scored(head, sums, known) + records) / records
-
-
-def error_of_all(head: LinearHead, sums: Sums, known: Tensor) -> float:
-    """error_on over all classes: one that the head does not know has score 0. Returns 1 without records."""
-    records = float(sums.counts.sum())
-    return (_scored(head, sums, known) + records) / records if records > 0 else 1.0
 
 
 def _scored(head: LinearHead, sums: Sums, known: Tensor) -> float:
@@ -278,47 +271,6 @@ def compare_labels(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> dic
             if len(said) > 1 and 2 * len(against) > len(said):
                 contradicted[label] = mode(against)
         found[name] = LabelCheck(contradicted, median(likeness) if likeness else None)
-    return found
-
-
-@dataclass(frozen=True)
-class ClassDifference:
-    """How far apart two sites' mean features of one class lie.
-
-    t: about 1 if both draw from one population. effect: in within-class standard deviations, per direction.
-    """
-
-    label: int
-    sites: tuple[str, str]
-    t: float
-    effect: float
-
-
-def class_differences(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> list[ClassDifference]:
-    """Compare each class's mean features between each two sites that have `least` records of it or more.
-
-    The within-class covariance is that of all sites together, about each site's own class means, shrunk by
-    0.05 of its mean diagonal. If a patient has several records, `n` must count patients: repeated records
-    make t larger. Raises DataError unless there are more records than means and than directions to compare.
-    """
-    names = sorted(sites)
-    means = _whitened_means(sites)
-    if means is None:
-        raise DataError("class differences: there are fewer records than directions to compare")
-    effective, correction = means.directions, means.correction
-    found = []
-    for label in range(len(next(iter(sites.values())).counts)):
-        with_it = [name for name in names if float(sites[name].counts[label]) >= least]
-        if len(with_it) < 2:
-            continue
-        whitened = torch.stack([means.whitened[name][label] for name in with_it])
-        apart = torch.cdist(whitened, whitened, compute_mode="donot_use_mm_for_euclid_dist").square()
-        for i, one in enumerate(with_it):
-            for j in range(i + 1, len(with_it)):
-                harmonic = float(1 / sites[one].counts[label] + 1 / sites[with_it[j]].counts[label])
-                corrected = float(apart[i, j]) * correction / effective
-                effect = math.sqrt(max(0.0, corrected - harmonic))
-                found.append(ClassDifference(label, (one, with_it[j]), corrected / harmonic, effect))
     return found
 
 

@@ -16,7 +16,7 @@ from perennial.foundation.errors import DataError
 from perennial.learning.analytic.solve import LinearHead, Sums, solve
 from perennial.learning.analytic.statistics import Statistics, unpacked
 from perennial.models.class_means import NEVER
-from perennial.models.feature_maps.ball import CONSTANT, GRID
+from perennial.models.feature_maps.projection import CONSTANT, GRID
 
 LEAST_RIDGE = 0.1
 """Added to the covariance, in its mean eigenvalue."""
@@ -133,11 +133,11 @@ class NoisedSums:
         return (vectors * values) @ vectors.T
 
 
-def noised_gaussian(sums: NoisedSums, prior: float = 0.0) -> LinearHead:
+def noised_gaussian(sums: NoisedSums) -> LinearHead:
     """Linear discriminants from noised sums: w_c = Sigma^-1 mu_c, b_c = -mu_c . w_c / 2.
 
-    prior: how far scores follow the classes' estimated frequency, 0 to 1. A class of which nothing was
-    released is never predicted. Raises DataError where the noise leaves no samples.
+    Classes are treated alike. One of which nothing was released is never predicted.
+    Raises DataError where the noise leaves no samples.
     """
     counts = sums.estimated_counts()
     means = sums.estimated_means(counts)
@@ -145,6 +145,5 @@ def noised_gaussian(sums: NoisedSums, prior: float = 0.0) -> LinearHead:
     weight = torch.zeros_like(sums.sums)
     bias = torch.full((len(sums.counts),), NEVER, dtype=torch.float64)
     weight[sums.released] = directions
-    frequency = torch.log(counts / counts.sum())
-    bias[sums.released] = -0.5 * (means * directions).sum(dim=1) + prior * frequency
+    bias[sums.released] = -0.5 * (means * directions).sum(dim=1)
     return LinearHead(weight, bias)

@@ -24,7 +24,7 @@ from perennial.learning.analytic.statistics import (
     unpacked,
 )
 from perennial.models.class_means import NEVER
-from perennial.models.feature_maps.ball import CONSTANT, GRID
+from perennial.models.feature_maps.projection import CONSTANT, GRID
 
 HeadName = Literal["ridge", "balanced_ridge", "gaussian", "auto"]
 LEAST_VARIANCE = 1e-12
@@ -140,12 +140,11 @@ def ridge(sums: Sums, shrinkage: float, standardise: bool = False) -> LinearHead
     return _of_known(solution[:, :-1], solution[:, -1] * sums.constant, sums.counts)
 
 
-def gaussian(sums: Sums, shrinkage: float, prior: float = 0.0) -> LinearHead:
+def gaussian(sums: Sums, shrinkage: float) -> LinearHead:
     """Linear discriminants from class means and one within-class covariance.
 
-    shrinkage: gamma of the covariance (1 - gamma) Sigma + gamma diag(Sigma). prior: tau, by which a class's
-    log frequency counts: 0 treats classes alike, 1 follows their frequency.
-    Raises DataError when there are not more samples than classes.
+    shrinkage: gamma of the covariance (1 - gamma) Sigma + gamma diag(Sigma). Classes are treated
+    alike, whatever their frequency. Raises DataError when there are not more samples than classes.
     """
     means, covariance, held = within_class(sums)
     varies = covariance.diagonal() > LEAST_VARIANCE
@@ -162,8 +161,7 @@ def gaussian(sums: Sums, shrinkage: float, prior: float = 0.0) -> LinearHead:
     rows = torch.zeros(len(means), weight.shape[1], dtype=torch.float64, device=held.device)
     rows[:, varies] = directions
     weight[held] = rows
-    frequency = torch.log(sums.counts[held] / sums.total)
-    bias[held] = -0.5 * (means * rows).sum(dim=1) + prior * frequency
+    bias[held] = -0.5 * (means * rows).sum(dim=1)
     return LinearHead(weight.cpu(), bias.cpu())
 
 

@@ -3,22 +3,28 @@
 Every feature is a multiple of 2^-16 and every sample's features have length 1 at most, so every product is a
 multiple of 2^-32 of size 1 at most, and a sum over up to 2^20 samples is exact in double precision, in
 whatever order and blocking a library adds. Beyond, sums are 64-bit integers of such steps: exact up to 2^31
-samples. So the sums have the same bits however the samples are divided.
+samples. So the sums have the same bits however the samples are divided. Files hold
+a site's sums of one task, and those of records that it withdraws.
 
 Shapes: D width of the features with the constant that is appended, C classes, n samples.
 """
 
 import hashlib
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from perennial.foundation.errors import ConfigError, DataError
-from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID, within_radius
+from perennial.foundation.errors import ConfigError, DataError, StateError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.tensor_file import pieces
+from perennial.models.feature_maps.projection import CONSTANT_STEPS, GRID, within_radius
 
 PRODUCT = GRID * GRID
 """Steps in 1 of a product of two features."""
@@ -278,3 +284,65 @@ def _alike(a: Statistics, b: Statistics) -> tuple[Statistics, Statistics]:
         raise DataError(f"statistics: found {a.width} and {b.width} features; allowed the same number")
     classes = range(min(a.classes.start, b.classes.start), max(a.classes.stop, b.classes.stop))
     return a.over(classes), b.over(classes)
+
+
+PARTS = ("gram", "sums", "counts")
+
+
+def write_statistics(path: Path, statistics: Statistics, facts: Mapping[str, Any]) -> None:
+    """Keep statistics, whole or not at all. facts: JSON-able."""
+    make_folder(path.parent)
+    _write(path, _tensors(statistics, ""), {**facts, "classes": _bounds(statistics)})
+
+
+def read_statistics_file(path: Path) -> tuple[Statistics, dict[str, Any]]:
+    """(statistics, facts) of a file. Raises StateError naming it when it is missing or damaged."""
+    tensors, facts = _read(path)
+    try:
+        return _statistics(tensors, "", facts["classes"]), facts
+    except (KeyError, ValueError, TypeError) as error:
+        raise StateError(f"{path}: missing or damaged ({error!r})") from error
+
+
+def write_by_task(path: Path, by_task: Mapping[int, Statistics], facts: Mapping[str, Any]) -> None:
+    """Write the statistics of several tasks to one file, whole or not at all. facts: JSON-able."""
+    tensors = {k: t for task, part in by_task.items() for k, t in _tensors(part, f"{task}/").items()}
+    tasks = {str(task): _bounds(part) for task, part in by_task.items()}
+    _write(path, tensors, {**facts, "tasks": tasks})
+
+
+def read_by_task(path: Path) -> tuple[dict[int, Statistics], dict[str, Any]]:
+    """(task -> statistics, facts) of a file. Raises StateError naming it when it is missing or damaged."""
+    tensors, facts = _read(path)
+    try:
+        found = {int(task): _statistics(tensors, f"{task}/", b) for task, b in facts["tasks"].items()}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise StateError(f"{path}: missing or damaged ({error!r})") from error
+    return found, facts
+
+
+def _bounds(statistics: Statistics) -> list[int]:
+    return [statistics.classes.start, statistics.classes.stop]
+
+
+def _tensors(statistics: Statistics, prefix: str) -> dict[str, Tensor]:
+    return {f"{prefix}{part}": getattr(statistics, part) for part in PARTS}
+
+
+def _statistics(tensors: Mapping[str, Tensor], prefix: str, bounds: list[int]) -> Statistics:
+    first, end = bounds
+    gram, sums, counts = (tensors[f"{prefix}{part}"] for part in PARTS)
+    return Statistics(gram, sums, counts, range(first, end))
+
+
+def _write(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
+    replace_file(path, pieces(tensors, {"facts": json.dumps(facts)}))
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+            return {key: file.get_tensor(key) for key in file.keys()}, facts  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise StateError(f"{path}: missing or damaged ({error})") from error

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError
-from perennial.models.feature_maps.ball import content_of, on_grid, unit_rows
 from perennial.models.feature_maps.config import (
     PACKAGES,
     Alternative,
@@ -28,7 +27,13 @@ from perennial.models.feature_maps.config import (
 from perennial.models.feature_maps.patches import Patches, Symmetric, drawn_filters
 from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels, RandomReLU
 from perennial.models.feature_maps.pretrained import fold
-from perennial.models.feature_maps.projection import Projection, build_projection
+from perennial.models.feature_maps.projection import (
+    Projection,
+    build_projection,
+    content_of,
+    on_grid,
+    unit_rows,
+)
 
 
 class FixedFeatures(nn.Module):

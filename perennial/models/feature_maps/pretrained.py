@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from perennial.foundation.errors import ConfigError
-from perennial.models.feature_maps.ball import content_of, unit_rows
 from perennial.models.feature_maps.config import PACKAGES, PretrainedConfig, as_sides
+from perennial.models.feature_maps.projection import content_of, unit_rows
 from perennial.models.feature_maps.weights import bare_network, network_name, weights_of
 
 

@@ -4,11 +4,15 @@ Each map's features of length 1 are centred by their mean over crops of two publ
 the crops' first components, divided by the root of each one's variance, and scaled to length 1 again. All of
 it is computed in float64 and rounded to a coarse grid, so that other machines come to the same numbers.
 
+Features have length 1/sqrt(2) on a grid, so that sums of their products are exact in double precision.
+
 Shapes: d a map's features, D its components; features (B, number of maps x D).
 """
 
 import copy
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,16 +21,66 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from perennial.foundation.cache import cache_folder
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
-from perennial.models.feature_maps.ball import content_of, unit_rows
 from perennial.models.feature_maps.patches import photographs
 from perennial.models.feature_maps.weights import tensors_in
 
+GRID = 1 << 16
+"""Steps in 1: every feature is a multiple of 1 / GRID."""
+CONSTANT_STEPS = math.isqrt(GRID * GRID // 2)
+"""1/sqrt(2), rounded towards zero: the constant that is appended for the bias."""
+CONSTANT = CONSTANT_STEPS / GRID
+RADIUS_SQUARED = 0.5
+RADIUS = math.sqrt(RADIUS_SQUARED)
+
+
+def unit_rows(features: Tensor) -> Tensor:
+    """(B, d) rows of length 1; a row of zeros stays."""
+    length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    return features / torch.where(length > 0, length, torch.ones_like(length))
+
+
+def on_grid(features: Tensor) -> Tensor:
+    """(B, d) float32 rows of length 1/sqrt(2), each value rounded towards zero to a multiple of 2^-16.
+
+    Rounding to nearest could push the length above 1/sqrt(2). A row of zeros stays.
+    """
+    return torch.trunc(unit_rows(features.float()) * (RADIUS * GRID)) / GRID
+
+
+def within_radius(features: Tensor) -> Tensor:
+    """(n, d) rows on the grid, none longer than 1/sqrt(2), not even by what rounding left of on_grid's.
+
+    Every value of a row that is longer loses at least one part in 2^14. features: (n, d) float64 as on_grid
+    gives them; float64 adds the squares of such rows without rounding. Raises DataError on longer ones.
+    """
+    longer = features.square().sum(dim=1) > RADIUS_SQUARED
+    if not longer.any():
+        return features
+    features = features.clone()
+    features[longer] = torch.trunc(features[longer] * ((1 - 2.0**-14) * GRID)) / GRID
+    if bool((features.square().sum(dim=1) > RADIUS_SQUARED).any()):
+        raise DataError("features: found a sample of length above 1/sqrt(2); allowed on_grid's")
+    return features
+
+
+def content_of(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> str:
+    """SHA-256 over parts in order, each (a text of what tensors do not say, tensors by name)."""
+    digest = hashlib.sha256()
+    for about, tensors in parts:
+        digest.update(f"{about};".encode())
+        for name in sorted(tensors):
+            tensor = tensors[name].detach().cpu().contiguous()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+            digest.update(tensor.numpy().data)
+    return digest.hexdigest()
+
+
 RAISED = 0.1
 """Added to each component's variance, in mean variances of a feature."""
-GRID = 1 << 10
+MAPS_GRID = 1 << 10
 """Steps in 1 of a whitened component, so coarse that another machine seldom rounds to another step."""
 MEAN_GRID = 1 << 20
 IMAGES, SEED = 2000, 0
@@ -104,7 +158,7 @@ def public_crops(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
 
 def _kept(width: int, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """(mean (d,), whitened components (d, D)), from the cache where they were computed before."""
-    about = f'{{"width":{width},"images":{IMAGES},"seed":{SEED}}} {shape} {RAISED} {GRID} {MEAN_GRID}'
+    about = f'{{"width":{width},"images":{IMAGES},"seed":{SEED}}} {shape} {RAISED} {MAPS_GRID} {MEAN_GRID}'
     key = content_of([(about, {}), (str(module.about), module.state_dict())])
     path = cache_folder() / "projections" / f"{key}.safetensors"
     if path.is_file():
@@ -142,4 +196,4 @@ def whitened_components(features: Tensor, width: int) -> tuple[Tensor, Tensor]:
     vectors, kept = vectors[:, ::-1], values[-width:][::-1].clip(0)
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(width)])
     whitened = vectors / np.sqrt(kept + RAISED * values.clip(0).sum() / across)
-    return mean.float(), torch.from_numpy(np.rint(whitened * GRID) / GRID).float()
+    return mean.float(), torch.from_numpy(np.rint(whitened * MAPS_GRID) / MAPS_GRID).float()

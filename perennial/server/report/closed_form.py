@@ -17,7 +17,7 @@ from perennial.server.report.markup import (
     percent,
     table,
 )
-from perennial.server.run_record import Measured, Run
+from perennial.server.run_record import Run
 
 MOST = 40
 """Rows and columns of a heat map that can be read."""
@@ -84,14 +84,6 @@ def _heads(tried: list[Tried]) -> Markup:
     return panel("Compared", table(columns, rows, "lllr", "Compared"), long=True)
 
 
-class Apart(BaseModel):
-    """How far a site's records of a class lie from the other sites', in the median."""
-
-    model_config = ConfigDict(frozen=True)
-    t: float
-    effect: float
-
-
 class Row(BaseModel):
     """One site, judged by heads of the other sites' sums."""
 
@@ -101,7 +93,6 @@ class Row(BaseModel):
     given: float | None = None
     marked: str | None = None
     benefit: dict[str, float] = {}
-    classes: dict[str, Apart] = {}
 
 
 class Table(BaseModel):
@@ -136,11 +127,11 @@ def show_cross_site(found: Table, run: Run) -> Section:
         wide=True,
         numbers=numbers(["site", *sites], [[sites[i], *row] for i, row in enumerate(words_of)], "Gains"),
     )
-    said = [element("p", describe_site(name, row, run.summary.classes)) for name, row in found.sites.items()]
+    said = [element("p", describe_site(name, row)) for name, row in found.sites.items()]
     return Section("Sites beside each other", [figure, join(said)], CROSS_SITE)
 
 
-def describe_site(name: str, row: Row, classes: list[str]) -> str:
+def describe_site(name: str, row: Row) -> str:
     """A sentence on what is remarkable about one site."""
     if row.skill is None:
         said = "shares too few classes with the others to be judged by them"
@@ -152,18 +143,8 @@ def describe_site(name: str, row: Row, classes: list[str]) -> str:
             said += f", and gains most from {best} ({100 * row.benefit[best]:+.0f} % of its error)"
     if row.given is not None:
         said += f"; its own records gain the others {100 * row.given:+.0f} % in the median"
-    if row.classes:
-        label, apart = max(row.classes.items(), key=lambda item: item[1].effect)
-        if apart.effect > 0:
-            said += (
-                f"; its {_name(label, classes)} lies furthest from the others' (effect {apart.effect:.2f})"
-            )
     marked = f" Marked: {row.marked}." if row.marked else ""
     return f"{name} {said}.{marked}"
-
-
-def _name(label: str, classes: list[str]) -> str:
-    return classes[int(label)] if label.isdigit() and int(label) < len(classes) else f"class {label}"
 
 
 class OwnHead(BaseModel):
@@ -231,43 +212,3 @@ def _sentences(site: str, each: OwnHead, classes: list[str]) -> list[str]:
                 f"{right} of {each.total[label]}."
             )
     return said
-
-
-class WorthOfColumns(BaseModel):
-    """counts: records of each class. explained: column -> share explained without it; "" -> with all."""
-
-    counts: list[int]
-    explained: dict[str, Measured]
-
-
-MOST_SHOWN = 15
-LEAKS = 0.1
-"""By so much the share explained must fall without one column for the page to ask whether it may be known."""
-
-
-def show_left_out(found: WorthOfColumns, run: Run) -> Section:
-    """The section on what the model loses without each column, the greatest loss first."""
-    from perennial.learning.analytic.influence import auroc_of_explained  # it imports PyTorch
-
-    whole, total = found.explained.get("") or 0.0, sum(found.counts)
-    two = len(found.counts) == 2 and min(found.counts) > 0
-
-    def shown(share: float | None) -> list[str]:
-        auroc = [] if not two or share is None else [auroc_of_explained(share, found.counts[0] / total)]
-        return [percent(share, 1), *(f"{value:.3f}" for value in auroc)]
-
-    left = sorted(((share or 0.0, name) for name, share in found.explained.items() if name))
-    rows = [["with all columns", *shown(whole)]]
-    rows += [[f"without {name}", *shown(share)] for share, name in left[:MOST_SHOWN]]
-    columns = ["", "explained", *["AUROC, about"] * two]
-    note = (
-        "The share of the classes' variance that ridge regression on the columns explains, by generalised "
-        "cross-validation of the sites' sums, and again without one column at a time. The AUROC is what that "
-        "share would give if scores were normal. Columns that say the same replace each other."
-    )
-    if left and (fall := whole - left[0][0]) >= max(LEAKS, whole / 2):
-        name = left[0][1]
-        note += f" Most of it is {name!r} ({100 * fall:.0f} points): is it known before the diagnosis?"
-    return Section(
-        "Without one column", [panel("Left out", table(columns, rows, "lr" + "r" * two, ""))], note
-    )

@@ -17,10 +17,8 @@ from perennial.server.report.closed_form import (
     OwnHead,
     Table,
     Tried,
-    WorthOfColumns,
     show_cross_site,
     show_head_choice,
-    show_left_out,
     show_map_choice,
     show_own_heads,
 )
@@ -285,7 +283,6 @@ BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
     "contribution": (dict[str, Share], show_contribution),
     "map_choice": (list[Tried], show_map_choice),
     "head_choice": (list[Tried], show_head_choice),
-    "columns": (WorthOfColumns, show_left_out),
     "bounds": (dict[str, dict[str, int]], show_bounds),
     "cross_site": (Table, show_cross_site),
     "digest": (dict[str, Any], show_digest),

@@ -12,7 +12,7 @@ from perennial.foundation.errors import ProtocolError
 from perennial.learning.analytic.compact import read_compact
 from perennial.learning.analytic.noised import NoisedSums
 from perennial.learning.analytic.statistics import Statistics, SumsForm, unpacked
-from perennial.models.feature_maps.ball import CONSTANT, CONSTANT_STEPS, GRID, RADIUS, RADIUS_SQUARED
+from perennial.models.feature_maps.projection import CONSTANT, CONSTANT_STEPS, GRID, RADIUS, RADIUS_SQUARED
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import SumsNoise
 from perennial.protocol.stamp import MAX_EXAMPLES

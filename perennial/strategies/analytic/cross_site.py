@@ -1,7 +1,6 @@
 """The cross-site table of a closed-form run, from the sums that it keeps; no site is asked anything."""
 
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 import torch
@@ -10,9 +9,7 @@ from torch import Tensor
 from perennial.foundation.errors import DataError
 from perennial.learning.analytic.cross_site import (
     EVERYTHING,
-    LEAST_RECORDS,
     Judge,
-    class_differences,
     cross_site,
 )
 from perennial.learning.analytic.solve import LinAlgError, Sums
@@ -70,15 +67,13 @@ def sums_by_site(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> d
 def block_of(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
     """The `cross_site` block of summary.json. Raises DataError if it cannot be made.
 
-    sites: site -> {apart, skill, given, marked, benefit: {other: share}, classes: {label: {t, effect}}}; t
-    and effect are medians over the other sites that have the class.
+    sites: site -> {apart, skill, given, marked, benefit: {other: share}}.
     """
     sites = sums_by_site(kept, classes, judge)
     assert kept.total is not None
     width = kept.total.width - 1 if judge.places is None else len(judge.places)
     # what was projected has neither the run's features nor, so, its shrinkage
     table = cross_site(sites, judge if width <= WIDEST else EVERYTHING)
-    by_class = _differences(sites)
     return {
         "features": table.features,
         "sites": {
@@ -88,7 +83,6 @@ def block_of(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[
                 "given": table.given.get(name),
                 "marked": table.marked.get(name),
                 "benefit": row.benefit,
-                "classes": by_class.get(name, {}),
             }
             for name, row in table.rows.items()
         },
@@ -131,24 +125,6 @@ def sentences(block: dict[str, Any]) -> list[str]:
         for name, row in block["sites"].items()
         if row["marked"]
     ]
-
-
-def _differences(sites: dict[str, Sums]) -> dict[str, dict[str, dict[str, float]]]:
-    try:
-        found = class_differences(sites, LEAST_RECORDS)
-    except DataError:
-        return {}
-    gathered: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for each in found:
-        for site in each.sites:
-            gathered.setdefault(site, {}).setdefault(each.label, []).append((each.t, each.effect))
-    return {
-        site: {
-            str(label): {"t": median(t for t, _ in pairs), "effect": median(e for _, e in pairs)}
-            for label, pairs in sorted(labels.items())
-        }
-        for site, labels in gathered.items()
-    }
 
 
 def _rounded(value: float | None) -> float | None:

@@ -20,14 +20,13 @@ Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["valida
 class HeadSettings:
     """The settings of a head in closed form.
 
-    head, shrinkage, prior, standardise: as Analytic has them.
+    head, shrinkage, standardise: as Analytic has them.
     shrinkages: ascending.
     """
 
     head: HeadName
     shrinkage: float | str
     shrinkages: tuple[float, ...]
-    prior: float
     standardise: bool
     given: float | str | None = None
     """The shrinkage that the experiment gives; None: the default."""
@@ -41,7 +40,6 @@ class HeadSettings:
         head: HeadName,
         shrinkage: Shrinkage | None,
         shrinkages: tuple[float, ...] | None,
-        prior: float,
         standardise: bool,
     ) -> Self:
         """The settings with defaults filled in. Raises ValueError naming a key that does not fit the head."""
@@ -51,15 +49,11 @@ class HeadSettings:
             raise ValueError(f"shrinkage: found {shrinkage}, allowed up to 1 with head gaussian")
         if head == "auto" and (shrinkage is not None or shrinkages is not None):
             raise ValueError("shrinkage, shrinkages: head auto chooses them; leave them out")
-        if head != "gaussian" and prior:
-            raise ValueError(f"prior: found {prior}, allowed with head gaussian")
         if shrinkages is not None and (not shrinkages or min(shrinkages) <= 0):
             raise ValueError(f"shrinkages: found {shrinkages}, allowed one number above 0 or more")
-        if not 0 <= prior <= 1:
-            raise ValueError(f"prior: found {prior}, allowed 0 to 1")
         tried = shrinkages or (GAMMAS if head == "gaussian" else LAMBDAS)
         chosen = shrinkage_of({"head": head, "shrinkage": shrinkage})
-        return cls(head, chosen, tuple(sorted(tried)), prior, standardise, shrinkage)
+        return cls(head, chosen, tuple(sorted(tried)), standardise, shrinkage)
 
     def asks_again(self, shrinkage: float | None) -> bool:
         """Whether samples of all sites choose or weigh the head, so that a withdrawal asks the others again.
@@ -96,13 +90,13 @@ class HeadSettings:
     def solved_with_noise(self, sums: NoisedSums) -> LinearHead:
         """Solve the head of noised sums."""
         if self.head == "gaussian":
-            return noised_gaussian(sums, self.prior)
+            return noised_gaussian(sums)
         return ridge(sums.for_ridge(), float(self.shrinkage))
 
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
         """Solve the head of these sums with this shrinkage."""
         if self.head == "gaussian":
-            return gaussian(sums, shrinkage, self.prior)
+            return gaussian(sums, shrinkage)
         return ridge(sums, shrinkage, self.standardise)
 
     def judge(self, shrinkage: float | None) -> Judge:

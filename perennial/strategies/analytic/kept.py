@@ -7,13 +7,17 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from perennial.config.rounds import LEAST_SITES, BoundsConfig
+from perennial.config.rounds import LEAST_SITES, BoundsConfig, parts_by_registration, parts_by_share
+from perennial.config.rounds import PARTS as UNITS
 from perennial.foundation.errors import ConfigError, DataError, StateError
-from perennial.learning.analytic.files import PARTS, read_statistics_file, write_statistics
-from perennial.learning.analytic.influence import PARTS as UNITS
-from perennial.learning.analytic.influence import parts_by_registration, parts_by_share
 from perennial.learning.analytic.solve import Sums
-from perennial.learning.analytic.statistics import EXACT_SAMPLES, Statistics
+from perennial.learning.analytic.statistics import (
+    EXACT_SAMPLES,
+    PARTS,
+    Statistics,
+    read_statistics_file,
+    write_statistics,
+)
 from perennial.privacy.signed_sums import Signer, Statement
 from perennial.strategies.analytic.checks import check_exact
 

@@ -6,7 +6,6 @@ in one place, whatever the number of sites, the skew, the order of tasks, absenc
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from perennial.config.rounds import BoundsConfig
 from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
-from perennial.learning.analytic.influence import worth_of_columns
 from perennial.learning.analytic.solve import HeadName, LinAlgError, LinearHead, Sums
 from perennial.learning.analytic.statistics import SumsForm, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
@@ -43,9 +41,8 @@ class Analytic(IncrementalStrategy):
     auto: what validation samples prefer of these, on each map alone and on all together.
     shrinkage: a number; "validation": what the sites' validation samples prefer, by one more exchange;
     "gcv": ridge's generalised cross-validation, from the sums alone; null: 0.1 for gaussian, gcv for ridge,
-    validation for balanced_ridge. shrinkages: those to choose among. prior: gaussian: how far scores
-    follow the classes' frequency, 0 to 1. standardise: ridge on features of deviation 1. keep_sites: keep
-    each site's sums in the run's folder, so that it can be withdrawn alone.
+    validation for balanced_ridge. shrinkages: those to choose among. standardise: ridge on features
+    of deviation 1. keep_sites: keep each site's sums in the run's folder, so that it can be withdrawn alone.
     """
 
     asks = ASKS["analytic"]
@@ -58,13 +55,12 @@ class Analytic(IncrementalStrategy):
         head: HeadName = "gaussian",
         shrinkage: Shrinkage | None = None,
         shrinkages: tuple[float, ...] | None = None,
-        prior: float = 0.0,
         standardise: bool = True,
         keep_sites: bool = True,
     ) -> None:
         super().__init__()
         settings = HeadSettings if head != "auto" else AutomaticHead
-        self.settings = settings.of(head, shrinkage, shrinkages, prior, standardise)
+        self.settings = settings.of(head, shrinkage, shrinkages, standardise)
         self.head = self.settings.head
         self.keep_sites = keep_sites
         self.bounds = BoundsConfig()
@@ -220,26 +216,6 @@ class Analytic(IncrementalStrategy):
             **({"map_choice": self.maps.tried} if self.maps.tried else {}),
             **({"head_choice": self.settings.tried} if self.settings.tried else {}),
         }
-
-    def worth_of_columns(self, columns: Mapping[str, range]) -> dict[str, Any]:
-        """The share of the classes' variance that ridge on the inputs explains, and without each column.
-
-        From the sums that are there; {} with noise, of weighted sums, or where the inputs are no features.
-        """
-        if self._privacy.enabled or self.head == "balanced_ridge" or self._plain.total is None:
-            return {}
-        widths, names = self._parts
-        if "inputs" not in names:
-            return {}
-        start = sum(widths[: names.index("inputs")])
-        at = {name: range(start + places.start, start + places.stop) for name, places in columns.items()}
-        try:
-            sums = counted_sums(self._plain, self.bounds, range(self._plain.total.classes.stop))
-            explained = worth_of_columns(sums, at)
-        except (DataError, LinAlgError):
-            return {}
-        counts = [int(count) for count in sums.counts.tolist()]
-        return {"columns": {"counts": counts, "explained": explained}} if explained else {}
 
     def state_dict(self) -> dict[str, Any]:
         state = self._plain.state("all") | self._balanced.state()

@@ -22,7 +22,7 @@ from perennial.client.policy import (
 from perennial.client.release import Paid, Typed, leave, paid_before, pay, stays_here
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
-from perennial.client.training_samples import Chosen, choose
+from perennial.client.training_samples import choose
 from perennial.config import charges
 from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
 from perennial.config.site import Release
@@ -33,8 +33,8 @@ from perennial.learning.analytic.compact import compact_statistics
 from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
 from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
-from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_sums import add_noise_to_sums, sensitivity
@@ -50,8 +50,7 @@ from perennial.protocol.messages import (
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.analytic.compared_heads import answer_compare_heads, maps_of
-from perennial.strategies.analytic.personal_head import keep_personal_head
+from perennial.strategies.analytic.personal_head import answer_compare_heads, keep_personal_head, maps_of
 from perennial.strategies.analytic.statements import kept_statements, signed_sums
 
 STATEMENT = "statement"
@@ -138,9 +137,9 @@ def _typed_sums(
         return rows
 
     mechanism = charges.sums(site.experiment, request.run, request.of_task)
-    chosen = choose(site, mechanism, find)
-    sums = summed(site, backbone, classes, shown, request.weights, chosen.rows)
-    told = _released(site, request, sums, mechanism, chosen)
+    kept = choose(site, mechanism, find)
+    sums = summed(site, backbone, classes, shown, request.weights, kept)
+    told = _released(site, request, sums, mechanism)
     note_learnt(site, request, rows, request.of_task)
     return told
 
@@ -159,7 +158,7 @@ def _reply(site: Site, request: StatisticsRequest, typed: Released[Tensors]) -> 
 
 
 def _released(
-    site: Site, request: StatisticsRequest, sums: Statistics, mechanism: Mechanism, chosen: Chosen
+    site: Site, request: StatisticsRequest, sums: Statistics, mechanism: Mechanism
 ) -> Released[Tensors]:
     """The sums as they may leave. Noise is added once: the same bytes are sent when asked again."""
     privacy = site.experiment.privacy
@@ -168,7 +167,7 @@ def _released(
         signed = signed_sums(site, request, sums.sha256)
         if signed is not None:
             mechanism = mechanism.noted(f"{STATEMENT} {signed.sha256}")
-        return Released(clear, mechanism, chosen=chosen)
+        return Released(clear, mechanism)
     assert privacy.noise_multiplier is not None
     state, name = site.state(request.run), f"statistics-{request.of_task}"
     multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
@@ -184,7 +183,7 @@ def _released(
         blocks=privacy.blocks,
         radius_squared=RADIUS_SQUARED,
     )
-    noised = Released(Tensors(gram=gram, sums=rows, counts=counts), mechanism, chosen=chosen)
+    noised = Released(Tensors(gram=gram, sums=rows, counts=counts), mechanism)
     paid = pay(site.identity, noised)
     state.put(name, 0, paid.value, {"features": request.features})
     return paid

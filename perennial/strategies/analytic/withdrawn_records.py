@@ -23,8 +23,7 @@ from perennial.config import charges
 from perennial.data.splits import text_groups
 from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
-from perennial.learning.analytic.files import write_by_task
-from perennial.learning.analytic.statistics import Statistics
+from perennial.learning.analytic.statistics import Statistics, write_by_task
 from perennial.privacy.released import Released
 from perennial.privacy.signed_sums import Statement
 from perennial.strategies.analytic.site import collected, training_counts

@@ -150,9 +150,9 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
         check_floor(policy, "sparsity", len(rows))
         return rows
 
-    chosen = choose(site, mechanism, find)
-    samples = len(chosen.rows)
-    data = site.samples(chosen.rows, hidden=settings.epsilon is not None)
+    rows = choose(site, mechanism, find)
+    samples = len(rows)
+    data = site.samples(rows, hidden=settings.epsilon is not None)
     vector = torch.zeros(plan.length, dtype=torch.float64)
     if samples or settings.epsilon is None:
         vector = plan.vector(zero_shares(model, in_batches(data), plan.layers))
@@ -166,7 +166,7 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
         request,
         SparsityReply,
         extractor=Public(plan.fingerprint(content_sha256(request.arrays))),
-        vector=Released(Tensors({VECTOR: vector.float()}), mechanism, chosen=chosen),
+        vector=Released(Tensors({VECTOR: vector.float()}), mechanism),
     )
 
 

@@ -108,13 +108,11 @@ def _released(
     clear = charges.in_the_clear(experiment, request.run, "digest")
     mechanisms = charges.digests(experiment, request.run, config)
     # groups of samples are mixed, so that none can be left out by itself
-    chosen = choose(
-        site, clear, lambda: site.data.task_indices("train", classes.start, classes.stop), mechanisms
-    )
+    choose(site, clear, lambda: site.data.task_indices("train", classes.start, classes.stop), mechanisms)
     digests, guarantee = digests_of(site, encoder, request.task, Noise())
     if not config.protects:
         mechanisms = charges.digests(experiment, request.run, config, guarantee)
     if experiment.privacy.enabled and config.labels_in_the_clear:
         mechanisms.append(clear)
     tensors = Tensors(features=digests.features.cpu(), labels=digests.labels.cpu())
-    return Released(tensors, *mechanisms, chosen=chosen)
+    return Released(tensors, *mechanisms)

@@ -13,10 +13,9 @@ from typing import Any
 from flwr.app import Message
 from torch import Tensor
 
-from perennial.config.rounds import LEAST_SITES, MAX_SAMPLES, WINDOW, BoundsConfig
+from perennial.config.rounds import LEAST_SITES, MAX_SAMPLES, WINDOW, BoundsConfig, level
 from perennial.foundation.errors import REASON, ProtocolError, shown
 from perennial.foundation.plain import Plain, PlainObject, read_object
-from perennial.learning.analytic.influence import level
 from perennial.protocol.fields import arrays_of, read_kind
 from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stack import Stack

@@ -8,23 +8,20 @@ So the mean of K updates, sum w u / sum w, is off by at most (step / 2) / (sum w
 over the mean weight. With five sites a step is 2^-28 for weights that are counts of samples, and a mean of
 100 samples gives 1.9e-11; with 5,000 sites it is 2^-18, and 1.9e-8. Weights far below 1 cost accuracy.
 
-The sum of a large float32 model on the CPU runs in the loops of exact_loops.py, any other in PyTorch's
+The sum of a large float32 model on the CPU runs in the passes of exact_loops.py, any other in PyTorch's
 operations. The two may round the last step of the grid differently; which of them runs depends on the model's
 size, its types and the device.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from perennial.models.sum_grid import SumGrid
-from perennial.protocol.tensors import Tensors
-from perennial.strategies.sums.exact_loops import Share, add_rows, begin_compiling, loops, shares
+from perennial.strategies.sums.exact_loops import add_mean, add_rows, shares
 
 # Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the
 # addition itself rounds to the grid, and the integer behind the float's bits counts grid steps from the
@@ -32,12 +29,8 @@ from perennial.strategies.sums.exact_loops import Share, add_rows, begin_compili
 _ANCHOR_STEPS = 1.5 * 2.0**52
 _FAST_STEPS = 2.0**50
 _CHUNK = 1 << 15
-COMPILED_FROM = 1 << 22
-"""Values in a model from which a compiled loop wins back the second that compiling takes."""
-TOGETHER = 4
-"""Updates of a large model that are added in one pass, which reads and writes the sum once for all."""
-MOST_WAITING = 1 << 28
-"""Bytes of updates that may wait for each other; updates of a larger model are added one by one."""
+LARGE_FROM = 1 << 22
+"""Values in a model from which threads add it."""
 
 
 class ExactSum:
@@ -61,14 +54,11 @@ class ExactSum:
         self._anchors = 0
         self._weights: list[float] = []
         self._scratch: Tensor | None = None
-        self._waiting: list[tuple[list[NDArray[Any]], float]] = []
-        self._together = max(1, min(TOGETHER, MOST_WAITING // max(1, 4 * sum(map(len, self._steps)))))
-        self._shares: list[Share] | None = None
-        self._compiled = max(model_size, sum(map(len, self._steps))) >= COMPILED_FROM and all(
+        lengths = [len(steps) for steps in self._steps]
+        self._large = max(model_size, sum(lengths)) >= LARGE_FROM and all(
             tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in like.values()
         )
-        if self._compiled:
-            begin_compiling()
+        self._shares = shares(lengths) if self._large else []
 
     def add(self, update: Mapping[str, Tensor], weight: float, norm: float) -> None:
         """Add weight * update. norm: L2 norm of the update, which bounds each of its values.
@@ -82,8 +72,6 @@ class ExactSum:
                 f"{self.grid.share:.3g} from one site"
             )
         self._add([_row([update[name] for name in group]) for group in self._groups], weight, norm)
-        if not (isinstance(update, Tensors) and update.lasting):
-            self._add_waiting()
 
     def add_rows(self, rows: Tensor, weights: Sequence[float], norms: Sequence[float]) -> bool:
         """Add K updates, rows (K, P) in like's order; False, with nothing added, if one does not fit."""
@@ -92,7 +80,6 @@ class ExactSum:
         lengths = [len(steps) for steps in self._steps]
         for row, weight, norm in zip(rows, weights, norms, strict=True):
             self._add(row.split(lengths), weight, norm)
-        self._add_waiting()
         return True
 
     def _add(self, groups: Sequence[Tensor], weight: float, norm: float) -> None:
@@ -100,10 +87,9 @@ class ExactSum:
         fast = weight * norm < _FAST_STEPS * self.grid.step
         self._anchors += fast
         self._weights.append(weight)
-        if fast and self._compiled:
-            self._waiting.append(([values.contiguous().numpy() for values in groups], float(weight)))
-            if len(self._waiting) >= self._together:
-                self._add_waiting()
+        if fast and self._large:
+            rows = [values.contiguous().numpy() for values in groups]
+            add_rows([steps.numpy() for steps in self._steps], rows, weight, self._anchor_value, self._shares)
             return
         for given, steps in zip(groups, self._steps, strict=True):
             values = given.to(steps.device)
@@ -116,15 +102,6 @@ class ExactSum:
     def nbytes(self) -> int:
         """Bytes of the accumulator."""
         return sum(steps.nbytes for steps in self._steps)
-
-    def _add_waiting(self) -> None:
-        if not self._waiting:
-            return
-        if self._shares is None:
-            self._shares = shares([len(steps) for steps in self._steps])
-        updates, weights = zip(*self._waiting, strict=True)
-        self._waiting = []
-        add_rows([steps.numpy() for steps in self._steps], updates, weights, self._anchor_value, self._shares)
 
     def _add_in_pieces(self, steps: Tensor, values: Tensor, weight: float) -> None:
         if self._scratch is None:
@@ -156,7 +133,6 @@ class ExactSum:
 
     def value(self) -> dict[str, Tensor]:
         """The sum as float64 tensors in the updates' shapes."""
-        self._add_waiting()
         offset = self._offset
         total: dict[str, Tensor] = {}
         for group, steps in zip(self._groups, self._steps, strict=True):
@@ -168,17 +144,16 @@ class ExactSum:
     def added_to(self, reference: Mapping[str, Tensor], divisor: float | None = None) -> dict[str, Tensor]:
         """reference + sum / divisor in the reference's dtype; divisor: by default the sum of the weights."""
         scale = 1.0 / (self.weight if divisor is None else divisor)
-        if self._compiled and all(tensor.dtype == torch.float32 for tensor in reference.values()):
-            return self._added_compiled(reference, scale)
+        if self._large and all(tensor.dtype == torch.float32 for tensor in reference.values()):
+            return self._added_large(reference, scale)
         total = self.value()
         return {
             name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
             for name, tensor in reference.items()
         }
 
-    def _added_compiled(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-        self._add_waiting()
-        passes, offset = loops(), self._offset
+    def _added_large(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+        offset = self._offset
         result: dict[str, Tensor] = {}
         for group, steps in zip(self._groups, self._steps, strict=True):
             parts = steps.split([self._shapes[name].numel() for name in group])
@@ -186,7 +161,7 @@ class ExactSum:
                 if name in reference:
                     before = reference[name].reshape(-1).numpy()
                     result[name] = torch.empty(self._shapes[name])
-                    passes.add_mean(
+                    add_mean(
                         before, part.numpy(), offset, self.grid.step * scale, result[name].view(-1).numpy()
                     )
         return {name: result[name] for name in reference}

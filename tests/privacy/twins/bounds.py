@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 
 from perennial.config.experiment import Experiment
 from perennial.config.secure_words import UpdateWords
-from perennial.models.feature_maps.ball import RADIUS_SQUARED
+from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.privacy.accountants import (
     digest_l1_sensitivity,
     digest_l2_sensitivity,
