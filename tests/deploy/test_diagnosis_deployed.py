@@ -156,16 +156,18 @@ def test_a_pause_says_whose_it_is(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "policy", "key"),
-    [("policy", {"answers": ["evaluate"]}, "policy.answers"), ("budget", {"max_epsilon": 0.5}, "")],
+    ("policy", "key"),
+    [
+        ({"answers": ["evaluate"]}, "policy.answers"),
+        # a budget is no budget for what has no noise; one that is spent is in tests/live/test_diagnosis.py
+        ({"max_epsilon": 0.5}, "policy.max_epsilon"),
+    ],
 )
-def test_a_refusal_names_the_rule_and_a_spent_budget_itself(
-    watched: Watched, kind: str, policy: dict[str, Any], key: str
-) -> None:
+def test_a_refusal_names_the_rule(watched: Watched, policy: dict[str, Any], key: str) -> None:
     watched.there.edit_site("site-1", policy=policy)
-    watched.names(kind, "site-1", "trial", key)
+    watched.names("policy", "site-1", "trial", key)
     watched.there.open_site("site-1")
-    watched.ended(kind, "site-1")
+    watched.ended("policy", "site-1")
 
 
 def test_a_dead_supernode_is_named_until_it_is_started(watched: Watched) -> None:
