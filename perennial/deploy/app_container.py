@@ -47,10 +47,17 @@ class Partner:
     def let_in(cls, folder: Path, port: int) -> "Partner":
         """On the side with the keys: open the sockets in a folder, and lend a port of loopback to the app."""
         found = cls()
-        relay, tie = _listen(folder / RELAY), _listen(folder / TIE)
-        _serve(relay, lambda: socket.create_connection(("127.0.0.1", port)))
-        # the first one alone: tasks go to one app
-        Thread(target=lambda: found._wait_for_end(tie.accept()[0]), daemon=True).start()
+        (folder / TIE).unlink(missing_ok=True)
+        _serve(_listen(folder / RELAY), lambda: socket.create_connection(("127.0.0.1", port)))
+
+        def tie() -> None:
+            # not before the port serves: a connection that is relayed to nobody would end the app's side
+            while not _serves(port):
+                time.sleep(AGAIN)
+            # the first one alone: tasks go to one app
+            found._wait_for_end(_listen(folder / TIE).accept()[0])
+
+        Thread(target=tie, daemon=True).start()
         return found
 
     @classmethod
@@ -65,6 +72,11 @@ class Partner:
         _serve(listener, lambda: _connect(folder / RELAY))
         Thread(target=found._wait_for_end, args=(tie,), daemon=True).start()
         return found
+
+
+def _serves(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _listen(path: Path) -> socket.socket:

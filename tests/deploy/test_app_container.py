@@ -69,6 +69,19 @@ def test_a_port_of_one_side_is_reached_on_the_other(tmp_path: Path, echo: int) -
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir()), "others may connect"
 
 
+def test_the_apps_side_waits_until_the_port_serves(tmp_path: Path) -> None:
+    """It would end at a connection that is accepted and relayed to nobody, and its partner with it."""
+    there, here = free_ports(2)
+    apps = Thread(target=Partner.join, args=(tmp_path, here), daemon=True)
+    apps.start()
+    Partner.let_in(tmp_path, there)
+    apps.join(1)
+    assert apps.is_alive()
+    with socket.create_server(("127.0.0.1", there)):
+        apps.join(20)
+        assert not apps.is_alive()
+
+
 @pytest.mark.parametrize("killed", ["keys", "app"])
 def test_each_side_learns_that_the_other_was_killed(tmp_path: Path, echo: int, killed: str) -> None:
     (port,) = free_ports(1)
