@@ -50,7 +50,8 @@ class CsvFile:
     """The cells of one file.
 
     columns: name -> (N,) texts (StringDType) without surrounding space. lines: where each row ends in the
-    file. decimal: the sign between units and tenths. notes: what was assumed.
+    file. decimal: the sign between units and tenths. separator: of cells; '' in a sheet or Parquet file.
+    notes: what was assumed.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class CsvFile:
     lines: list[int]
     decimal: Decimal = "."
     notes: tuple[str, ...] = ()
+    separator: str = ""
 
     def where(self, row: int) -> str:
         """File and line of a row, for errors."""
@@ -112,7 +114,7 @@ def read_csv(
     found = decimal or (_decimal(columns) if separator != "," else ".")
     if found == "," and decimal is None:
         notes = (*notes, f"{path}: numbers have a decimal comma; otherwise set data.decimal to '.'")
-    return CsvFile(path, columns, lines, found, notes).cleaned(units or {}, limits)
+    return CsvFile(path, columns, lines, found, notes, separator).cleaned(units or {}, limits)
 
 
 def require_rows_apart(path: Path, decimal: Decimal | None) -> None:

@@ -107,7 +107,9 @@ def survey(
         # looked at as if the answer were yes, which the file says only after somebody gave it
         file = read_as_answered(file, each)
     found = _table(file, label, site, patient, missing)
-    said = {"missing": [*missing], "decimal": decimal, "units": dict(units or {}), "limits": [*limits]}
+    # under a protection a site has to state it where it could be either
+    stated = decimal or (file.decimal if file.separator in (";", "\t") else None)
+    said = {"missing": [*missing], "decimal": stated, "units": dict(units or {}), "limits": [*limits]}
     return replace(
         found,
         options=found.options | {key: value for key, value in said.items() if value},

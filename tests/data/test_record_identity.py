@@ -11,6 +11,7 @@ from perennial.data.config import DataConfig
 from perennial.data.deployed import load_site, site_config
 from perennial.data.site import SiteData
 from perennial.data.splits import identities
+from perennial.data.survey import survey
 from perennial.foundation.errors import DataError, StateError
 from perennial.foundation.record_key import BOOK, record_key
 
@@ -109,6 +110,11 @@ def test_under_a_protection_no_row_decides_how_others_are_read(
 def test_under_a_protection_the_decimal_sign_is_stated_and_types_are_of_each_cell(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.decimal: missing, allowed '\.' or ','"):
         read(tmp_path, TABLE.encode())
+    # `init` has read the file and writes down what it found
+    for text, found in ((TABLE, "."), (TABLE.replace(".5", ",5"), ",")):
+        (tmp_path / "visits.csv").write_text(text)
+        stated = survey(tmp_path / "visits.csv", "label").options["decimal"]
+        assert stated == found and len(read(tmp_path, text.encode(), decimal=stated).y) == 30
     with pytest.raises(DataError, match="types of columns follow from all; save it as CSV"):
         read(tmp_path, b"", name="visits.parquet", decimal=".")
 
